@@ -196,9 +196,9 @@ class DialectContract:
         second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
             held = self.held(connection, table)
-            dialect.park(connection, held.name, held.revision, [first, second])
+            dialect.write_quarantine(connection, held.name, held.revision, QuarantineChanges([first, second]))
             mark = (held.name, held.revision, held.epoch, 0)
-            changes = QuarantineChanges(freed=[1], resolved=[(2, DROPPED)])
+            changes = QuarantineChanges(deletions=[1], resolutions=[(2, DROPPED)])
             assert statements.write(connection, (5, "e-5", 60.0, *mark), Changes(quarantine=changes))
             columns = quarantine.c
             found = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()

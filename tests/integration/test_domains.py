@@ -29,7 +29,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, leaf_accounts, roles_of
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings, SettingsOverrides
-from eventjet.spark.options import LogOptions, connection_options
+from eventjet.spark.source import LogOptions, connection_options
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.contracts.unique_contract import User

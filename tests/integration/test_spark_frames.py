@@ -175,12 +175,6 @@ def test_one_event_type_has_its_fields_as_columns_upcast_and_under_all_its_names
     assert spark.spark.sql("select sum(amount) from deposits").collect()[0][0] == Decimal("1.85")
 
 
-def test_a_field_called_like_a_column_of_the_log_stands_beside_it(spark: Started, app: App, settings: Settings) -> None:
-    opened = events(spark.spark, app, sys.modules[app.name].Opened, settings=settings)
-    rows = opened.orderBy("position").select("aggregate_id", "owner", "version", "event_version").collect()
-    assert [tuple(row) for row in rows] == [("a.*>", "ä", 1, 7), ("a-9", "o", 1, 7)]
-
-
 def test_as_of_a_position_or_a_time_later_events_are_not_there(spark: Started, app: App, settings: Settings) -> None:
     deposited = sys.modules[app.name].Deposited
     assert events(spark.spark, app, as_of=5, settings=settings).count() == 5

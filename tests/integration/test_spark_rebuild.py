@@ -84,28 +84,6 @@ async def test_a_task_whose_process_is_killed_is_done_again(book: Book, spark: S
         assert book.rows(name) == book.folded(last, name)
 
 
-def test_the_source_reads_a_range_without_registration(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
-    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
-    book.fill(3_000)
-    options = {"servers": nats.url, "stream": book.name}
-    part = {"fromPosition": "1001", "toPosition": "2500", "partitions": "3"}
-    frame = spark.spark.read.format("jetstream").options(**options, **part).load()
-    assert frame.dtypes == [
-        ("position", "bigint"),
-        ("time_ns", "bigint"),
-        ("subject", "string"),
-        ("headers", "binary"),
-        ("body", "binary"),
-    ]
-    rows = frame.collect()
-    assert sorted(row.position for row in rows) == list(range(1001, 2501))
-    records = {event.position: event for event in book.recorded(3_000)}
-    assert all(row.subject == f"{book.name}.ledger.{records[row.position].aggregate_id}" for row in rows)
-    assert all(b"Ej-Type: account." in bytes(row.headers) for row in rows)
-    assert frame.rdd.getNumPartitions() == 3
-    assert spark.spark.read.format("jetstream").options(**options).load().count() == 3_000
-
-
 def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(
     nats: NatsServer, spark: Started, tmp_path: Path
 ) -> None:
@@ -123,13 +101,6 @@ def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(
     assert read == {number: list(range(one.start, one.end)) for number, one in enumerate(cut)}
     with pytest.raises(PySparkException, match=rf"the log ends at {last}|position {last + 1}\b"):
         log_frame(spark.spark, options, [Range(last - 5, last + 6)]).collect()
-
-
-def test_an_empty_stream_is_an_empty_frame(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
-    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
-    assert (
-        spark.spark.read.format("jetstream").option("servers", nats.url).option("stream", book.name).load().count() == 0
-    )
 
 
 RUN = """

@@ -16,8 +16,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Deposited
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.spark.options import connection_options, seal
 from eventjet.spark.session import Started
+from eventjet.spark.source import connection_options, seal
 from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, frame_of, positions_of, run_stream
 from tests.integration.wire_log import make_log

@@ -20,7 +20,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.spark.options import LogOptions
+from eventjet.spark.source import LogOptions
 from tests.integration.wire_fake import INFO, FakeServer
 from tests.integration.wire_secrets import certificates
 

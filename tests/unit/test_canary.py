@@ -20,7 +20,7 @@ from eventjet.jetstream.client import connect
 from eventjet.nats import client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.spark.options import LogOptions
+from eventjet.spark.source import LogOptions
 from eventjet.sql.database import Database
 from eventjet.urls import shown_master
 

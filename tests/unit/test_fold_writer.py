@@ -140,7 +140,7 @@ class Stored(Sqlite):
         self.rows |= {codec.key(row): row for row in (*changes.inserts, *changes.upserts)}
         for key in changes.deletions:
             self.rows.pop(key, None)
-        parked: Sequence[Quarantined] = changes.quarantine.parked if changes.quarantine else ()
+        parked: Sequence[Quarantined] = changes.quarantine.upserts if changes.quarantine else ()
         assert not {event.position for event in parked} & self.parked.keys()
         self.parked |= {event.position: (event.aggregate_id, event.resolution, event.reason) for event in parked}
         return True

@@ -17,9 +17,9 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.settings import Settings
 from eventjet.spark.columns import pack_rows, unpack_rows
 from eventjet.spark.loading import passwordless
-from eventjet.spark.options import LogOptions, connection_options, is_sealed, unseal
 from eventjet.spark.running import pack
 from eventjet.spark.session import Java, find_java, make_java_home, scratch_folder, with_retries
+from eventjet.spark.source import LogOptions, connection_options, is_sealed, unseal
 from eventjet.sql.database import Database
 
 needs_scripts = pytest.mark.skipif(sys.platform == "win32", reason="its Java is a shell script")

@@ -10,8 +10,7 @@ import pytest
 
 from eventjet.errors import Refused, UsageError
 from eventjet.spark.columns import STORED, arrow_batch, parse_columns, schema_of
-from eventjet.spark.options import POSITIONS_PER_TRIGGER, LogOptions
-from eventjet.spark.source import FilteringReader
+from eventjet.spark.source import POSITIONS_PER_TRIGGER, FilteringReader, LogOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark-source.md"
 EVERY = "position,time_ns,subject,headers,body,time,aggregate,aggregate_id,type,version"

@@ -14,8 +14,8 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from eventjet import event
+from eventjet.spark.columns import forms_of
 from eventjet.spark.frames import recorded_columns
-from eventjet.spark.schema import forms_of
 
 
 class Kind(Enum):

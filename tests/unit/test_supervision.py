@@ -9,9 +9,7 @@ from typing import Any, cast
 import pytest
 
 from eventjet import App, Settings
-from eventjet.errors import UnexpectedExit
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.cursor_session import raise_ended
 from eventjet.subscriptions.health import HealthMonitor
 from eventjet.subscriptions.status import StatusReader, StatusSnapshot, WorkStatus
 from eventjet.subscriptions.supervisor import Workers
@@ -75,13 +73,3 @@ async def test_a_look_whose_result_cannot_be_judged_is_told_and_followed_by_anot
     stop.set()
     await keeping
     assert monitor.status().healthy
-
-
-async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error() -> None:
-    async def nothing() -> None: ...
-
-    ended, going = asyncio.ensure_future(nothing()), asyncio.ensure_future(asyncio.sleep(60))
-    await asyncio.sleep(0)
-    with pytest.raises(UnexpectedExit):
-        raise_ended([going, ended])
-    going.cancel()

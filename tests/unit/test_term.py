@@ -12,7 +12,7 @@ import pytest
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.domain.reactor import Retry
-from eventjet.errors import StoreUnavailable
+from eventjet.errors import StoreUnavailable, UnexpectedExit
 from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
@@ -34,6 +34,9 @@ class Written:
         self.clock = lambda: NOW
         self.failures = failures
         self.writes: list[tuple[int, list[tuple[int, str]]]] = []
+
+    async def parked(self, name: str) -> list[ParkedEntry]:
+        return []
 
     async def write(
         self,
@@ -95,6 +98,10 @@ class Records:
 class Unread:
     """A feed whose records need nothing to be done."""
 
+    stream, filters, reader = "app", (), None
+
+    async def check(self, cursor: Cursor) -> None: ...
+
     async def at(self, position: int) -> RawRecord:
         return record_at(position)
 
@@ -121,7 +128,11 @@ def term_of(
     anything: Any = None
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
-    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions())
+
+    async def opened(*_: Any) -> Records:
+        return records
+
+    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), open_reader=opened)
     handler = followed or Handled(cursors)
     subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
     term = CursorSession(subscription, StoredCursor(Cursor("echo", "reactor", "log"), 1, written_at), asyncio.Event())
@@ -182,3 +193,15 @@ async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seco
     assert followed.handled == [(1, before)]
     taking.cancel()
     await lanes.close()
+
+
+@pytest.mark.parametrize("task", ["take", "keep"])
+async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: CursorSession) -> None: ...
+
+    monkeypatch.setattr(CursorSession, task, nothing)
+    session = term_of(Written(), KeyedExecutor(4, 100), Records([]))
+    with pytest.raises(UnexpectedExit):
+        await session.run(asyncio.Event())

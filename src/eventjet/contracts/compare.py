@@ -32,7 +32,7 @@ _DEPTH_MAX = 30
 class Weight(IntEnum):
     """The effect of a difference on a body that is written in one shape and read in the other."""
 
-    TOLD = 0
+    IGNORED = 0
     """The body is read as before, and some of its data is ignored."""
     OTHERWISE = 1
     """The body is read with another meaning."""
@@ -142,7 +142,7 @@ class Comparison:
             if not any(misfit.weight is Weight.REFUSED for misfit in self._fits(value, ours[name], where)):
                 reason = f"is no longer read; if its new name is {name!r}, what it holds is lost"
                 return Misfit(where, Weight.OTHERWISE, reason)
-        return Misfit(where, Weight.TOLD, "is no longer read")
+        return Misfit(where, Weight.IGNORED, "is no longer read")
 
     def _presence(self, name: str, writer: Json, reader: Json, where: str) -> Iterator[Misfit]:
         theirs, ours = writer["properties"][name], reader["properties"][name]
@@ -305,4 +305,4 @@ def _under(path: str, name: str) -> str:
 
 
 def _badness(misfits: Sequence[Misfit]) -> tuple[int, int]:
-    return max((misfit.weight for misfit in misfits), default=Weight.TOLD), len(misfits)
+    return max((misfit.weight for misfit in misfits), default=Weight.IGNORED), len(misfits)

@@ -147,7 +147,7 @@ class _Comparing:
                 yield EventChange(title, None, (Remark(Compatibility.OLD_READERS, what, _ASK_READERS),))
             elif name in before:
                 misfits = Comparison(after[name].body, before[name].body, always=True).misfits()
-                remarks = [_for_readers(misfit, _ASK_READERS) for misfit in misfits if misfit.weight > Weight.TOLD]
+                remarks = [_for_readers(misfit, _ASK_READERS) for misfit in misfits if misfit.weight > Weight.IGNORED]
                 yield EventChange(title, after[name].schema, tuple(remarks))
             else:
                 yield EventChange(title, after[name].schema, ())
@@ -165,7 +165,7 @@ class _Comparing:
         ]
         for event in candidates:
             misfits = Comparison(shape.body, event.body, always=False).misfits()
-            if all(misfit.weight is Weight.TOLD for misfit in misfits):
+            if all(misfit.weight is Weight.IGNORED for misfit in misfits):
                 return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, event.name, event.schema))
         return Remark(Compatibility.OLD_EVENTS, what, _undeclared_fix(name))
 
@@ -222,7 +222,7 @@ class _Comparing:
 
     def _for_old_events(self, misfit: Misfit, misfits: Sequence[Misfit], shape: EventShape, kind: EventType) -> Remark:
         what = f"`{misfit.path}` {misfit.reason}"
-        if misfit.weight is Weight.TOLD:
+        if misfit.weight is Weight.IGNORED:
             return Remark(Compatibility.SAFE, what)
         compatibility = Compatibility.OLD_EVENTS if misfit.weight is Weight.REFUSED else Compatibility.UPCASTER
         return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, misfits, shape.body))
@@ -238,7 +238,7 @@ class _Comparing:
             return [Remark(Compatibility.OLD_READERS, what, _STOP_FIRST)]
         (today,) = [event.body for event in self.new.events if event.name == info.name]
         misfits = Comparison(today, shape.body, always=True).misfits() if info.schema == shape.schema else []
-        return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.TOLD]
+        return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.IGNORED]
 
     def _class_of(self, name: str) -> type | None:
         kind = self.catalog.named(name)
@@ -285,7 +285,7 @@ def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], old_shape:
     fields: dict[str, str] = {}
     for misfit in misfits:
         top = _FIELD.match(misfit.path)
-        if top is not None and misfit.weight is not Weight.TOLD:
+        if top is not None and misfit.weight is not Weight.IGNORED:
             fields.setdefault(*_upcaster_field(top[0], misfit, old_shape))
     entries = "".join(f', "{key}": {value}' for key, value in fields.items())
     return (

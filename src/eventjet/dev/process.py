@@ -154,7 +154,7 @@ class ServerProcess:
         readable, _, _ = select.select([self._supervisor.stdout], [], [], _SPAWN_S)
         line = self._supervisor.stdout.readline() if readable else b""
         if not line:
-            raise self.failure("its supervisor did not start")
+            raise self.failure("it did not start")
         return int(line)
 
     def _abandon(self) -> None:

@@ -16,16 +16,18 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
 _SWEEPS_MAX = 1_500
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Account(NamedTuple):
@@ -57,111 +59,72 @@ def main(argument: str, parent: int) -> int:
     """
     program = Program(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    watch = _Watch(parent)
-    child = _spawn(program)
+    received: set[int] = set()
+    wake, write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, *_ENDING):
+        signal.signal(number, lambda number, _frame: received.add(number))
     try:
-        os.write(1, f"{child}\n".encode())
-    except BrokenPipeError:
-        watch.told_to_end = True  # the parent was interrupted while it started this process
-    while not watch.ended(child):
-        if watch.parent_gone():
-            _end(child, program, watch)
+        child = _start(program)
+    except OSError as error:
+        os.write(2, f"cannot run {program.command[0]}: {error}\n".encode())
+        return _EXEC_FAILED
+    # The parent may have been interrupted while it started this process; then standard input is closed, too.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, f"{child.pid}\n".encode())
+    while child.poll() is None:
+        # A forked child of the parent may hold standard input open, so its end is not enough.
+        if received & _ENDING or os.getppid() != parent or _is_closed(0):
+            _end(child, program)
             _sweep()
             if program.remove is not None:
                 shutil.rmtree(program.remove, ignore_errors=True)
             return 0
-        watch.wait(_POLL_S, 0)
-    _sweep()
-    code = os.waitstatus_to_exitcode(watch.status)
-    return code if code >= 0 else 128 - code
-
-
-class _Watch:
-    """The events that the supervisor waits for, with one bounded `select`."""
-
-    def __init__(self, parent: int) -> None:
-        self.status = 0
-        self._parent = parent
-        self.told_to_end = False
-        self._wake, write = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._told)
-
-    def wait(self, seconds: float, *inputs: int) -> None:
-        """Return at the next signal, or when one of the inputs can be read."""
-        select.select([self._wake, *inputs], [], [], seconds)
+        select.select([wake, 0], [], [], _POLL_S)
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 512)
-
-    def parent_gone(self) -> bool:
-        """Return whether the supervisor got a signal to end, its parent changed, or its standard input was closed."""
-        if self.told_to_end or os.getppid() != self._parent:
-            return True
-        readable, _, _ = select.select([0], [], [], 0)
-        return bool(readable) and os.read(0, 512) == b""
-
-    def ended(self, child: int) -> bool:
-        """Reap all dead children and adopted orphans; return True once the server is among them or no child is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return True
-            if pid == 0:
-                return False
-            if pid == child:
-                self.status = status
-                return True
-
-    def _told(self, *_: Any) -> None:
-        self.told_to_end = True
+            os.read(wake, 512)
+    _sweep()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _spawn(program: Program) -> int:
-    """Start the program as a child process and return its pid; the child exits with 127 if it cannot run it."""
+def _is_closed(number: int) -> bool:
+    readable, _, _ = select.select([number], [], [], 0)
+    return bool(readable) and os.read(number, 512) == b""
+
+
+def _start(program: Program) -> subprocess.Popen[bytes]:
+    """Start the program as a child process; raises `OSError` when it cannot be run."""
     supervisor = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        devnull = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(devnull, 0)
-        os.dup2(2, 1)
-        if program.account is not None:
-            uid, gid = program.account
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        # Set after the change of user, which clears it.
+
+    def die_with_supervisor() -> None:
+        # Called after the change of user, which clears it.
         _prctl(_PR_SET_PDEATHSIG, program.orphan_signal)
-        if os.getppid() == supervisor:
-            os.execv(program.command[0], program.command)
-    except BaseException as error:
-        os.write(2, f"cannot run {program.command[0]}: {error}\n".encode())
-    os._exit(_EXEC_FAILED)
+        if os.getppid() != supervisor:
+            os._exit(_EXEC_FAILED)
+
+    uid, gid = program.account or (None, None)
+    return subprocess.Popen(
+        program.command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        preexec_fn=die_with_supervisor,  # noqa: PLW1509 - this process has one thread
+        user=uid,
+        group=gid,
+        extra_groups=None if uid is None else [],
+    )
 
 
-def _end(child: int, program: Program, watch: _Watch) -> None:
+def _end(child: subprocess.Popen[bytes], program: Program) -> None:
     """Ask the server to end, and kill it after its grace period; a paused server is woken first."""
-    for number in (program.stop_signal, signal.SIGCONT):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
-    deadline = time.monotonic() + program.grace_s
-    while time.monotonic() < deadline:
-        if watch.ended(child):
-            return
-        # Not for standard input, which stays readable once it is closed.
-        watch.wait(min(_POLL_S, program.grace_s))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    child.send_signal(program.stop_signal)
+    child.send_signal(signal.SIGCONT)
+    try:
+        child.wait(program.grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _sweep() -> None:

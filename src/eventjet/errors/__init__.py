@@ -53,7 +53,7 @@ EventjetError
 │   ├── LogRolledBack
 │   ├── TableLost
 │   ├── TableOccupied
-│   ├── StillHeld
+│   ├── StillQuarantined
 │   ├── LocationTaken
 │   ├── PromotionRefused
 │   └── NotCaughtUp
@@ -96,7 +96,7 @@ from eventjet.errors.projection import RebuildRefused as RebuildRefused
 from eventjet.errors.projection import RowRefused as RowRefused
 from eventjet.errors.projection import RowsRefused as RowsRefused
 from eventjet.errors.projection import RowUnreadable as RowUnreadable
-from eventjet.errors.projection import StillHeld as StillHeld
+from eventjet.errors.projection import StillQuarantined as StillQuarantined
 from eventjet.errors.projection import TableLost as TableLost
 from eventjet.errors.projection import TableOccupied as TableOccupied
 from eventjet.errors.projection import TransactionEnded as TransactionEnded

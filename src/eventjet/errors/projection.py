@@ -195,7 +195,7 @@ class TableLost(ProjectionError):
         )
 
 
-class StillHeld(ProjectionError):
+class StillQuarantined(ProjectionError):
     """A projection with `on_error="stop"` has aggregates in its quarantine, from when it was declared to quarantine."""
 
     def __init__(self, resolved: Revision, count: int) -> None:

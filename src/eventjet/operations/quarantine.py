@@ -25,7 +25,7 @@ from eventjet.sql import quarantine as rows
 from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_owner
-from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
+from eventjet.sql.quarantine import DecisionOutcome, Listed, Shown
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
@@ -187,7 +187,7 @@ class Quarantine:
             return await self._write(partial(rows.drop, positions=positions))
         return await self._resolve(positions, cursor_control.drop)
 
-    async def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
+    async def outcomes(self, positions: Sequence[int]) -> list[DecisionOutcome]:
         """Return how far workers have carried out the decisions about these events."""
         if self._projection is not None:
             return await self._ask(partial(rows.outcomes, name=self.name, revision=self.revision, positions=positions))
@@ -289,7 +289,7 @@ def names_with_quarantine(app: App) -> list[str]:
     return list(dict.fromkeys([*(projection.name for projection in chosen.projections), *followers]))
 
 
-def outcome_text(outcome: VerdictOutcome) -> str:
+def outcome_text(outcome: DecisionOutcome) -> str:
     """Return the result of a decision as one line of text."""
     position, behind = outcome.position, f"position {outcome.next}, which it blocked,"
     if outcome.resolution == "parked":

@@ -44,7 +44,7 @@ from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.quarantine import blocked_aggregates, park
+from eventjet.sql.quarantine import blocked_aggregates, insert_events
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
@@ -278,7 +278,7 @@ def catching_up(
     with shadow.workspace.engine().connect() as connection, job.earlier() as earlier:
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
-            park(connection, resolved.name, resolved.revision, parked)
+            insert_events(connection, resolved.name, resolved.revision, parked)
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
         blocked = BlockedAggregates(aggregates, resolutions)

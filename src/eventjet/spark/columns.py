@@ -1,19 +1,41 @@
-"""The columns of a record, with names and types, and the conversion of records to and from Arrow batches."""
+"""The columns of records and of events' fields: their Spark and Arrow types, and the conversion of values to them.
+
+A record has the columns of `SCHEMA` and more that follow. The types of an event's fields are read from pydantic's
+schema of the class, which the codec of stored bodies uses, too. A field for which Spark has no type (unions, tuples of
+mixed types, recursive classes, anything else) becomes JSON text, as in the stored body. A value that does not fit its
+type raises `ValueError`; it is never rounded, truncated or wrapped around.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
 from importlib import import_module
-from operator import itemgetter
-from typing import Any, TypeAlias
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias, cast
+from uuid import UUID
 
+from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.headers import TYPE, VERSION, RawRecord, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
 from eventjet.errors import UsageError
 
 STORED = ("position", "time_ns", "subject", "headers", "body")
 """The columns of a record as it is stored; `time_ns` is in ns since 1970, `headers` is the raw header block."""
+
+Node: TypeAlias = Mapping[str, Any]
+"""A node of pydantic's core schema."""
+
+DIGITS_MAX = 38
+"""The maximum number of digits of Spark's decimals."""
+PLACES = 18
+"""The decimal places of a `Decimal` field that declares none; Spark itself uses 18 for Python's decimals."""
+
+_WRAPPERS = frozenset({"default", "function-after", "function-before", "function-wrap", "nullable"})
+_LISTS = frozenset({"list", "set", "frozenset"})
 
 _Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 """One sequence of values for each column in `STORED`."""
@@ -140,3 +162,209 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[_Fields], Sequence[Any]]]] = {
 
 SCHEMA = schema_of(STORED)
 """The default columns of the source `jetstream`, in Spark's DDL; the files of an archive have the same columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A Spark type, and the conversion of values to it."""
+
+    ddl: str
+    """The type in Spark's DDL."""
+    arrow: Any
+    """The same type in Arrow."""
+    convert: Callable[[Any], Any]
+    """Converts a value other than None for pyarrow; raises `ValueError` for a value that does not fit."""
+
+
+def forms_of(event_type: type) -> dict[str, Form]:
+    """Return the forms of an event's fields, in their order."""
+    untyped: Any = event_type
+    node: dict[str, Any] = untyped.__pydantic_core_schema__
+    definitions: dict[str, Node] = {}
+    if node["type"] == "definitions":
+        definitions = {definition["ref"]: definition for definition in node["definitions"]}
+        node = node["schema"]
+    return _Forms(definitions).of_fields(node) or {}
+
+
+def leaf(kind: str) -> Form:
+    """Return the form of one of pydantic's simple types, or of a `map` from text to text."""
+    return _map(leaf("str")) if kind == "map" else _LEAVES[kind](pyarrow())
+
+
+class _Forms:
+    """The forms of the nodes in one class's schema; `definitions` has the nodes that are shared by reference."""
+
+    def __init__(self, definitions: Mapping[str, Node]) -> None:
+        self._definitions = definitions
+        self._open_refs: list[str] = []
+
+    def of_fields(self, node: Node) -> dict[str, Form] | None:
+        """Return the forms of the fields of a dataclass or a model; None when the node is neither."""
+        node = self._bare(node)
+        inner = node.get("schema")
+        if node["type"] == "dataclass":
+            fields = [
+                (field["name"], field["schema"]) for field in self._bare(inner)["fields"] if field.get("init", True)
+            ]
+        elif node["type"] == "model" and not node.get("root_model"):
+            fields = [(name, field["schema"]) for name, field in self._bare(inner)["fields"].items()]
+        else:
+            return None
+        return {name: self.of(schema) for name, schema in fields}
+
+    def of(self, node: Node) -> Form:
+        bare = self._bare(node)
+        # A recursive class cannot be a struct, because its type would be infinite.
+        name = bare.get("ref")
+        if name in self._open_refs:
+            raise _EndlessError(name)
+        self._open_refs.append(name or "")
+        try:
+            return self._leaf(bare) or self._nested(bare) or self._text(node)
+        except _EndlessError as endless:
+            if endless.args[0] != name:
+                raise
+            return self._text(node)
+        finally:
+            self._open_refs.pop()
+
+    def _bare(self, node: Any) -> Node:
+        """Return the node of the declared type, without validators, defaults, nullability and references."""
+        while True:
+            if node["type"] in _WRAPPERS:
+                node = node["schema"]
+            elif node["type"] == "definition-ref":
+                node = self._definitions[node["schema_ref"]]
+            else:
+                return cast("Node", node)
+
+    def _leaf(self, node: Node) -> Form | None:
+        kind: str = node["type"]
+        if kind == "decimal":
+            return _decimal(node.get("max_digits"), node.get("decimal_places"))
+        if kind == "enum":
+            return _enumeration([member.value for member in node["members"]], attrgetter("value"))
+        if kind == "literal":
+            return _enumeration(node["expected"], lambda value: value)
+        return leaf(kind) if kind in _LEAVES else None
+
+    def _nested(self, node: Node) -> Form | None:
+        kind: str = node["type"]
+        items = node.get("items_schema")
+        if kind in _LISTS and items is not None:
+            return _array(self.of(items), in_order=kind == "list")
+        if kind == "tuple" and len(cast("Sequence[Any]", items)) == 1 and node.get("variadic_item_index") == 0:
+            return _array(self.of(cast("Sequence[Any]", items)[0]), in_order=True)
+        if kind == "json-or-python" and node["json_schema"]["type"] == "list":
+            return self._nested(node["json_schema"])
+        if kind == "dict" and self._bare(node.get("keys_schema", {"type": "any"}))["type"] == "str":
+            return _map(self.of(node.get("values_schema", {"type": "any"})))
+        fields = self.of_fields(node)
+        return _struct(fields) if fields else None
+
+    def _text(self, node: Node) -> Form:
+        """Return the form of a node for which Spark has no type: JSON text."""
+        schema: Any = {"type": "definitions", "schema": node, "definitions": list(self._definitions.values())}
+        codec = BodyCodec(object, schema if self._definitions else cast("Any", node))
+        return Form("string", pyarrow().string(), codec.text)
+
+
+class _EndlessError(Exception):
+    """A class contains itself, directly or through its fields."""
+
+
+def _decimal(digits: int | None, places: int | None) -> Form:
+    precision = DIGITS_MAX if digits is None or places is None else min(max(digits, places), DIGITS_MAX)
+    scale = PLACES if places is None else min(places, DIGITS_MAX)
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+    unit = Decimal(1).scaleb(-scale)
+    ddl = f"decimal({precision},{scale})"
+
+    def convert(value: Any) -> Decimal:
+        try:
+            return _checked(Decimal, value).quantize(unit, context=exact)
+        except (Inexact, InvalidOperation):
+            raise ValueError(f"{value} does not fit into {ddl}") from None
+
+    return Form(ddl, pyarrow().decimal128(precision, scale), convert)
+
+
+def _integer(value: Any) -> int:
+    if not -(2**63) <= _checked(int, value) < 2**63:
+        raise ValueError(f"{value} does not fit into bigint")
+    return int(value)
+
+
+def _enumeration(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
+    """Return the common form of all values of an enumeration; None when their types differ or are not simple."""
+    kinds: set[type] = {type(value) for value in values if value is not None}
+    kind = next(
+        (kind for python_type, kind in ((str, "str"), (int, "int"), (bool, "bool")) if kinds == {python_type}), None
+    )
+    if kind is None:
+        return None
+    inner = leaf(kind)
+    return Form(inner.ddl, inner.arrow, lambda value: inner.convert(value_of(value)))
+
+
+def _array(item: Form, *, in_order: bool) -> Form:
+    """Return the form of an array; sets are sorted, so that equal sets give equal arrays."""
+
+    def convert(value: Any) -> list[Any]:
+        return [_unless_none(item, element) for element in (value if in_order else sorted(value, key=repr))]
+
+    return Form(f"array<{item.ddl}>", pyarrow().list_(item.arrow), convert)
+
+
+def _map(item: Form) -> Form:
+    arrow = pyarrow()
+    return Form(
+        f"map<string,{item.ddl}>",
+        arrow.map_(arrow.string(), item.arrow),
+        lambda value: [(key, _unless_none(item, element)) for key, element in value.items()],
+    )
+
+
+def _struct(fields: Mapping[str, Form]) -> Form:
+    arrow = pyarrow()
+    fields_ddl = ",".join(f"{quoted(name)}:{form.ddl}" for name, form in fields.items())
+    return Form(
+        f"struct<{fields_ddl}>",
+        arrow.struct([arrow.field(name, form.arrow) for name, form in fields.items()]),
+        lambda value: {name: _unless_none(form, getattr(value, name)) for name, form in fields.items()},
+    )
+
+
+def _unless_none(form: Form, value: Any) -> Any:
+    return None if value is None else form.convert(value)
+
+
+def quoted(name: str) -> str:
+    """Quote a name for Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _checked(kind: type, value: Any) -> Any:
+    """Return the value; raises `ValueError` if a validator of the application has changed its declared type."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is not a {kind.__name__}, as the field declares")
+    return value
+
+
+def _checker_of(kind: type) -> Callable[[Any], Any]:
+    return lambda value: _checked(kind, value)
+
+
+_LEAVES: Mapping[str, Callable[[Any], Form]] = {
+    "bool": lambda arrow: Form("boolean", arrow.bool_(), _checker_of(bool)),
+    "bytes": lambda arrow: Form("binary", arrow.binary(), _checker_of(bytes)),
+    "date": lambda arrow: Form("date", arrow.date32(), _checker_of(date)),
+    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _checker_of(datetime)),
+    "float": lambda arrow: Form("double", arrow.float64(), _checker_of(float)),
+    "int": lambda arrow: Form("bigint", arrow.int64(), _integer),
+    "str": lambda arrow: Form("string", arrow.string(), _checker_of(str)),
+    "time": lambda arrow: Form("string", arrow.string(), lambda value: _checked(time, value).isoformat()),
+    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _checker_of(timedelta)),
+    "uuid": lambda arrow: Form("string", arrow.string(), lambda value: str(_checked(UUID, value))),
+}

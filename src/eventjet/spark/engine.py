@@ -78,7 +78,7 @@ class SparkEngine:
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:
         with self._watch.phase("start"):
             started = self._session()
-        from eventjet.spark.snapshotting import fold_on_spark
+        from eventjet.spark.loading import fold_on_spark
 
         return fold_on_spark(job, plan, aggregate, min_events, started, ship=self._options.ship)
 

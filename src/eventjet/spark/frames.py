@@ -32,10 +32,9 @@ from eventjet.log.topology import missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
-from eventjet.spark.columns import pyarrow, records_of
-from eventjet.spark.options import connection_options
-from eventjet.spark.schema import Form, forms_of, leaf, quoted
-from eventjet.spark.session import found_session, scratch_folder
+from eventjet.spark.columns import Form, forms_of, leaf, pyarrow, quoted, records_of
+from eventjet.spark.session import running_session, scratch_folder
+from eventjet.spark.source import connection_options
 
 _CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
 _AGGREGATE_COLUMNS = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
@@ -75,7 +74,7 @@ def events(
 
     application = app.load() if isinstance(app, AppRef) else app
     settings = settings or Settings.load()
-    started = found_session(spark)
+    started = running_session(spark)
     until = _time_of(as_of)
     first, last = _log_range(settings, application.name)
     if isinstance(as_of, int):

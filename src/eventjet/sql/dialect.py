@@ -26,11 +26,10 @@ from sqlalchemy.schema import (
     SetTableComment,
 )
 
-from eventjet.domain.quarantined import Quarantined
 from eventjet.findings import Finding, Level
 from eventjet.projections.columns import Convert, element, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.sql.statements import Statements, TextOrder
+from eventjet.sql.statements import QuarantineChanges, Statements, TextOrder
 
 READ_ONLY = "eventjet_read_only"
 """Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
@@ -165,8 +164,8 @@ class Dialect(ColumnValues):
         """Return the statements of one table and its checkpoint; `table` is the located table."""
 
     @abstractmethod
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
-        """Insert into the quarantine the events that failed in a bulk load; nobody else may write to these rows."""
+    def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+        """Change the quarantine of a projection outside of a batch; nobody else may write to these rows."""
 
     @abstractmethod
     def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:

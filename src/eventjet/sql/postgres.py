@@ -23,7 +23,6 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema
 
-from eventjet.domain.quarantined import Quarantined
 from eventjet.findings import Finding
 from eventjet.projections.columns import canonical, dumps, element, stored
 from eventjet.projections.row_codec import RowCodec
@@ -47,7 +46,7 @@ from eventjet.sql.dialect import (
 )
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.statements import TextOrder
+from eventjet.sql.statements import QuarantineChanges, TextOrder
 
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables waits for a lock, since readers queue behind it meanwhile."""
@@ -106,8 +105,9 @@ class Postgres(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
-        postgres_statements.park(connection, name, revision, parked)
+    def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+        parts, values = postgres_statements.quarantine_parts(name, revision, changes)
+        connection.exec_driver_sql(f"with held as (select 1){''.join(parts)} select 1", tuple(values))
 
     def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
         """Compare two values as text, except for types in which each value has only one form.

@@ -15,7 +15,6 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import Unread
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
@@ -39,15 +38,15 @@ CLOCK = "extract(epoch from clock_timestamp())::float8"
 _TYPES = {"position": "bigint", "payload": "bytea"}
 _ARRAYS = ", ".join(f"%s::{_TYPES.get(name, 'text')}[]" for name in COLUMNS)
 _HAS_ADVANCED = "exists (select 1 from held)"
-_PARKED = (
-    f", parked as ({INSERT} select %s, %s, q.*, {CLOCK} "  # noqa: S608 - of constants
+_QUARANTINE_UPSERT = (
+    f", quarantined as ({INSERT} select %s, %s, q.*, {CLOCK} "  # noqa: S608 - of constants
     f"from unnest({_ARRAYS}) q where {_HAS_ADVANCED} {REPLACE})"
 )
-_FREED = (
+_QUARANTINE_DELETE = (
     ", freed as (delete from eventjet_quarantine where projection = %s and revision = %s "  # noqa: S608 - of constants
     f"and position = any(%s::bigint[]) and {_HAS_ADVANCED})"
 )
-_RESOLVED = (
+_QUARANTINE_RESOLVE = (
     f", resolved as (update eventjet_quarantine q set resolution = d.resolution, resolved_at = {CLOCK} "  # noqa: S608 - of constants
     "from unnest(%s::bigint[], %s::text[]) d(position, resolution) where q.projection = %s and q.revision = %s "
     f"and q.position = d.position and {_HAS_ADVANCED})"
@@ -154,26 +153,20 @@ _LOADERS = {
 """Loaders written in Python, since the compiled ones cannot return another value instead of an error."""
 
 
-def park(connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
-    """Insert the events that failed in a bulk load; nobody else may write to these rows."""
-    parts, values = quarantine_parts(name, revision, QuarantineChanges(parked))
-    connection.exec_driver_sql(f"with held as (select 1){parts[0]} select 1", tuple(values))
-
-
 def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tuple[list[str], list[Any]]:
     """Return (the parts that change the quarantine, for a statement with a part `held`; their values)."""
     parts: list[str] = []
     values: list[Any] = []
-    if changes.parked:
-        parts.append(_PARKED)
-        columns = zip(*[astuple(row) for row in changes.parked], strict=True)
+    if changes.upserts:
+        parts.append(_QUARANTINE_UPSERT)
+        columns = zip(*[astuple(row) for row in changes.upserts], strict=True)
         values += [name, revision, *map(list, columns)]
-    if changes.freed:
-        parts.append(_FREED)
-        values += [name, revision, list(changes.freed)]
-    if changes.resolved:
-        parts.append(_RESOLVED)
-        values += [*map(list, zip(*changes.resolved, strict=True)), name, revision]
+    if changes.deletions:
+        parts.append(_QUARANTINE_DELETE)
+        values += [name, revision, list(changes.deletions)]
+    if changes.resolutions:
+        parts.append(_QUARANTINE_RESOLVE)
+        values += [*map(list, zip(*changes.resolutions, strict=True)), name, revision]
     return parts, values
 
 

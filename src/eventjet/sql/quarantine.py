@@ -17,9 +17,12 @@ from eventjet.errors import UsageError
 from eventjet.sql import checkpoint
 from eventjet.sql.database import dialect_of
 from eventjet.sql.own_tables import Clock, quarantine
+from eventjet.sql.statements import QuarantineChanges
 
 _q = quarantine.c
-_PARKED_AT_ONCE = 1_000
+_IS_HEAD = _q.resolution.in_((QUARANTINED, RETRY))
+"""The condition for events that failed, or are to be tried again: those that do not wait behind another one."""
+_ROWS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,16 @@ class WaitingEvent:
     """A row of the quarantine that blocks its aggregate."""
 
     position: int
-    resolution: str
     has_failed: bool
     """Whether the event itself failed, rather than only waiting behind another one."""
     aggregate_key: AggregateKey
 
 
-def park(connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
+def insert_events(connection: Connection, name: str, revision: int, events: Sequence[Quarantined]) -> None:
     """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     dialect = dialect_of(connection)
-    for start in range(0, len(parked), _PARKED_AT_ONCE):
-        dialect.park(connection, name, revision, parked[start : start + _PARKED_AT_ONCE])
+    for start in range(0, len(events), _ROWS_AT_ONCE):
+        dialect.write_quarantine(connection, name, revision, QuarantineChanges(events[start : start + _ROWS_AT_ONCE]))
 
 
 def of(name: str, revision: int) -> ColumnElement[bool]:
@@ -65,29 +67,22 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
     )
     condition = (_q.aggregate == aggregates.c.aggregate) & (_q.aggregate_id == aggregates.c.aggregate_id)
     query = (
-        select(_q.position, _q.resolution, _q.reason != "", _q.aggregate, _q.aggregate_id)
+        select(_q.position, _q.reason != "", _q.aggregate, _q.aggregate_id)
         .join(aggregates, condition)
         .where(of(name, revision), _q.resolution.in_(BLOCKING))
         .order_by(_q.aggregate, _q.aggregate_id, _q.position)
         .limit(limit)
     )
     rows = connection.execute(query)
-    return [
-        WaitingEvent(position, resolution, bool(has_failed), (aggregate, aggregate_id))
-        for position, resolution, has_failed, aggregate, aggregate_id in rows
-    ]
+    return [WaitingEvent(position, bool(has_failed), (*key,)) for position, has_failed, *key in rows]
 
 
-def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:
+def quarantined_counts(connection: Connection) -> dict[tuple[str, int], int]:
     """Return the number of quarantined events by (name, revision), including those to be tried again.
 
     Events that only wait behind another one are not counted.
     """
-    query = (
-        select(_q.projection, _q.revision, func.count())
-        .where(_q.resolution.in_((QUARANTINED, RETRY)))
-        .group_by(_q.projection, _q.revision)
-    )
+    query = select(_q.projection, _q.revision, func.count()).where(_IS_HEAD).group_by(_q.projection, _q.revision)
     return {(name, revision): count for name, revision, count in connection.execute(query)}
 
 
@@ -123,7 +118,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictOutcome:
+class DecisionOutcome:
     """The outcome so far of a decision about an event."""
 
     position: int
@@ -147,7 +142,7 @@ _blocked_count = select(func.count()).where(
 )
 _LISTED: list[ColumnElement[Any]] = [
     *(_q[field.name] for field in fields(Listed)[:-1]),
-    case((_q.resolution.in_((QUARANTINED, RETRY)), _blocked_count.scalar_subquery()), else_=0),
+    case((_IS_HEAD, _blocked_count.scalar_subquery()), else_=0),
 ]
 """The columns of `Listed`."""
 
@@ -164,21 +159,20 @@ def listed(
 
     With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
     """
-    condition = _q.resolution != BLOCKED if resolved else _q.resolution.in_((QUARANTINED, RETRY))
-    query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, condition)
-    rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position).limit(limit))
-    return [Listed(*row) for row in rows]
+    resolution = _q.resolution != BLOCKED if resolved else _IS_HEAD
+    return _select(connection, _q.projection.in_(names), _q.position > after, resolution, limit=limit)
 
 
 def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
     """Return the first `limit` events that wait behind a quarantined event, in order."""
-    conditions = (
-        of(head.projection, head.revision),
-        _q.aggregate == head.aggregate,
-        _q.aggregate_id == head.aggregate_id,
-    )
-    query = select(*_LISTED).where(*conditions, _q.resolution == BLOCKED, _q.position > head.position)
-    return [Listed(*row) for row in connection.execute(query.order_by(_q.position).limit(limit))]
+    of_aggregate = (_q.aggregate == head.aggregate) & (_q.aggregate_id == head.aggregate_id)
+    is_behind = (_q.resolution == BLOCKED) & (_q.position > head.position)
+    return _select(connection, of(head.projection, head.revision), of_aggregate, is_behind, limit=limit)
+
+
+def _select(connection: Connection, *conditions: ColumnElement[bool], limit: int | None) -> list[Listed]:
+    query = select(*_LISTED).where(*conditions).order_by(_q.projection, _q.revision, _q.position).limit(limit)
+    return [Listed(*row) for row in connection.execute(query)]
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
@@ -213,41 +207,38 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
     chosen = list(dict.fromkeys(positions))
     _check_blocking(connection, name, revision, chosen, blocking)
     _resolve(connection, name, revision, chosen, DROPPED)
-    next_positions: list[int] = []
-    for position in chosen:
-        aggregate, aggregate_id = blocking[position]
-        blocked = select(func.min(_q.position)).where(
-            of(name, revision), _q.aggregate == aggregate, _q.aggregate_id == aggregate_id, _q.resolution == BLOCKED
-        )
-        next_positions += [next_position for next_position in connection.scalars(blocked) if next_position is not None]
-    _resolve(connection, name, revision, next_positions, RETRY)
+    dropped = {blocking[position] for position in chosen}
+    first_blocked = (
+        select(_q.aggregate, _q.aggregate_id, func.min(_q.position))
+        .where(of(name, revision), _q.resolution == BLOCKED)
+        .group_by(_q.aggregate, _q.aggregate_id)
+    )
+    following = [position for *key, position in connection.execute(first_blocked) if tuple(key) in dropped]
+    _resolve(connection, name, revision, following, RETRY)
     checkpoint.depose(connection, name, revision)
     return chosen
 
 
-def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[VerdictOutcome]:
+def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[DecisionOutcome]:
     """Return the outcome so far of the decisions about these positions; unknown positions are left out."""
     heads = _heads(connection, name, revision)
     query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
         of(name, revision), _q.resolution != BLOCKED, _q.position.in_(positions)
     )
-    rows = {row[0]: row for row in connection.execute(query)}
-    results: list[VerdictOutcome] = []
-    for position in positions:
-        row = rows.get(position)
-        if row is not None:
-            head, resolution, reason = heads.get((row[3], row[4]), (None, None, ""))
-            results.append(VerdictOutcome(position, row[1], row[2], head, resolution, reason))
-    return results
+    decided = {
+        position: DecisionOutcome(position, resolution, reason, *heads.get((*key,), (None, None, "")))
+        for position, resolution, reason, *key in connection.execute(query)
+    }
+    return [decided[position] for position in positions if position in decided]
 
 
 def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
     """Return (position, resolution, reason) of the first event that blocks each aggregate."""
     query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.resolution, _q.reason).where(
-        of(name, revision), _q.resolution.in_((QUARANTINED, RETRY))
+        of(name, revision), _IS_HEAD
     )
     rows = connection.execute(query.order_by(_q.position.desc()))
-    return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
+    return {(aggregate, aggregate_id): (*head,) for aggregate, aggregate_id, *head in rows}
 
 
 def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple[str, str]]:
@@ -269,9 +260,9 @@ def _check_blocking(
         if details is None:
             reason = "is not in its quarantine"
         elif details.blocked_by is not None:
-            reason = f"waits for the parked event at position {details.blocked_by}; give your verdict on that one"
+            reason = f"waits behind the quarantined event at position {details.blocked_by}; decide about that one"
         else:
-            reason = f"has its verdict already: {details.event.resolution}"
+            reason = f"was {details.event.resolution} already, and is not quarantined any more"
         raise UsageError(
             f"The event at position {position} of projection {name!r} {reason}. "
             f"Look at `eventjet quarantine list {name} --all`."

@@ -44,7 +44,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
-from eventjet.domain.quarantined import Quarantined
 from eventjet.findings import Finding, Level
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
 from eventjet.projections.row_codec import RowCodec
@@ -162,8 +161,8 @@ class Sqlite(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
         return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
-        write_quarantine(connection, name, revision, QuarantineChanges(parked))
+    def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+        _write_quarantine(connection, name, revision, changes)
 
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name
         return f"__r{revision}"
@@ -450,9 +449,9 @@ def findings_of(version: str, *, is_wal: bool) -> list[Finding]:
     return findings
 
 
-_PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
-_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
-_RESOLVED = (
+_QUARANTINE_UPSERT = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
+_QUARANTINE_DELETE = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
+_QUARANTINE_RESOLVE = (
     f"update eventjet_quarantine set resolution = ?, resolved_at = {CLOCK} "  # noqa: S608 - of constants
     "where projection = ? and revision = ? and position = ?"
 )
@@ -501,7 +500,7 @@ class SqliteStatements:
             if rows:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:
-            write_quarantine(connection, advance[3], advance[4], changes.quarantine)
+            _write_quarantine(connection, advance[3], advance[4], changes.quarantine)
         return True
 
     def _dumped(self, keys: Sequence[Key]) -> list[Key]:
@@ -532,12 +531,12 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
-def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+def _write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
     """Write what a batch changes in the quarantine."""
     for statement, rows in (
-        (_PARKED, [(name, revision, *astuple(row)) for row in changes.parked]),
-        (_FREED, [(name, revision, position) for position in changes.freed]),
-        (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
+        (_QUARANTINE_UPSERT, [(name, revision, *astuple(row)) for row in changes.upserts]),
+        (_QUARANTINE_DELETE, [(name, revision, position) for position in changes.deletions]),
+        (_QUARANTINE_RESOLVE, [(resolution, name, revision, position) for position, resolution in changes.resolutions]),
     ):
         if rows:
             connection.exec_driver_sql(statement, rows)

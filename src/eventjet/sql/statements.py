@@ -30,11 +30,11 @@ The last four select the checkpoint.
 class QuarantineChanges:
     """The changes of the quarantine by a batch; no position is in two of the fields."""
 
-    parked: Sequence[Quarantined] = ()
+    upserts: Sequence[Quarantined] = ()
     """Rows to insert or replace."""
-    freed: Sequence[int] = ()
+    deletions: Sequence[int] = ()
     """Positions of rows to delete: events that waited behind a quarantined one and are in the read model now."""
-    resolved: Sequence[tuple[int, str]] = ()
+    resolutions: Sequence[tuple[int, str]] = ()
     """Positions with their new resolution."""
 
 

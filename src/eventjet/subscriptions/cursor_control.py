@@ -23,7 +23,7 @@ from eventjet.jetstream.api import delete_consumer, message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.store import EventStore
 from eventjet.projections.fold import is_of
-from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
+from eventjet.sql.quarantine import DecisionOutcome, Listed, Shown
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
@@ -82,14 +82,14 @@ async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
     return quarantine.listed(blocked)
 
 
-async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
+async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[DecisionOutcome]:
     """Return what became of resolved events, and which event blocks the aggregate of each of them now.
 
     An event that failed again blocks its aggregate itself.
     """
     quarantine = await _read(cursors, name)
     by_position = {entry.position: entry for entry in quarantine.entries}
-    results: list[VerdictOutcome] = []
+    results: list[DecisionOutcome] = []
     for entry in filter(None, map(by_position.get, positions)):
         candidates = quarantine.open_of(entry)
         failed = [candidate for candidate in candidates if candidate.parked.resolution != BLOCKED]
@@ -98,7 +98,7 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
             resolution = head.parked.resolution
             # With no quarantined event before it, a worker is to try the blocked event.
             blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
-        results.append(VerdictOutcome(entry.position, entry.parked.resolution, entry.parked.reason, *blocker))
+        results.append(DecisionOutcome(entry.position, entry.parked.resolution, entry.parked.reason, *blocker))
     return results
 
 

@@ -46,7 +46,7 @@ from eventjet.subscriptions.keyed_executor import KeyedExecutor
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, OwnerWatch, now_told, renewing, waiting_since
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch
 
@@ -80,7 +80,7 @@ class Reading(Protocol):
 
     async def close(self) -> None: ...
 
-    def left_after(self, position: int) -> int: ...
+    def remaining_after(self, position: int) -> int: ...
 
 
 OpenReader: TypeAlias = Callable[
@@ -294,7 +294,7 @@ class CursorSession:
         """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
         if (reason is None) == (self._pause_reason is None):
             return
-        self._pause_reason = None if reason is None else waiting_since(now_told(), reason)
+        self._pause_reason = None if reason is None else waiting_since(time_text(), reason)
         self._executor.changed.set()
         if self._pause_reason is not None:
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
@@ -316,7 +316,7 @@ class CursorSession:
             return False
         if not executor.is_idle or self._waking is not None:
             return False
-        return self._stored.cursor.position == executor.position and not self._reader.left_after(executor.position)
+        return self._stored.cursor.position == executor.position and not self._reader.remaining_after(executor.position)
 
     async def write(self, *, owned: bool = True) -> None:
         """Write the cursor and the changes of the quarantine; without `owned`, release the cursor too.
@@ -426,7 +426,7 @@ class CursorSession:
                 self._executor.changed.set()
 
     async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        retry, number, since = self._handler.retry, 0, now_told()
+        retry, number, since = self._handler.retry, 0, time_text()
         while True:
             number += 1
             await self._renew_if_late()

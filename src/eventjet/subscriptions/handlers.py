@@ -1,4 +1,4 @@
-"""The four event handlers of a reaction runner: for a reactor, a process, an inbox and a publication.
+"""The three event handlers of reactions: for a reactor or an inbox, for a process, and for a publication.
 
 A handler says what to do about an event and for which key; `CursorSession` decides when and how often. The module also
 has what user code receives: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
@@ -38,7 +38,7 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
 from eventjet.subscriptions.event_source import EventSource
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.subscriptions.retry import Backoff, end, pause
+from eventjet.subscriptions.retry import Backoff, end
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +113,10 @@ class Deps:
                 late = f"that took longer than {self._options.deps_s:g} s"
                 reason = late if is_late else reason_of(error, private=self._private)
                 self._fault = self._unreachable(f"they could not be opened ({reason})")
-                if self._backoff.failed_term(reason):
+                if self._backoff.failed(reason):
                     logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
                 self._first_try_ended.set()
-                await pause(self._closing, self._backoff.pause_s)
-                self._backoff.paused()
+                await self._backoff.wait(self._closing)
 
     def _unreachable(self, reason: str) -> Unreachable:
         return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")
@@ -259,47 +258,20 @@ class EventHandler:
             attributes["eventjet.position"] = event.position
         return tracing.span(spans.HANDLE, self.declaration.name, labels, attributes, parent=parent)
 
-    async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
-        """Return some process instances with events after `after`, and the position up to which they are complete.
-
-        Each instance comes with the position of its last event in that range. The second value is `until` when no
-        further events are in the range, and `after` when a replica lags behind.
-        """
-        del after
-        return {}, until
-
-    async def look_at(self, process_id: str, position: int) -> None:
-        """Wake a process instance whose last event is at that position.
-
-        An instance with a newer event is woken by that event. An imported event does not wake its instance.
-        """
-
-    async def newest_fired(self) -> int:
-        """Return the sequence of the newest timer of any process type that has fired; 0 for none."""
-        return 0
-
-    async def fired(self, after: int) -> Sequence[Due]:
-        """Return timers that have fired, after a sequence."""
-        del after
-        return ()
-
-    async def come_due(self, due: Due) -> None:
-        """Handle a timer that has fired, then clear it."""
-        raise NotImplementedError
-
 
 class ReactorHandler(EventHandler):
-    """Calls a reactor's function with each event of its subscription."""
+    """Calls a reactor's function with each event of its subscription, or an inbox's with each message of its stream."""
 
     def __init__(
         self,
         declaration: Declaration,
         source: EventSource,
-        reactor: Reactor[Any, Any],
+        reactor: Reactor[Any, Any] | Inbox[Any, Any],
         repositories: Repositories,
         deps: Deps,
     ) -> None:
         super().__init__(declaration, source, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        self.takes_imported = isinstance(reactor, Inbox)
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps
@@ -307,16 +279,29 @@ class ReactorHandler(EventHandler):
     async def check(self) -> None:
         await self._deps.opened()
 
-    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+    @property
+    def durable(self) -> str:
+        """The name of the durable consumer; an inbox's has the app's name, since its stream may serve other apps."""
+        name = self._reactor.name
+        return f"{self._repositories.app.name}-{name}" if isinstance(self._reactor, Inbox) else self.declaration.name
+
+    def work(self, event: Any) -> tuple[AggregateKey, Try]:
         reactor = self._reactor
+        if isinstance(reactor, Inbox):
+            message: Incoming[Any] = event
+            cause, of_log = Cause.of_message(reactor.name, message), None
+            key = aggregate_key_of(message.subject.encode())
+        else:
+            cause, of_log = Cause.of_event(reactor.name, event), cast("Recorded[Any]", event)
+            key = (event.aggregate, event.aggregate_id)
 
         async def handle(attempt: int) -> None:
-            cause = Cause.of_event(reactor.name, event)
-            deps = await self._deps.opened()
-            with self.handling(attempt, event):
-                await reactor.handle(own_event(event), EventReaction(self._repositories, deps, cause, attempt))
+            own: Any = replace(event, data=own_copy(event.data)) if of_log is None else own_event(of_log)
+            reaction = EventReaction(self._repositories, await self._deps.opened(), cause, attempt)
+            with self.handling(attempt, of_log):
+                await reactor.handle(own, reaction)
 
-        return (event.aggregate, event.aggregate_id), handle
+        return key, handle
 
 
 class ProcessHandler(EventHandler):
@@ -356,6 +341,11 @@ class ProcessHandler(EventHandler):
         return (info.name, process_id), hear
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
+        """Return some process instances with events after `after`, and the position up to which they are complete.
+
+        Each instance comes with the position of its last event in that range. The second value is `until` when no
+        further events are in the range, and `after` when a replica lags behind.
+        """
         name, store = self._runner.name, self._runner.store
         positions: dict[str, int] = {}
         reached = after
@@ -371,6 +361,10 @@ class ProcessHandler(EventHandler):
         return positions, until if reached >= min(until, (await store.ends(name))[1]) else reached
 
     async def look_at(self, process_id: str, position: int) -> None:
+        """Wake a process instance whose last event is at that position.
+
+        An instance with a newer event is woken by that event. An imported event does not wake its instance.
+        """
         newest = await self._runner.store.tail(self._runner.name, process_id)
         if newest is not None and newest[0] == position and not is_imported(newest[3]):
             with self.handling(1):
@@ -388,54 +382,21 @@ class ProcessHandler(EventHandler):
             del self._resting_positions[next(iter(self._resting_positions))]
 
     async def newest_fired(self) -> int:
+        """Return the sequence of the newest timer of any process type that has fired; 0 for none."""
         return await self._timers.newest_fired() if self._runner.info.has_deadlines else 0
 
     async def fired(self, after: int) -> Sequence[Due]:
+        """Return timers that have fired, after a sequence."""
         if not self._runner.info.has_deadlines:
             return ()
         return await self._timers.due(self.declaration.name, after)
 
     async def come_due(self, due: Due) -> None:
+        """Handle a timer that has fired, then clear it."""
         with self.handling(1):
             await self._runner.come_due(due.process_id, due.version, due.at)
             await self.wake(due.process_id, fired=due.sequence)
         await self._timers.clear(self.declaration.name, due)
-
-
-class InboxHandler(EventHandler):
-    """Calls an inbox's function with each message of another stream."""
-
-    def __init__(
-        self,
-        declaration: Declaration,
-        source: EventSource,
-        inbox: Inbox[Any, Any],
-        repositories: Repositories,
-        deps: Deps,
-    ) -> None:
-        super().__init__(declaration, source, inbox.retry, quarantines=inbox.on_error == "quarantine")
-        self.takes_imported = True
-        self._inbox = inbox
-        self._repositories = repositories
-        self._deps = deps
-
-    async def check(self) -> None:
-        await self._deps.opened()
-
-    @property
-    def durable(self) -> str:
-        """The name of the durable consumer, with the app's name: other apps may have consumers of this stream too."""
-        return f"{self._repositories.app.name}-{self._inbox.name}"
-
-    def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
-        async def handle(attempt: int) -> None:
-            cause = Cause.of_message(self._inbox.name, event)
-            message = replace(event, data=own_copy(event.data))
-            deps = await self._deps.opened()
-            with self.handling(attempt):
-                await self._inbox.handle(message, EventReaction(self._repositories, deps, cause, attempt))
-
-        return aggregate_key_of(event.subject.encode()), handle
 
 
 class PublicationHandler(EventHandler):
@@ -459,27 +420,22 @@ class PublicationHandler(EventHandler):
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         publication = self._publication
 
-        async def tell(attempt: int) -> None:
+        async def publish(attempt: int) -> None:
             with self.handling(attempt, event):
-                await told()
+                if await self._stream.published_until() >= event.position:
+                    return
+                public_events = recorded_events(publication.translate(own_event(event)))
+                encoded = [self._public.encode(public_event) for public_event in public_events]
+                messages = [
+                    message_of(self._stream.prefix, publication.source, event, index, encoded_event)
+                    for index, encoded_event in enumerate(encoded)
+                ]
+                if messages:
+                    failpoints.reach("publication.before")
+                    await self._stream.publish(messages, event.position)
+                    failpoints.reach("publication.told")
 
-        async def told() -> None:
-            if await self._stream.published_until() >= event.position:
-                return
-            encoded = [
-                self._public.encode(public_event)
-                for public_event in recorded_events(publication.translate(own_event(event)))
-            ]
-            messages = [
-                message_of(self._stream.prefix, publication.source, event, index, encoded_event)
-                for index, encoded_event in enumerate(encoded)
-            ]
-            if messages:
-                failpoints.reach("publication.before")
-                await self._stream.publish(messages, event.position)
-                failpoints.reach("publication.told")
-
-        return (publication.name, ""), tell
+        return (publication.name, ""), publish
 
 
 async def wake(

@@ -34,7 +34,7 @@ from eventjet.subscriptions.context import Session, WorkerContext, WorkerOptions
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, now_told, renewing, waiting_since
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter, Prepared
@@ -63,10 +63,10 @@ class Pace(Backoff):
         if took_s < options.lease_s / 10:
             self.part_max = min(2 * self.part_max, options.batch_max)
         elif took_s > options.lease_s / 4:
-            self.failed(count)
+            self.shrink(count)
         self.progressed()
 
-    def failed(self, count: int) -> None:
+    def shrink(self, count: int) -> None:
         """Halve the parts: this many events may have been too many for the lease or for the database's limits."""
         self.part_max = max(1, count // 2)
 
@@ -203,7 +203,7 @@ class ProjectionSession:
         """Write batches until `stop`, or until the revision is promoted."""
         lease = self._lease
         promotion = Promotion(self._resolved, self._context, lease, self._session)
-        building = lease.checkpoint.state == BUILDING and not promotion.wanted
+        building = lease.checkpoint.state == BUILDING and not promotion.is_wanted
         looked_at, pause = time.monotonic(), None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
@@ -213,11 +213,13 @@ class ProjectionSession:
                 looking.result()
             previous_pause, pause = pause, self._pause_reason
             if pause is not None and previous_pause is None:
-                reason = waiting_since(now_told(), pause)
+                reason = waiting_since(time_text(), pause)
                 logs.WAITS.tell(_log, name=self._resolved.name, reason=reason)
                 await self.note(reason)
             wrote = await self._step(self._context.options.lease_s / 3)
-            remaining = self._reader.left_after(self._position)  # no batch in time does not mean the end of the log
+            remaining = self._reader.remaining_after(
+                self._position
+            )  # no batch in time does not mean the end of the log
             if not wrote:
                 await lease.renew()
             if pause is None and (self._has_noted if wrote else not remaining):
@@ -264,11 +266,11 @@ class ProjectionSession:
             except HandlerFailed as error:
                 parts.failed(part, error)
             except CheckpointFenced:
-                self._pace.failed(count)  # perhaps the lease ran out over a slow fold
+                self._pace.shrink(count)  # perhaps the lease ran out over a slow fold
                 raise
             except DBAPIError as error:
                 if not is_about_data(error):
-                    self._pace.failed(count)
+                    self._pace.shrink(count)
                 parts.refused(part, error)
             else:
                 failpoints.reach("worker.after_commit")

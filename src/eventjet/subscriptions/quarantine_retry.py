@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
-from eventjet.errors import HistoryBroken, StillHeld
+from eventjet.errors import HistoryBroken, StillQuarantined
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import checking_same_log
@@ -46,11 +46,11 @@ _BYTES_MAX = 16 * 1024 * 1024
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """Return the aggregates whose events are blocked.
 
-    Raises `StillHeld` when there are any and the projection no longer quarantines.
+    Raises `StillQuarantined` when there are any and the projection no longer quarantines.
     """
     blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
-        raise StillHeld(resolved, len(blocked))
+        raise StillQuarantined(resolved, len(blocked))
     return BlockedAggregates(blocked)
 
 
@@ -165,15 +165,15 @@ def _changes_after_retry(
     if len(waiting) > tried_count and waiting[tried_count].aggregate_key == last_key and last_key not in failed:
         resolved.append((waiting[tried_count].position, RETRY))
     return QuarantineChanges(
-        parked=list(failed.values()),
-        freed=[event.position for event in handled if not event.has_failed],
-        resolved=resolved,
+        upserts=list(failed.values()),
+        deletions=[event.position for event in handled if not event.has_failed],
+        resolutions=resolved,
     )
 
 
 def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
     """Log the events that were just quarantined, one line for each batch."""
-    heads = [event for event in quarantine.parked if event.resolution == QUARANTINED] if quarantine is not None else []
+    heads = [event for event in quarantine.upserts if event.resolution == QUARANTINED] if quarantine is not None else []
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")

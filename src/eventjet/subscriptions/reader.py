@@ -255,7 +255,7 @@ class EventReader:
     def wake(self) -> None:
         self._buffer.wake()
 
-    def left_after(self, position: int) -> int:
+    def remaining_after(self, position: int) -> int:
         """Return about how many events are known to come after `position`; 0 at the end."""
         # The reading thread changes `pending` last: an event that arrives in between counts twice, and is never missed.
         pending = self._pull.pending

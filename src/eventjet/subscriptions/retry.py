@@ -39,12 +39,17 @@ class Backoff:
         """Forget the faults, since there was progress."""
         self.pause_s, self.faults, self.waits = self._first_s, 0, None
 
-    def failed_term(self, reason: str) -> bool:
+    def failed(self, reason: str) -> bool:
         """Note that a session ended in a fault; return whether it differs from the fault of the session before."""
-        self._since = self._since if self.faults else now_told()
+        self._since = self._since if self.faults else time_text()
         self.faults += 1
         previous, self.waits = self.waits, waiting_since(self._since, reason)
         return self.waits != previous
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Pause after a fault, unless `stop` is set; each pause is twice the last, up to the longest."""
+        await pause(stop, self.pause_s)
+        self.pause_s = min(2 * self.pause_s, self._longest_s)
 
     @property
     def is_lasting(self) -> bool:
@@ -55,12 +60,8 @@ class Backoff:
         """Take the longest pause next, since the cause does not end soon."""
         self.pause_s = self._longest_s
 
-    def paused(self) -> None:
-        """Double the pause after the next fault, up to the longest; progress before it resets the pause."""
-        self.pause_s = min(2 * self.pause_s, self._longest_s)
 
-
-def now_told() -> str:
+def time_text() -> str:
     """Return the current time as reasons print it: UTC to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 

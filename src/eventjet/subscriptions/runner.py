@@ -30,7 +30,7 @@ from eventjet.errors import (
     LogRolledBack,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
+    StillQuarantined,
     TableLost,
     TableOccupied,
     TransactionEnded,
@@ -53,7 +53,7 @@ _STOPS = (
     LogRolledBack,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
+    StillQuarantined,
     TableLost,
     TableOccupied,
     TransactionEnded,
@@ -143,12 +143,11 @@ class Subscription:
                 unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
                 trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
                 reason = reason_of(error, private=private)
-                if backoff.failed_term(reason):
+                if backoff.failed(reason):
                     logs.TRYING_AGAIN.tell(_log, name=self.name, reason=reason, trace=trace)
                 if backoff.is_lasting:
                     self.on_ready()
-                await pause(stop, backoff.pause_s)
-                backoff.paused()
+                await backoff.wait(stop)
 
     async def _run_session(self, stop: asyncio.Event) -> None:
         """Wait for the lease, and run one session; an error that stops the subscription is written to its position."""

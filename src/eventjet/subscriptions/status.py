@@ -42,7 +42,7 @@ from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.database import COMMAND, Database, dialect_of
 from eventjet.sql.dialect import READ_ONLY, Fault
-from eventjet.sql.quarantine import parked_counts
+from eventjet.sql.quarantine import quarantined_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry
@@ -468,7 +468,7 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
         if name in owners:
             reason = f"in this database its name belongs to the app {owners[name]!r}"
             rows.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
-    parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
+    parked = {key: count for key, count in quarantined_counts(connection).items() if key[0] not in owners}
     return SeenCheckpoints(rows, parked, dialect_of(connection).refuses_writes(connection))
 
 

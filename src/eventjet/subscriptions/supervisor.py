@@ -36,7 +36,6 @@ from eventjet.subscriptions.event_source import LogSource, StreamSource
 from eventjet.subscriptions.handlers import (
     Deps,
     EventHandler,
-    InboxHandler,
     ProcessHandler,
     PublicationHandler,
     ReactorHandler,
@@ -201,7 +200,7 @@ class Workers:
         if declaration.name in app.inboxes:
             assert self._deps is not None
             inbox = app.inboxes[declaration.name]
-            return InboxHandler(declaration, StreamSource(inbox, client), inbox, repositories, self._deps)
+            return ReactorHandler(declaration, StreamSource(inbox, client), inbox, repositories, self._deps)
         source = LogSource(repositories, client, declaration)
         for cls, info in app.processes.items():
             if info.name == declaration.name:

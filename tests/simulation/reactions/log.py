@@ -211,7 +211,7 @@ class SimulatedReader:
             raise self._failure
         return None
 
-    def left_after(self, position: int) -> int:
+    def remaining_after(self, position: int) -> int:
         ahead = self._truth.all[self._read :]
         return max(0, self._position - position) + sum(one[2].startswith(self._prefixes) for one in ahead)
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventjet.codec.headers import RawRecord
-from eventjet.spark import parcels
+from eventjet.spark import shuffle_blocks
 from eventjet.spark.columns import arrow_batch
-from eventjet.spark.parcels import PARCEL_BYTES, PackByAggregate, TaskFault, opened, read_columns
+from eventjet.spark.shuffle_blocks import BLOCK_BYTES, PackByAggregate, TaskFault, unpack
+from eventjet.spark.source import BATCH, read_columns
 
 Row = dict[str, Any]
 
@@ -37,8 +38,8 @@ def packed(batches: Sequence[Sequence[RawRecord]], partitions: int) -> list[Row]
 def arrived(rows: Sequence[Row], partition: int) -> list[RawRecord]:
     """What the task of a partition gets, sorted as Spark sorts it."""
     own = sorted((row for row in rows if row["partition"] == partition), key=lambda row: row["position"])
-    batch = parcels._batch(own)  # pyright: ignore[reportPrivateUsage]  as tasks make it
-    pieces = list(opened(iter([batch])))
+    batch = shuffle_blocks._batch(own)  # pyright: ignore[reportPrivateUsage]  as tasks make it
+    pieces = list(unpack(iter([batch])))
     assert all(events == len(records) for events, records in pieces)
     return [one for _, records in pieces for one in records]
 
@@ -76,9 +77,9 @@ def test_every_record_arrives_once_with_its_id_and_in_the_order_of_the_log(
 def test_a_parcel_is_no_larger_than_its_bound_or_than_one_record() -> None:
     large = 300_000
     log = [record(position, b"app.a.1", bytes(large)) for position in range(1, 41)]
-    log.append(record(41, b"app.a.1", bytes(2 * PARCEL_BYTES)))
+    log.append(record(41, b"app.a.1", bytes(2 * BLOCK_BYTES)))
     rows = packed([log], 2)
-    assert [row["events"] for row in rows if row["size"] > PARCEL_BYTES] == [1]
+    assert [row["events"] for row in rows if row["size"] > BLOCK_BYTES] == [1]
     assert sum(row["events"] for row in rows) == len(log)
     (home,) = {row["partition"] for row in rows}
     assert arrived(rows, home) == log
@@ -99,13 +100,13 @@ def test_a_task_hands_over_what_it_holds_before_that_is_much() -> None:
 
 
 def test_what_a_task_could_not_read_is_told_where_its_records_are_expected() -> None:
-    told = parcels._batch([parcels._row(fault="Position 7 cannot be read.")])  # pyright: ignore[reportPrivateUsage]
+    told = shuffle_blocks._batch([{"fault": "Position 7 cannot be read."}])  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(TaskFault, match="Position 7"):
-        list(opened(iter([told])))
+        list(unpack(iter([told])))
 
 
 def test_the_columns_of_an_archive_become_the_same_records() -> None:
     log = [record(position, b"app.a.%d" % position) for position in range(1, 2_502)]
     read = list(read_columns(iter([arrow_batch(log[:2_300]), arrow_batch(log[2_300:])])))
     assert [one for records in read for one in records] == log
-    assert max(map(len, read)) <= parcels.BATCH
+    assert max(map(len, read)) <= BATCH
