@@ -12,7 +12,7 @@ import pytest
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.commands import Repository
 from eventjet.domain.identity import new_event_id
-from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
+from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, UnknownEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from eventjet.log.store import EventStore, NewEvent
 from eventjet.testing.store_contract import write
@@ -65,6 +65,7 @@ class RepositoryContract:
         return repository(app, store)
 
     async def test_a_decision_is_recorded_and_its_state_returned(self, accounts: Accounts) -> None:
+        assert await accounts.load("a") == Account()
         done = await accounts.execute("a", Account.open, "ada")
         assert (done.events, done.state.owner, done.version) == ((Opened(owner="ada"),), "ada", 1)
         done = await accounts.execute("a", Account.deposit, Decimal(10))
@@ -133,9 +134,6 @@ class RepositoryContract:
         assert (done.events, done.state.owner, done.version) == ((), "bob", 1)
         assert not done.confirmed, "only the leader's word"
 
-    async def test_an_account_nobody_opened_is_the_initial_state(self, accounts: Accounts) -> None:
-        assert await accounts.load("nobody") == Account()
-
     async def test_an_event_of_another_aggregate_is_refused(self, accounts: Accounts, store: EventStore) -> None:
         before = (await store.state()).last
         rogue: Callable[..., Any] = lambda account: "no event"  # noqa: E731
@@ -148,10 +146,6 @@ class RepositoryContract:
         with pytest.raises(UsageError, match="coroutine"):
             await accounts.execute("a", slow)  # pyright: ignore[reportArgumentType]
         assert (await store.state()).last == before
-
-    async def test_an_empty_id_is_refused(self, accounts: Accounts) -> None:
-        with pytest.raises(Refused):
-            await accounts.execute("", Account.open, "ada")
 
     async def test_a_version_gap_is_an_error_and_not_a_state(self, accounts: Accounts, store: EventStore) -> None:
         opened = NewEvent(new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'))
@@ -246,22 +240,3 @@ class RepositoryContract:
                 await here.execute("mine", Account.deposit, Decimal(1))
             assert counted.pages_read <= most
         assert (await here.load("shared")).balance == 40
-
-    async def test_lost_races_are_bounded(self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Contested:
-            def __init__(self, store: EventStore) -> None:
-                self._inner = store
-                self.tries = 0
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._inner, name)
-
-            async def append(self, writes: Any) -> int:
-                self.tries += 1
-                raise ConcurrencyConflict("account.poor", 0)
-
-        monkeypatch.setattr("eventjet.commands.execute.CONFLICTS_MAX", 5)
-        contested: Any = Contested(store)
-        with pytest.raises(ConcurrencyConflict, match="the last of 5 tries"):
-            await repository(app, contested).execute("poor", Account.deposit, Decimal(1))
-        assert contested.tries == 5

@@ -14,7 +14,7 @@ from eventjet.log.jetstream import JetStreamStore
 from eventjet.log.memory import MemoryStore
 from tests.contracts.history_contract import HistoryContract
 from tests.contracts.repeated_contract import RepeatedContract
-from tests.contracts.repository_contract import Accounts, Counted, RepositoryContract, repository
+from tests.contracts.repository_contract import Counted, RepositoryContract, repository
 from tests.simulation.store import SimulatedStore
 from tests.stores import fresh_jetstream
 
@@ -41,20 +41,6 @@ class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract, HistoryCon
 
     async def test_what_a_refusal_told_is_decided_on_and_not_read_again(self, app: str, store: JetStreamStore) -> None:
         await lose_races(app, store)
-
-
-class TestHistoryOnSimulatedJetStream(HistoryContract):
-    @pytest.fixture
-    def store(self) -> SimulatedStore:
-        return SimulatedStore("bank")
-
-    @pytest.fixture
-    def accounts(self, store: SimulatedStore) -> Accounts:
-        return repository(store.app, store)
-
-    @pytest.fixture
-    def app(self, store: SimulatedStore) -> str:
-        return store.app
 
 
 async def test_a_simulated_refusal_tells_as_much() -> None:

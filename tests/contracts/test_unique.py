@@ -29,9 +29,9 @@ class TestUniqueOnTheSimulatedStream(UniqueContract):
     def app(self) -> str:
         return "bank"
 
-    @pytest.fixture(params=[1, 3], ids=["one replica", "three replicas"])
-    def store(self, app: str, request: pytest.FixtureRequest) -> SimulatedStore:
-        return SimulatedStore(app, replicas=request.param)
+    @pytest.fixture
+    def store(self, app: str) -> SimulatedStore:
+        return SimulatedStore(app, replicas=3)
 
 
 class TestUniqueOnJetStream(UniqueContract):

@@ -14,7 +14,7 @@ from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.commands.execute import transact
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories
-from eventjet.commands.unique import build_claims, check_claims
+from eventjet.commands.unique import check_claims
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import NotUnique, Refused, UniqueNotBuilt, UsageError
@@ -196,13 +196,13 @@ class UniqueContract:
             await users.execute("new", User.call, "u-1@bank")
         assert (await users.execute("u-2", User.leave)).state.email is None, "giving up is no danger"
         assert not (await check_claims(users.unique, "email")).sound
-        report = await build_claims(users.unique, "email")
+        report = await check_claims(users.unique, "email", repairs=True)
         assert (report.built, report.aggregates, report.values, report.missing.count) == (True, 3, 2, 2)
         for those in (users, elsewhere):
             with pytest.raises(NotUnique):
                 await those.execute("new", User.call, "u-1@bank")
         await elsewhere.execute("new", User.call, "u-2@bank")
-        again = await build_claims(elsewhere.unique, "email")
+        again = await check_claims(elsewhere.unique, "email", repairs=True)
         assert (again.missing.count, again.stale.count, again.sound) == (0, 0, True)
 
     async def test_values_that_two_had_before_are_told_and_no_third_may_take_them(
@@ -210,11 +210,11 @@ class UniqueContract:
     ) -> None:
         for n in range(2):
             await store.append([write(f"twin-{n}", 0, 0, called("twin@bank"), aggregate="user")])
-        report = await build_claims(users.unique, "email")
+        report = await check_claims(users.unique, "email", repairs=True)
         assert (report.built, report.shared.count, report.shared.examples) == (False, 1, ["twin-0, twin-1"])
         with pytest.raises(UniqueNotBuilt):
             await users.execute("new", User.call, "new@bank")
-        kept = await build_claims(users.unique, "email", keep_shared=True)
+        kept = await check_claims(users.unique, "email", keep_shared=True, repairs=True)
         assert (kept.built, kept.sound) == (True, False), "it is kept from here on, and two have one value still"
         for given_up in ("twin-1", "twin-0"):
             with pytest.raises(NotUnique):
@@ -233,7 +233,7 @@ class UniqueContract:
         before = (await store.state()).last
         assert not (await check_claims(users.unique, "email")).sound
         assert (await store.state()).last == before, "a check changes nothing"
-        await build_claims(users.unique, "email")
+        await check_claims(users.unique, "email", repairs=True)
         assert await sound(users)
         assert (await users.execute("bob", User.call, "ada@bank")).version == 1
         with pytest.raises(NotUnique):
@@ -244,7 +244,7 @@ class UniqueContract:
     ) -> None:
         for n in range(6):
             await store.append([write(f"u-{n}", 0, 0, called(f"u-{n}@bank"), aggregate="user")])
-        await build_claims(users.unique, "email")
+        await check_claims(users.unique, "email", repairs=True)
         for n in range(6):  # behind the back of the constraint once more
             position = await store.last("user", f"u-{n}")
             await store.append([write(f"u-{n}", position, 1, called(f"v-{n}@bank"), aggregate="user")])
@@ -254,9 +254,11 @@ class UniqueContract:
                 await elsewhere.execute(f"u-{n}", User.call, email)
 
         await asyncio.gather(
-            *map(move, range(6)), build_claims(users.unique, "email"), build_claims(users.unique, "email")
+            *map(move, range(6)),
+            check_claims(users.unique, "email", repairs=True),
+            check_claims(users.unique, "email", repairs=True),
         )
-        await build_claims(users.unique, "email")
+        await check_claims(users.unique, "email", repairs=True)
         assert (await check_claims(repository(app, store).unique, "email")).sound
 
     async def test_an_import_is_taken_before_the_first_claim_and_refused_after(
@@ -276,7 +278,7 @@ class UniqueContract:
         with pytest.raises(UniqueNotBuilt):
             await users.execute("eve", User.call, "ada@bank")
         for constraint in ("email", "phone"):
-            assert (await build_claims(users.unique, constraint)).built
+            assert (await check_claims(users.unique, constraint, repairs=True)).built
         with pytest.raises(NotUnique):
             await users.execute("eve", User.call, "ada@bank")
         assert await run("old", "ada", "bob") == 0, "what is stored is stored"

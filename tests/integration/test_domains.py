@@ -157,13 +157,6 @@ async def test_the_hubs_log_alone_acknowledges_where_the_leaf_node_has_one_of_th
         assert there.ask(stream_info(app.name)).last == last
 
 
-@pytest.mark.slow
-async def test_an_app_may_name_the_domain_of_its_own_server(link: Link, tmp_path: Path) -> None:
-    sick = await Sick(replace(link.through(tmp_path), servers=(link.hub.url,)), tmp_path).made()
-    await sick.begun()
-    assert [one for one in await sick.found() if one.level in (FAULT, UNREACHABLE)] == []
-
-
 async def test_what_does_not_answer_names_the_setting(link: Link, tmp_path: Path) -> None:
     wrong = replace(link.through(tmp_path), jetstream_domain="hubb")
     with pytest.raises(Unreachable, match=r"JetStream below \$JS\.hubb\.API .* Set EVENTJET_JETSTREAM_DOMAIN to the"):
@@ -262,12 +255,6 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
 async def test_roles_work_through_a_leaf_node(roles_on_leaf: Link, tmp_path: Path) -> None:
     leaf = roles_on_leaf.leaf
     await works_as_roles(role_settings(leaf, "admin", tmp_path), lambda name: role_settings(leaf, name, tmp_path))
-
-
-@pytest.mark.slow
-async def test_roles_work_under_a_prefix(roles_by_prefix: NatsServer, tmp_path: Path) -> None:
-    admin = replace(role_settings(roles_by_prefix, "admin", tmp_path), jetstream_domain=None)
-    await works_as_roles(admin, lambda name: role_settings(roles_by_prefix, name, tmp_path, prefix="hub.API"))
 
 
 async def test_what_a_server_denies_is_named_as_it_was_asked_and_at_once(

@@ -91,15 +91,12 @@ async def test_every_load_starts_at_a_snapshot_and_gives_what_a_replay_gives(
         assert known(await scene.snapshot(jet, one)) == known(await replays.load(one, None))
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
-async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(
-    scene: Scene, jet: Jet, spark: Started, engine: EngineName
-) -> None:
+async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(scene: Scene, jet: Jet) -> None:
     ids = [f"a-{number}" for number in range(150)]
     await scene.fill(jet, [(one, 5) for one in ids])
     kept: dict[str, int] = {}
     async with scene.connect() as live:
-        building = asyncio.create_task(build(scene, engine))
+        building = asyncio.create_task(build(scene, "local"))
         tallies = live.repository(scene.module.Tally)
         while not (building.done() and kept):
             for one in ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventjet import App, NotUnique, served
-from eventjet.commands.unique import build_claims, check_claims
+from eventjet.commands.unique import check_claims
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Forbidden
@@ -49,7 +49,7 @@ async def test_the_writers_of_such_an_aggregate_may_claim_and_others_may_not() -
             await users.execute("ada", User.call, "ada@bank")
             with pytest.raises(NotUnique):
                 await users.execute("eve", User.call, "ada@bank")
-            assert (await build_claims(users.unique, "email")).sound
+            assert (await check_claims(users.unique, "email", repairs=True)).sound
         async with app.connect(as_role(f"{WRITER}_box")) as jet:
             with pytest.raises(Forbidden):
                 await jet.repository(User).execute("eve", User.call, "eve@bank")

@@ -114,15 +114,6 @@ async def test_a_renamed_aggregate_begins_no_second_history(
     assert "aggregates that this application does not declare: account" in caplog.text
 
 
-async def test_another_application_of_the_same_name_records_nothing(name: str, eventjet_nats: NatsServer) -> None:
-    app = App(name, aggregates=[Order, Refund])
-    async with app.connect(servers=eventjet_nats.url) as jet:
-        assert [one.aggregate for one in (await jet.init()).unknown] == ["account"]
-        orders = jet.repository(Order)
-        with pytest.raises(Refused, match="`eventjet init`"):
-            await jet.transact(orders.decide("o-1", Order.place, "tea"), orders.decide("o-2", Order.place, "tea"))
-
-
 async def test_an_aggregate_that_is_given_up_is_retired_and_its_events_are_passed_over(
     name: str, eventjet_nats: NatsServer
 ) -> None:

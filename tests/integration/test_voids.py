@@ -14,7 +14,6 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers, record_skip_marker
 from eventjet.rebuild import audit, rebuild, verify
 from eventjet.settings import Settings
-from eventjet.spark.session import Started
 from tests.integration.rebuild_log import ALL, Book
 from tests.logs import block
 
@@ -72,12 +71,3 @@ async def test_a_reason_is_one_line(book: Book) -> None:
             await record_skip_marker(client, book.name, 2, reason)
     assert await client.run(reading_skip_markers(book.name)) == {}
     await client.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_spark_passes_over_what_is_void(book: Book, spark: Started) -> None:
-    await declared_void(book, 2, 3)
-    rows = await live(book, book.append_raw([("a-1", block("account.deposited"), b'{"amount":"5"}')]))
-    await rebuild(book.ref, ALL, book.settings, engine="spark")
-    assert book.rows() == rows

@@ -30,17 +30,6 @@ def test_all_that_wait_go_together_in_their_order() -> None:
     assert waiting.next_batch() == []
 
 
-def test_two_saves_on_one_subject_go_one_after_the_other() -> None:
-    waiting = queue(save("a", name="1"), save("a", "b", name="2"), save("c", name="3"))
-    assert names(waiting.next_batch()) == ["1", "3"]
-    assert names(waiting.next_batch()) == ["2"]
-
-
-def test_no_save_passes_one_that_waits_for_the_same_subject() -> None:
-    waiting = queue(save("a", name="1"), save("a", "b", name="2"), save("b", name="3"))
-    assert [names(waiting.next_batch()) for _ in range(3)] == [["1"], ["2"], ["3"]]
-
-
 def test_a_batch_holds_what_the_server_takes() -> None:
     each = EVENTS_MAX
     waiting = queue(*(save(f"s{number}", events=each) for number in range(BATCH_MAX // each + 1)))

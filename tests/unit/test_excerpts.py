@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -175,16 +174,3 @@ async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() ->
     found = await excerpts(store, skipped).read("a", Bounds(newest_first=True, limit=2))
     assert [one.version for one in found] == [3, 2]
     assert store.asked <= 150
-
-
-def test_what_is_cut_is_in_the_order_asked_for() -> None:
-    def of(**bounds: Any) -> list[int]:
-        async def read() -> list[int]:
-            store, skipped = written([("event", 0)] * 5)
-            return [one.version for one in await excerpts(store, skipped).read("a", Bounds(**bounds))]
-
-        return asyncio.run(read())
-
-    assert of(newest_first=True, limit=2) == [5, 4]
-    assert of(newest_first=True) == [5, 4, 3, 2, 1]
-    assert of(limit=2) == [1, 2]

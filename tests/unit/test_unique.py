@@ -17,7 +17,7 @@ from eventjet import App, Step, aggregate, do, event, process, unique
 from eventjet.codec.headers import RawRecord
 from eventjet.commands.execute import transact
 from eventjet.commands.repository import Repositories
-from eventjet.commands.unique import build_claims, check_claims
+from eventjet.commands.unique import check_claims
 from eventjet.domain.identity import ENCODED_MAX, encode_id
 from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
 from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
@@ -279,7 +279,7 @@ async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> No
     with pytest.raises(NotUnique):
         await users.execute("eve", User.call, "ada@bank")
     assert (await check_claims(users.unique, "email")).stale.examples == ["user 'ada'"]
-    await build_claims(users.unique, "email")
+    await check_claims(users.unique, "email", repairs=True)
     assert (await users.execute("eve", User.call, "ada@bank")).version == 1
 
 
@@ -306,12 +306,12 @@ class Interrupted(MemoryStore):
 
 
 @pytest.mark.parametrize("before", ["a claim", "a save"])
-async def test_a_build_claims_nothing_that_is_given_up_under_its_hands(before: str) -> None:
+async def test_a_repair_claims_nothing_that_is_given_up_under_its_hands(before: str) -> None:
     store = Interrupted("bank")
     users = repository("bank", store)
     await store.append([write("ada", 0, 0, called("ada@bank"), aggregate="user")])
     store.before, store.meanwhile = before, lambda: repository("bank", store).execute("ada", User.leave)
-    report = await build_claims(users.unique, "email")
+    report = await check_claims(users.unique, "email", repairs=True)
     assert store.meanwhile is None
     assert (report.built, report.missing.count) == (True, 0)
     assert (await check_claims(repository("bank", store).unique, "email")).sound

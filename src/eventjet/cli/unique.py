@@ -82,7 +82,7 @@ async def _run(
     at: AppTarget, aggregate: str | None, name: str | None, *, keep_shared: bool | None
 ) -> list[ClaimReport]:
     """Build claims, or with `keep_shared` None check them."""
-    from eventjet.commands.unique import build_claims, check_claims
+    from eventjet.commands.unique import check_claims
 
     app = at.app()
     reports: list[ClaimReport] = []
@@ -92,10 +92,10 @@ async def _run(
         for cls, owner, constraint in constrained:
             claims = jet.repository(cls).unique
             progress = _progress(f"{owner} {constraint}")
-            if keep_shared is None:
-                reports.append(await check_claims(claims, constraint, progress))
-            else:
-                reports.append(await build_claims(claims, constraint, progress, keep_shared=keep_shared))
+            repairs = keep_shared is not None
+            reports.append(
+                await check_claims(claims, constraint, progress, repairs=repairs, keep_shared=bool(keep_shared))
+            )
     return reports
 
 

@@ -25,7 +25,7 @@ from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_heade
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
-from eventjet.commands.loading import LAG_PAUSES_S, Histories, Snapshots
+from eventjet.commands.loading import LAG_PAUSES_S, FirstOutcome, Histories, Snapshots
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
@@ -181,7 +181,14 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     named twice; and `UsageError` for a decision of another connection, and if only some members have a command id.
     """
     for number, plan in enumerate(plans, 1):
-        _check_planned(number, plan)
+        if isinstance(plan, Planned):  # pyright: ignore[reportUnnecessaryIsInstance]  `execute` returns coroutines
+            continue
+        if asyncio.iscoroutine(plan):
+            plan.close()  # it will never be awaited, and Python would say so as well
+        raise UsageError(
+            f"Member {number} of the transaction is a {type(plan).__name__}. Give `transact` what "
+            "`repository.decide(…)` returns, one after the other: not a list, and nothing that `execute` returns."
+        )
     if not plans:
         raise Refused("A transaction", "it has no members", "Give it at least one decision.")
     if any(plan.executor.store is not store for plan in plans):
@@ -195,17 +202,6 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
             "came of it could not be told when it is repeated. Give all of its members an id, or none."
         )
     return await execute(store, plans, is_transaction=True)
-
-
-def _check_planned(number: int, plan: object) -> None:
-    if isinstance(plan, Planned):
-        return
-    if asyncio.iscoroutine(plan):
-        plan.close()  # it will never be awaited, and Python would say so as well
-    raise UsageError(
-        f"Member {number} of the transaction is a {type(plan).__name__}. Give `transact` what `repository.decide(…)` "
-        "returns, one after the other: not a list, and nothing that `execute` returns."
-    )
 
 
 async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequence[Target] = ()) -> T:
@@ -505,17 +501,6 @@ async def _decide_claims(decisions: Sequence[Decision[Any, Any]]) -> list[Decisi
     return claim_decisions
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlierOutcome(Generic[S, E]):
-    """What came of a command that was recorded before."""
-
-    answer: Committed[S, E]
-    position: int
-    """Position of the first event of the command."""
-    batch: str | None
-    """The atomic batch of the save, as in `FirstOutcome.batch`."""
-
-
 async def recorded_earlier(
     plans: Sequence[Planned[Any, Any]], states: Sequence[FoldedState[Any]]
 ) -> tuple[Committed[Any, Any], ...] | Conflict | None:
@@ -525,7 +510,7 @@ async def recorded_earlier(
     state is not the newest, or is of another log. Raises `Refused` for commands of which only some were recorded, or
     not in one save; `CommandReused` for another request; `SaveTorn`; and what reads raise.
     """
-    earlier: list[_EarlierOutcome[Any, Any] | None] = []
+    earlier: list[FirstOutcome[Any] | None] = []
     for plan, state in zip(plans, states, strict=True):
         recorded = await _recorded_earlier(plan, state)
         if isinstance(recorded, Conflict):
@@ -545,7 +530,7 @@ async def recorded_earlier(
     return _of_one_save(plans, earlier)
 
 
-async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _EarlierOutcome[S, E] | Conflict | None:
+async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> FirstOutcome[S] | Conflict | None:
     if plan.command_id is None:
         return None
     executor = plan.executor
@@ -557,19 +542,18 @@ async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _Earl
         return Conflict(executor.subject(plan.aggregate_id), state.position)
     if outcome.request and plan.request and not is_same_request(outcome.request, plan.request):
         raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, plan.request)
-    answer = executor.answer(outcome.after, tuple([cast("E", event.data) for event in outcome.events]))
-    return _EarlierOutcome(answer, outcome.position, outcome.batch)
+    return outcome
 
 
 def _of_one_save(
-    plans: Sequence[Planned[Any, Any]], outcomes: Sequence[_EarlierOutcome[Any, Any] | None]
+    plans: Sequence[Planned[Any, Any]], outcomes: Sequence[FirstOutcome[Any] | None]
 ) -> tuple[Committed[Any, Any], ...]:
     """Return the answers of the commands; raises `Refused` if they were not recorded in one save.
 
     A restored log does not say which save an event is of: there the commands must be closer than `BATCH_MAX` positions.
     """
 
-    def shown(plan: Planned[Any, Any], outcome: _EarlierOutcome[Any, Any]) -> str:
+    def shown(plan: Planned[Any, Any], outcome: FirstOutcome[Any]) -> str:
         return f"{_label(plan)} recorded its command {plan.command_id!r} at position {outcome.position}"
 
     pairs = [(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True) if outcome is not None]
@@ -589,7 +573,12 @@ def _of_one_save(
             reason,
             "Nothing was stored now. Repeat a transaction with all of its members, or give it ids that are new.",
         )
-    return tuple([outcome.answer for _, outcome in pairs])
+    return tuple(
+        [
+            plan.executor.answer(outcome.after, tuple([event.data for event in outcome.events]))
+            for plan, outcome in pairs
+        ]
+    )
 
 
 def _label(plan: Planned[Any, Any]) -> str:

@@ -3,9 +3,9 @@
 The log checks the expected position of a claim like any other, so of two saves that claim the same value only one is
 stored, whatever crashes meanwhile. Commands that change no unique value cost nothing. See ADR 0032.
 
-`check_claims` compares the claims with the states of the aggregates, and `build_claims` corrects them. Both go through
-every claim of a constraint and every aggregate of its type. Every change of a value also writes an event to its claim
-(see `Claim.move`). So if a claim did not change while the state was read, the comparison is right even during writes.
+`check_claims` compares the claims with the states of the aggregates, and may correct them. It goes through every claim
+of a constraint and every aggregate of its type. Every change of a value also writes an event to its claim (see
+`Claim.move`). So if a claim did not change while the state was read, the comparison is right even during writes.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Mismatches:
 
 @dataclass(slots=True)
 class ClaimReport:
-    """The result of a check; a build has corrected the missing and the stale claims."""
+    """The result of a check; with repairs, the missing and the stale claims are correct now."""
 
     aggregate: str
     constraint: str
@@ -232,62 +232,53 @@ class ClaimReport:
 
 
 async def check_claims(
-    unique: UniqueValues, constraint: str, progress: Callable[[int], object] | None = None
-) -> ClaimReport:
-    """Compare claims and states, and change nothing; `progress` is called with the number of aggregates checked.
-
-    Raises `UsageError` for a constraint that is not declared, `LogIncomplete`, and what reading raises.
-    """
-    return await _Check(unique, constraint, progress, repairs=False).run(keep_shared=False)
-
-
-async def build_claims(
     unique: UniqueValues,
     constraint: str,
     progress: Callable[[int], object] | None = None,
     *,
+    repairs: bool = False,
     keep_shared: bool = False,
 ) -> ClaimReport:
-    """Claim values that are not claimed, release claims without a value, and record that the constraint is enforced.
+    """Compare claims and states; `progress` is called with the number of aggregates checked.
 
-    This is not recorded if two aggregates have the same value, unless `keep_shared`: then no third aggregate may take
-    it, and each holder releases it for itself. A second run checks everything again and stores only what is missing.
+    With `repairs`, claim values that are not claimed, release claims without a value, and record that the constraint is
+    enforced. This is not recorded if two aggregates have the same value, unless `keep_shared`: then no third aggregate
+    may take it, and each holder releases it for itself. A second run checks everything again and stores only what is
+    missing. Raises `UsageError` for a constraint that is not declared, `LogIncomplete`, and what reading raises.
     """
-    return await _Check(unique, constraint, progress, repairs=True).run(keep_shared=keep_shared)
+    declared, store, name = unique.constraint(constraint), unique.aggregates.store, unique.aggregate
+    if store.missing_range:
+        raise LogIncomplete(f"The log of {name!r}", store.missing_range)
+    report = ClaimReport(name, constraint)
+    check = _Check(unique, declared, progress, repairs, report)
+    prefix = f"{register_id(name, constraint)}-"
+    await check.for_each(CLAIMS, lambda claim: check.check_claim(claim) if claim.startswith(prefix) else None)
+    await check.for_each(name, check.check_aggregate)
+    if repairs and not report.unreadable.count and (keep_shared or not report.shared.count):
+        await unique.build(constraint)
+    report.built = await unique.is_built(constraint)
+    return report
 
 
 class _Check:
     def __init__(
         self,
         unique: UniqueValues,
-        constraint: str,
+        constraint: Unique[Any],
         progress: Callable[[int], object] | None,
-        *,
         repairs: bool,
+        report: ClaimReport,
     ) -> None:
-        self._unique = unique
-        self._constraint = unique.constraint(constraint)
+        self._constraint = constraint
         self._name = unique.aggregate
         self._aggregates, self._claims = unique.aggregates, unique.claims
         self._store = unique.aggregates.store
         self._progress = progress
         self._repairs = repairs
-        self._report = ClaimReport(self._name, constraint)
+        self._report = report
         self._shared: set[str] = set()
 
-    async def run(self, *, keep_shared: bool) -> ClaimReport:
-        report, name = self._report, self._constraint.name
-        if self._store.missing_range:
-            raise LogIncomplete(f"The log of {self._name!r}", self._store.missing_range)
-        prefix = f"{register_id(self._name, name)}-"
-        await self._for_each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
-        await self._for_each(self._name, self._check_aggregate)
-        if self._repairs and not report.unreadable.count and (keep_shared or not report.shared.count):
-            await self._unique.build(name)
-        report.built = await self._unique.is_built(name)
-        return report
-
-    async def _for_each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
+    async def for_each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
         """Call `check` for every aggregate of a type, at least once each, and await `AT_ONCE` results together."""
         waiting: list[Awaitable[None]] = []
         async for aggregate_id in self._ids(aggregate):
@@ -318,7 +309,7 @@ class _Check:
             await asyncio.sleep(pause_s)
         raise StoreUnavailable(f"The events of {aggregate!r}", "the replica that was asked lags behind")
 
-    async def _check_claim(self, claim: str) -> None:
+    async def check_claim(self, claim: str) -> None:
         """Check that the holders of a claim have the value."""
         try:
             folded_claim = await _newest_confirmed(self._claims, claim)
@@ -328,7 +319,7 @@ class _Check:
         except (HistoryBroken, CodecError) as error:
             self._report.unreadable.add(f"{claim}: {error}")
 
-    async def _check_aggregate(self, aggregate_id: str) -> None:
+    async def check_aggregate(self, aggregate_id: str) -> None:
         """Check that an aggregate has claimed its values."""
         report = self._report
         report.aggregates += 1

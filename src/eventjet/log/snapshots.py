@@ -313,33 +313,28 @@ class BulkSnapshots:
         while remaining:
             try:
                 remaining = self._round(remaining, through_leader=through_leader)
-                through_leader = True
                 if not remaining:
                     return
+                through_leader = True
                 fault: Exception = StoreUnavailable(
                     f"The bucket {self._bucket.name}", f"{remaining[0].key} keeps changing"
                 )
             except (StoreUnavailable, Unreachable, ApiRefused) as error:
-                fault = error if isinstance(error, Unreachable) else self._explained(error)
+                fault = error
                 self._hang_up()
+                if not isinstance(error, Unreachable):
+                    with contextlib.suppress(StoreError, Unreachable):  # the bucket's settings may be the reason
+                        state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
+                        fault = explained_by(state, snapshots_config(self._app, 1), error)
                 if isinstance(fault, LogUnusable | ApiRefused):
                     raise fault from error
             if time.monotonic() > deadline:
                 raise fault
             time.sleep(_PAUSE_S)
 
-    def _explained(self, error: StoreUnavailable | ApiRefused) -> StoreError:
-        """Return `LogDrifted` if the bucket's settings may be the reason, else the same error."""
-        try:
-            state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
-        except (StoreError, Unreachable):
-            return error
-        return explained_by(state, snapshots_config(self._app, 1), error)
-
     def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
         """Read each entry and write the offers that are newer; return the offers whose entry changed in between."""
-        link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
-        self._link = link
+        link = self._link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
         # A replica may lag behind the write that changed an entry.
         read = self._bucket.entry_from_leader if through_leader else self._bucket.entry
         entries = link.ask_all([read(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
