@@ -134,7 +134,7 @@ class NatsConnection:
         return subscription._id
 
     def _take(self, frames: list[Frame]) -> None:
-        self._frames += frames
+        self._frames = self._frames + frames if self._frames else frames
         self._wake()
 
     def _on_denied(self, fault: Forbidden) -> None:

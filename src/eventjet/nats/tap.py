@@ -386,8 +386,9 @@ class _Parser:
         other_frames: list[Frame] = []
         # What arrives shows that the server is there, also while a PONG waits behind it.
         self._nats._pings_outstanding = 0
-        for sid, group in groupby(frames, _sid_of):
-            messages, take = list(group), self._tap.taker(int(sid))
+        is_of_one = len(set(map(_sid_of, frames))) == 1  # as in a read of many messages
+        for sid, group in ((frames[0][0], frames),) if is_of_one else groupby(frames, _sid_of):
+            messages, take = group if isinstance(group, list) else list(group), self._tap.taker(int(sid))
             if take is None:
                 other_frames += messages
                 continue
