@@ -28,12 +28,10 @@ from eventjet.errors import (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillQuarantined,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
     UnexpectedExit,
 )
 from eventjet.observability import logs
@@ -52,12 +50,10 @@ _STOPS = (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillQuarantined,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
 )
 """Errors that stop a subscription: another session would meet them again."""
 _EXPECTED = (EventjetError, SQLAlchemyError, OSError, TimeoutError)

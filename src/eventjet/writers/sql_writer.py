@@ -24,7 +24,8 @@ from sqlalchemy.sql.dml import UpdateBase
 from eventjet import failpoints
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, UnexpectedExit
+from eventjet.errors import CheckpointFenced, HandlerFailed, ProjectionStopped, UnexpectedExit
+from eventjet.errors.projection import HALF_WRITTEN
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.runtime import is_cancelled
@@ -83,7 +84,7 @@ class SqlWriter:
         """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
         Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
-        with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
+        with the event that could not be handled, `ProjectionStopped`, and other errors of the database.
         """
         if not batch.is_consistent:
             raise CheckpointFenced(checkpoint.name, f"a batch after position {batch.after} ends at {batch.last}")
@@ -134,7 +135,7 @@ class SqlWriter:
     ) -> None:
         """Call a handler; raise `HandlerFailed` with its event for what it raises or leaves behind.
 
-        Raises `_CallFailed` where it was given several events, `TransactionEnded` where the transaction is over, and
+        Raises `_CallFailed` where it was given several events, `ProjectionStopped` where the transaction is over, and
         transient errors of the database unchanged.
         """
         guard = self._guard
@@ -154,7 +155,9 @@ class SqlWriter:
         if error is not None:
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
-            raise TransactionEnded(self._resolved.name, events[0].position, handler.name)
+            name, position = self._resolved.name, events[0].position
+            reason = f"{handler.name} ended the transaction at position {position}, so its tables {HALF_WRITTEN}"
+            raise ProjectionStopped(name, reason, f"Fix it, then run `eventjet rebuild {name}`.")
         elif is_spoilt(driver):
             reason = _WENT_ON_AFTER_ERROR
         elif connection.in_nested_transaction():
