@@ -406,7 +406,7 @@ class CursorSession:
 
     def _park(self, parked: Quarantined, tries: int = 0) -> None:
         if parked.resolution == QUARANTINED:
-            self._meter.tries["parked"] += 1
+            self._meter.tries["quarantined"] += 1
         self._to_write.append(ParkedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
         self._executor.changed.set()
 
