@@ -38,7 +38,7 @@ def test_the_demo_finds_the_row_that_was_altered_and_no_other(empty: Program, le
     assert (left.processes(), left.files()) == ([], [])
 
 
-PHASES = ("nats-server", "postgres", "imports", "eventjet.cli rebuild")
+PHASES = ("nats-server", "opened", "eventjet.cli worker", "eventjet.cli rebuild")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -47,11 +47,13 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
 ) -> None:
     process = empty.start(*LONG, "--engine", "local", TMPDIR=str(left.folder))
     ended_processes(process)
-    if " " in phase or phase in ("nats-server", "postgres"):
+    if phase != "opened":
         left.await_process(phase, 60)
     else:
         assert process.stdout is not None
-        assert any("commands: " in line for line in process.stdout)
+        assert any("NATS and PostgreSQL run" in line for line in process.stdout)
+        left.await_process("eventjet.cli init", 60)
+        left.await_no_process("eventjet.cli init", 60)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 130, errors
@@ -59,18 +61,22 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
     assert (left.processes(), left.files()) == ([], [])
 
 
-@pytest.mark.usefixtures("hang_ups")
-@pytest.mark.parametrize(
-    "signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 5], ids=["term", "hup", "five"]
-)
-def test_no_signal_and_no_impatience_leaves_anything_behind(
-    empty: Program, left: Traces, ended_processes: Keep, signals: list[signal.Signals]
-) -> None:
+def test_a_terminated_demo_leaves_nothing_either(empty: Program, left: Traces, ended_processes: Keep) -> None:
     process = empty.start(*SMALL, TMPDIR=str(left.folder))
     ended_processes(process)
     left.await_process("eventjet.cli worker", 60)
-    for number in signals:
-        process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 130, errors
+    assert (left.processes(), left.files()) == ([], [])
+
+
+def test_impatience_does_not_cut_the_clean_up_short(empty: Program, left: Traces, ended_processes: Keep) -> None:
+    process = empty.start(*SMALL, TMPDIR=str(left.folder))
+    ended_processes(process)
+    left.await_process("eventjet.cli worker", 60)
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 130, errors
     assert (left.processes(), left.files()) == ([], [])

@@ -42,6 +42,13 @@ class Traces:
             assert time.monotonic() < deadline, f"no {part} within {timeout_s} s"
             time.sleep(0.05)
 
+    def await_no_process(self, part: str, timeout_s: float) -> None:
+        """Return once no process with this in its command line works for the program."""
+        deadline = time.monotonic() + timeout_s
+        while any(part in one for one in self.processes()):
+            assert time.monotonic() < deadline, f"{part} after {timeout_s} s"
+            time.sleep(0.01)
+
     def await_nothing(self, timeout_s: float) -> None:
         """Return once neither a process nor a file is left."""
         deadline = time.monotonic() + timeout_s

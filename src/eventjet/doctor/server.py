@@ -22,8 +22,8 @@ from eventjet.findings import Level
 from eventjet.jetstream.api import call, nanoseconds
 from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.login import tls_context
 from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
@@ -170,12 +170,11 @@ def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
     for index, address in enumerate(addresses):
         share_s = (deadline - time.monotonic()) / (len(addresses) - index)
         try:
-            dialled = dial_at(endpoint, address, time.monotonic() + max(share_s, 0.0))
-        except (OSError, ValueError, StoreError) as error:
-            greeted.append(Greeting(address.peer, {}, fault_of(error)))
-        else:
-            dialled.sock.close()
-            greeted.append(Greeting(address.peer, dialled.info))
+            with NatsConnection.open(endpoint, timeout_s=max(share_s, 0.001), addresses=[address]) as link:
+                greeted.append(Greeting(address.peer, link.info))
+        except (Unreachable, StoreError) as error:
+            reason = str(getattr(error, "reason", error)).removeprefix(f"{address.peer} ")
+            greeted.append(Greeting(address.peer, {}, reason))
     return greeted
 
 
