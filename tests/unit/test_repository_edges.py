@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import pytest
 
-from eventjet import App, Imported, Metadata, aggregate, event
+from eventjet import App, Imported, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord
 from eventjet.commands import Repository
 from eventjet.commands.repository import Repositories
 from eventjet.domain.history import COMMANDS_MAX, Commands
-from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
+from eventjet.errors import ConcurrencyConflict, DefinitionError, StoreUnavailable, UsageError
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.log.store import EventStore
@@ -321,18 +321,6 @@ async def test_an_enumerated_id_is_its_text_for_everybody() -> None:
     assert (await bells.load(text)).rings == 1
     (record,) = await jet.store.history("bell", text)
     assert record[2].decode() == f"{jet.name}.bell.{text}"
-
-
-@pytest.mark.parametrize("bad", [17, uuid4(), b"bytes", None])
-async def test_what_is_not_text_is_refused_in_a_sentence(bad: Any) -> None:
-    bells = connection(Bell).repository(Bell)
-    with pytest.raises(Refused, match="text"):
-        await bells.execute(bad, Bell.ring)
-    if bad is not None:
-        with pytest.raises(Refused, match="text"):
-            bells.command(bad)
-    with pytest.raises(Refused, match="text"):
-        bells.command("c", metadata=Metadata(extra={"k": bad}))
 
 
 async def test_a_start_without_a_zone_is_refused() -> None:
