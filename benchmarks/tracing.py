@@ -41,7 +41,7 @@ from benchmarks.postings import CURRENCY, Posting, shares
 from eventjet import Jet
 from eventjet.dev.nats import NatsServer
 from eventjet.observability.otel import Telemetry
-from eventjet.observability.tracing import telling
+from eventjet.observability.tracing import reporting_to
 
 TASKS = (1, 64)
 TARGET = 1.03
@@ -182,7 +182,7 @@ async def measure(server: str, tasks: int, count: int, rounds: int) -> None:
                 for is_with in (True, False) if number % 2 else (False, True):
                     with ExitStack() as within:
                         if is_with and line.telemetry is not None:
-                            within.enter_context(telling(line.telemetry))
+                            within.enter_context(reporting_to(line.telemetry))
                         done[is_with] = await block(jet, work, line, is_with=is_with)
                     providers.flush()
                 line.pairs.append((done[False], done[True]))

@@ -25,7 +25,7 @@ def traced(
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers, meters = TracerProvider(sampler=sampler), MeterProvider([reader])
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    with tracing.telling(Telemetry.of(tracers, meters)):
+    with tracing.reporting_to(Telemetry.of(tracers, meters)):
         yield exporter, reader, tracers
     tracers.shutdown()
     meters.shutdown()

@@ -357,7 +357,7 @@ def _quarantine_faults(
         if resolved.quarantines and len(aggregate_names) > 1:
             yield (
                 f'projection {name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
-                f"{', '.join(aggregate_names)}: order behind a parked event can only be kept by aggregate"
+                f"{', '.join(aggregate_names)}: order behind a quarantined event can only be kept by aggregate"
             )
 
 

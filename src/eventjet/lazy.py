@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package; `modules` says which names each module has."""
-    homes = {name: module for module, names in modules.items() for name in names}
+def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package; `modules` has the names of each module, between blanks."""
+    homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def resolve(name: str) -> Any:
         if name not in homes:

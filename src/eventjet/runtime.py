@@ -118,23 +118,16 @@ class LoopGuard:
             return
         if self._loop is None and loop is not None:
             self._loop, self._process = loop, _process
-        elif self._loop is not None and self._process is not _process:
-            raise UsageError(
-                "This connection belongs to the process that opened it, and was used in a fork of that process. Open "
-                "one in each process after the fork, in an event loop that was made there."
-            )
+            return
+        whose, where = "the event loop", "was used from another one"
+        if self._loop is not None and self._process is not _process:
+            whose, where = "the process", "was used in a fork of that process"
         elif self._loop is not None and self._loop.is_closed():
-            raise UsageError(
-                "This connection belongs to the event loop that opened it, and that loop is closed: each `asyncio.run` "
-                "makes a loop of its own. Open a connection in the loop that uses it, or keep one loop running and "
-                "hand every call to it with `asyncio.run_coroutine_threadsafe`."
-            )
-        else:
-            raise UsageError(
-                "This connection belongs to the event loop that opened it, and was used from another one. Open a "
-                "connection in this loop. Or, while its own loop runs in another thread, hand the call to that with "
-                "`asyncio.run_coroutine_threadsafe`."
-            )
+            where = "that loop is closed: each `asyncio.run` makes a loop of its own"
+        raise UsageError(
+            f"This connection belongs to {whose} that opened it, and {where}. Open one in each loop and process "
+            "that uses one, or hand the call to the loop that has it with `asyncio.run_coroutine_threadsafe`."
+        )
 
 
 class GuardedBlock(AbstractAsyncContextManager[T]):

@@ -19,7 +19,7 @@ from eventjet.domain.quarantined import DROPPED, QUARANTINED, Quarantined
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import Database, dialect_of, is_about_data, is_transient
+from eventjet.sql.database import dialect_of, is_about_data, is_transient
 from eventjet.sql.dialect import Dialect, Fault
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
@@ -290,10 +290,6 @@ class DialectContract:
         with engine.begin() as connection:
             dialect.lock_migrations(connection)
             assert dialect.find_table(connection, (None, "eventjet_projection"), DECLARED) is not None
-
-    def test_a_database_that_can_be_reached_is_not_refused(self, database: str) -> None:
-        where = Database(database)
-        assert where.dialect.refusal_of(sa.make_url(database)) is None
 
     @staticmethod
     def held(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:

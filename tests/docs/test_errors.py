@@ -1,4 +1,4 @@
-"""Every error is in `eventjet.errors`, and in docs/reference/errors.md: in the tree and in the table."""
+"""Every error is in `eventjet.errors`, and in the tree and the table of docs/reference/errors.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ TREE = {
 }
 
 
-def test_the_page_and_the_package_draw_the_tree() -> None:
-    assert PAGE.split("```")[1].strip() == (errors.__doc__ or "").split("```")[1].strip()
+def test_the_page_draws_the_tree() -> None:
     drawn: list[tuple[str, str]] = []
     above: list[str] = []
     for indent, name in DRAWN:

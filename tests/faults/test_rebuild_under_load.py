@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.rebuild import rebuild
 from eventjet.sql.database import Database
 from tests.faults.rebuilding import NAMES, RebuildProcess, Stage, stage
 
@@ -21,11 +19,6 @@ EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))
 REBUILDS = int(os.environ.get("EVENTJET_TEST_REBUILDS", "2"))
 RATE = float(os.environ.get("EVENTJET_TEST_REBUILD_RATE", "150"))
 """Commands in a second; 700 are asked for to get 500 on two cores."""
-LOOKS = 10
-HELD_S = 40.0
-"""How long the swap may take for five tries, and a reader for its looks: less than the swap's patience."""
-READERS_WAIT_S = 20.0
-"""More than a look takes on a busy machine, and far less than the swap waits for the idle reader below."""
 
 
 @pytest.mark.slow
@@ -68,49 +61,3 @@ def caught_up(scene: Stage) -> None:
             return
         assert time.monotonic() < deadline, (found, last)
         time.sleep(0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
-    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path
-) -> None:
-    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0) as scene:
-        engine = Database(eventjet_database).sync_engine("idle reader")
-        waiting = threading.Event()
-        tries: list[float] = []
-
-        def told(phase: str) -> None:
-            if phase == "swap":
-                tries.append(time.monotonic())
-                waiting.set()
-
-        with engine.connect() as idle:
-            idle.execute(text("select count(*) from totals"))
-            work = asyncio.create_task(
-                rebuild(
-                    scene.ref,
-                    ["totals"],
-                    scene.ledger.settings,
-                    engine="local",
-                    progress=lambda one: told(one.phase),
-                )
-            )
-            assert await asyncio.to_thread(waiting.wait, 300)
-            reader = scene.readers[0]
-            reader.longest_s, looks = 0.0, reader.looks
-            deadline = time.monotonic() + HELD_S
-            while len(tries) < 5 or reader.looks < looks + LOOKS:
-                assert not work.done()
-                assert time.monotonic() < deadline, (len(tries), reader.looks - looks)
-                await asyncio.sleep(0.05)
-            longest_s, looks = reader.longest_s, reader.looks - looks
-            idle.rollback()
-        report = await asyncio.wait_for(work, 300)
-        scene.said.append(
-            f"while an idle reader held the table a swap was tried {len(tries)} times; another reader looked {looks} "
-            f"times meanwhile, {longest_s:.2f} s at most for one"
-        )
-        assert report.projections[0].generation > 1
-        assert longest_s < READERS_WAIT_S
-        await scene.settle()

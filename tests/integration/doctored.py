@@ -163,7 +163,7 @@ class Sick:
         examined = await self.examined()
         if examined.own_fault is not None:
             raise examined.own_fault
-        return examined.found
+        return examined.findings
 
 
 @contextmanager

@@ -271,10 +271,3 @@ def remains(where: Database) -> list[str]:
             return [str(row[0]) for row in connection.exec_driver_sql(query)]
     path = Path(str(engine.url.database))
     return [found.name for found in path.parent.glob(f"{path.name}.ej_*")]
-
-
-def sessions(where: Database) -> int:
-    """Of rebuilds, in the server's view."""
-    query = "select count(*) from pg_stat_activity where starts_with(application_name, 'eventjet rebuild')"
-    with where.sync_engine().connect() as connection:
-        return int(connection.exec_driver_sql(query).scalar_one())

@@ -338,7 +338,7 @@ async def test_init_and_doctor_name_a_subscriber_that_answers(app: App, settings
             assert (await jet.log()).last == 0
         examined = await asyncio.to_thread(examine, Installation(app, settings, (), 60.0, time.time))
     assert "a subscriber that is no stream" in others[0]
-    told = [one for one in examined.found if one.check == "answers"]
+    told = [one for one in examined.findings if one.check == "answers"]
     assert [one.level for one in told] == ["warning"]
     assert "a subscriber that is no stream" in told[0].what
 
@@ -425,7 +425,7 @@ async def test_all_that_a_leaf_nodes_writers_were_acknowledged_is_in_its_log_wha
         assert f"{name}-{number}@leaf".encode() in said
     assert any("answers what is published" in one.getMessage() for one in caplog.records)
     found = await asyncio.to_thread(examine, Installation(app, Settings(servers=(pair.leaf.url,)), (), 60.0, time.time))
-    assert any(one.check == "answers" and one.level == "warning" for one in found.found)
+    assert any(one.check == "answers" and one.level == "warning" for one in found.findings)
 
 
 @pytest.mark.slow

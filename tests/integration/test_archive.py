@@ -233,9 +233,3 @@ async def test_a_log_with_a_hole_is_not_archived_past_it(book: Book, spark: Star
     with pytest.raises(RebuildError, match="broken at position 35"):
         await sealed(book, url, segment_events=20)
     assert opened(url).manifest.last == 20
-
-
-async def test_nothing_is_made_from_an_archive_that_is_not_there(book: Book, tmp_path: Path) -> None:
-    book.fill(5)
-    with pytest.raises(ArchiveBroken, match="nothing is in it"):
-        await made(book, engine="local", from_archive=str(tmp_path / "none"))

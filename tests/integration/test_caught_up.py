@@ -101,24 +101,6 @@ async def test_the_workers_notice_wakes_who_waits(ledger: Ledger) -> None:
             await waiter
 
 
-async def test_five_hundred_who_wait_hold_one_connection_and_one_subscription(
-    ledger: Ledger, eventjet_nats: NatsServer
-) -> None:
-    async with waiting(ledger, slow_s=5.0) as (found, look):
-        tasks = [asyncio.create_task(found.caught_up(BALANCES, number, LONG_S)) for number in range(1, 501)]
-        await looked(look)
-        await eventually(lambda: heard(eventjet_nats, ledger), "the subscription")
-        assert subscriptions(eventjet_nats, f"_EJ.{ledger.name}.") == [f"_EJ.{ledger.name}.projected.balances"]
-        if ledger.settings.database.startswith("postgresql"):
-            held = "select count(*) from pg_stat_activity where application_name = 'eventjet caught_up'"
-            assert await asyncio.to_thread(execute, ledger.settings.database, held) == [(1,)]
-        async with ledger.working("balances", options=replace(QUICK, batch_max=20)):
-            for seed in range(10):
-                await asyncio.to_thread(ledger.append, history(50, seed=seed))
-            await asyncio.gather(*tasks)
-        assert look.looks < 1_000  # alone, each would look a dozen times
-
-
 def subscriptions(server: NatsServer, prefix: str) -> list[str]:
     with urllib.request.urlopen(f"{server.monitor_url}/connz?subs=1", timeout=10) as answer:
         found = json.load(answer)["connections"]

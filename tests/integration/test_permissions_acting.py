@@ -109,7 +109,7 @@ async def test_who_answers_in_the_account_of_writers_is_seen_by_them_and_not_kno
 
     async def answers(server: NatsServer, role: str) -> list[tuple[Level, str]]:
         installation = Installation(app, settings_of(server, role), (), 60.0, time.time)
-        found = (await asyncio.to_thread(examine, installation)).found
+        found = (await asyncio.to_thread(examine, installation)).findings
         return [(one.level, one.what) for one in found if one.check == "answers"]
 
     with NatsServer(sync_interval="1m", config=config) as server:

@@ -13,6 +13,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.sql import postgres_connections
 from eventjet.sql.database import WORKER, Database
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
@@ -115,8 +116,10 @@ async def test_a_pooler_that_gives_each_transaction_another_session_is_refused_i
     assert execute(eventjet_database, "select * from eventjet_projection") == before
 
 
-@pytest.mark.slow
-async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(eventjet_database: str) -> None:
+async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(
+    eventjet_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_connections, "_SECOND_S", 1.0)
     pooler = Pooler(eventjet_database, by_transaction=False, sessions_max=1)
     with pooler.listening() as behind, pytest.raises(Unreachable, match=r"a second connection was given no session"):
         await asyncio.to_thread(Database(behind).check_sessions)

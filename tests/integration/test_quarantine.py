@@ -349,7 +349,7 @@ async def test_a_projection_that_stops_does_not_build_upon_one_that_held_back(le
 
     async with stopping.working(options=QUICK):
         await eventually(is_failed, "the projection to fail")
-    assert "held back in its quarantine" in str((await ledger.status()).reason)
+    assert "its quarantine still blocks" in str((await ledger.status()).reason)
     assert (await ledger.status()).position == last
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ from eventjet.jetstream.client import Client
 from eventjet.log.jetstream import PageReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
 from tests.stores import retry_for
 
@@ -50,28 +48,6 @@ async def lengths(app: App, reads: PageReader) -> list[int]:
 
 
 EXPECTED = [number % 7 for number in range(ACCOUNTS)] + [LONG]
-
-
-async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsServer) -> None:
-    async with app.connect(servers=eventjet_nats.url) as jet:
-        await jet.init()
-        await jet.append_many(deposits(), source="x")
-    reads = PageReader(
-        app.name, client := Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), retry_for(0)
-    )
-    assert await lengths(app, reads) == EXPECTED
-    await client.close()
-
-
-async def test_histories_over_tls(app: App, tmp_path: Path) -> None:
-    pems = certificates(tmp_path)
-    with NatsServer(config=tls_config(pems)) as server:
-        async with app.connect(servers=server.url, tls_ca=pems["ca.pem"]) as jet:
-            await jet.init()
-            await jet.append_many(deposits(), source="x")
-            accounts = jet.repository(Account)
-            for _ in range(3):
-                assert len(await accounts.history("long")) == LONG
 
 
 async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> None:

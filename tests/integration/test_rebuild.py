@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -25,7 +22,7 @@ from eventjet.rebuild.shadow import shadow_of
 from eventjet.rebuild.workspace import load_part
 from eventjet.settings import Settings
 from eventjet.sql.revisions import Promoted, promote
-from tests.integration.rebuild_log import ALL, Book, remains, sessions
+from tests.integration.rebuild_log import ALL, Book, remains
 from tests.tables import reading
 
 
@@ -33,7 +30,7 @@ async def made(book: Book, *names: str, **options: Any) -> Any:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine="local", **options)
 
 
-async def test_a_rebuild_equals_the_live_fold_for_every_kind_of_projection(book: Book) -> None:
+async def test_a_rebuild_equals_the_live_fold_and_a_worker_goes_on_from_there(book: Book) -> None:
     last = book.fill(5_000)
     report = await made(book, *ALL)
     assert (report.position, report.events) == (last, 5_000)
@@ -41,11 +38,6 @@ async def test_a_rebuild_equals_the_live_fold_for_every_kind_of_projection(book:
     for name in ALL:
         assert book.rows(name) == book.folded(last, name), name
     assert remains(book.where) == []
-
-
-async def test_a_projection_that_never_ran_is_rebuilt_and_a_worker_goes_on_from_there(book: Book) -> None:
-    last = book.fill(1_000)
-    await made(book)
     at = book.checkpoint()
     assert at is not None
     assert (at.position, at.state, at.generation) == (last, "active", 2)
@@ -137,36 +129,6 @@ async def test_a_cancelled_rebuild_leaves_the_live_table_and_nothing_else(book: 
     assert remains(book.where) == []
 
 
-@pytest.mark.slow
-async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Book) -> None:
-    last = book.fill(20_000)
-    code = (
-        "import asyncio, sys, time; from pathlib import Path; from eventjet.rebuild import *; "
-        "from eventjet.settings import Settings; "
-        "ref = AppRef.parse(sys.argv[1], Path(sys.argv[2])); "
-        "told = lambda one: one.phase == 'read' and one.done and (print('reading', flush=True), time.sleep(60)); "
-        "asyncio.run(rebuild(ref, ['balances'], Settings.load({}), engine='local', progress=told))"
-    )
-    environment = {
-        **os.environ,
-        "EVENTJET_SERVERS": book.settings.servers[0],
-        "EVENTJET_DATABASE": book.settings.database,
-    }
-    command = [sys.executable, "-c", code, f"{book.ref.module}:app", book.ref.path[0]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"reading\n"
-        running.send_signal(signal.SIGKILL)
-    if book.where.dialect.name == "postgresql":
-        async with asyncio.timeout(60):  # a backend learns of its client's end when it next writes to it
-            while sessions(book.where):
-                await asyncio.sleep(0.05)
-    assert remains(book.where) != []
-    await made(book)
-    assert book.rows() == book.folded(last)
-    assert remains(book.where) == []
-
-
 async def test_two_rebuilds_at_once_both_end_well(book: Book) -> None:
     last = book.fill(5_000)
     first, second = await asyncio.gather(made(book), made(book))
@@ -204,14 +166,6 @@ async def test_an_unreachable_database_is_said_in_one_paragraph(nats: NatsServer
     settings = Settings.load({"servers": nats.url, "database": "postgresql://127.0.0.1:1/none"}, {})
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         await rebuild(book.ref, ["balances"], settings, engine="local")
-
-
-async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
-    last = book.fill(1_000)
-    await made(book)
-    book.execute("update balances set owner = 'nobody'")
-    await made(book)
-    assert book.rows() == book.folded(last)
 
 
 @pytest.mark.parametrize(

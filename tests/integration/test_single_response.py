@@ -15,6 +15,7 @@ from eventjet.codec.subjects import timer_subject
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import SingleResponse
 from eventjet.examples.transfer.accounts import Account, Book
+from eventjet.jetstream.api import reading_records
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
@@ -126,7 +127,7 @@ async def test_reads_of_rebuilds_and_pages_of_programs_that_wait_are_refused(cut
 
     def look() -> None:
         with NatsConnection.open(cut.endpoint) as link:
-            link.records(APP, f"{APP}.>")
+            link.run(reading_records(APP, f"{APP}.>"))
 
     for work in (read, look):
         with pytest.raises(SingleResponse, match=SETTING):

@@ -96,7 +96,7 @@ async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(scene:
     await scene.fill(jet, [(one, 5) for one in ids])
     kept: dict[str, int] = {}
     async with scene.connect() as live:
-        building = asyncio.create_task(build(scene, "local"))
+        building = asyncio.create_task(build(scene))
         tallies = live.repository(scene.module.Tally)
         while not (building.done() and kept):
             for one in ids:

@@ -12,14 +12,13 @@ from eventjet.spark.session import spark_session
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_levels_of_loggers_and_the_environment_are_as_before_after_a_session() -> None:
-    logger = logging.getLogger("py4j")
-    level, environ = logger.level, dict(os.environ)
-    logger.setLevel(logging.WARNING)
-    try:
-        with spark_session("local[1]") as started:
-            assert started.spark.range(5).count() == 5
-        assert logger.level == logging.WARNING
-    finally:
-        logger.setLevel(level)
+def test_the_environment_and_the_loggers_stay_as_they_are_and_a_master_precedes_spark_remote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    level, filters, environ = logging.getLogger("py4j").level, list(logging.getLogger().filters), dict(os.environ)
+    with spark_session("local[1]") as started:
+        assert started.spark.range(5).count() == 5
+        assert (logging.getLogger("py4j").level, logging.getLogger().filters) == (level, filters)
+        assert {name: os.environ.get(name) for name in environ} == environ
     assert dict(os.environ) == environ

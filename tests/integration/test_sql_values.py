@@ -75,7 +75,7 @@ LONG = "x" * 25
         ),
         (
             update(totals_table).values(name=totals_table.c.name + LONG),
-            "of the columns limited in characters totals.name holds 20; the longest text given is 'name_1' with 25",
+            "holds 40, accounts.owner holds 40; the longest text given is 'name_1' with 25",
         ),
         (
             text("insert into totals (name, n) values (:given, 1)").bindparams(given=LONG),

@@ -128,7 +128,7 @@ async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> N
 
 
 async def test_a_server_that_reads_nothing_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.nats.client._PING_S", 0.5)
+    monkeypatch.setattr("eventjet.nats.client.LoopClient.ping_interval_s", 0.5)
     with NatsServer() as frozen, NatsServer() as other:
         client = await connect(Settings(servers=(frozen.url,), request_timeout_s=PATIENT_S))
         assert client.nats is not None

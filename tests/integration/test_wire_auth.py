@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from eventjet.codec.headers import RawRecord
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.reader import read_range
+from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
@@ -183,3 +185,86 @@ def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> No
         with pytest.raises(Unauthorized, match="Expired"):
             link.receive(60.0)
         assert not link.usable
+
+
+LARGE = 26
+"""Events of nearly a megabyte: more than is on its way to a reader at any time."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server that asks for a proof, the right and a wrong one, and a log on it."""
+
+    config: str
+    server: NatsServer
+    endpoint: Endpoint
+    wrong: Endpoint
+    log: str
+
+
+@pytest.fixture(scope="module", params=["certificate", "creds"])
+def place(
+    request: pytest.FixtureRequest, pems: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("nats")
+    if request.param == "creds":
+        config, good, bad = trust_chain(directory)
+        proof, wrong = {"credentials": good}, {"credentials": bad}
+    else:
+        config = tls_config(pems, f', ca_file: "{pems["ca.pem"]}", verify: true')
+        proof = {"tls_ca": pems["ca.pem"], "tls_cert": pems["client.pem"], "tls_key": pems["client.key"]}
+        wrong = {"tls_ca": pems["ca.pem"], "tls_cert": pems["other.pem"], "tls_key": pems["other.key"]}
+    with NatsServer(directory / "data", sync_interval="1m", config=config) as server:
+        endpoint = Endpoint((server.url,), **proof)
+        bodies = (b"%d" % number + b"x" * 900_000 for number in range(1, LARGE + 1))
+        yield Place(config, server, endpoint, Endpoint((server.url,), **wrong), make_log(endpoint, bodies))
+
+
+def reading_of(place: Place) -> Iterator[list[RawRecord]]:
+    """A read of the place's log that has begun, and is far from its end."""
+    reading = read_range(
+        place.endpoint, place.log, 1, LARGE + 1, batch=1, timeout_s=5.0, patience_s=20.0, heartbeat_s=0.25
+    )
+    assert positions([next(reading)]) == [1]
+    return reading
+
+
+def test_a_read_proves_itself_again_after_its_server_was_killed(place: Place) -> None:
+    reading = reading_of(place)
+    place.server.kill()
+    place.server.start()
+    assert positions(reading) == list(range(2, LARGE + 1))
+
+
+def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> None:
+    started = time.monotonic()
+    with pytest.raises(Unauthorized):
+        next(read_range(place.wrong, place.log, 1, 2, timeout_s=60.0, patience_s=120.0))
+    with pytest.raises(Unauthorized):
+        DurablePull(place.wrong, place.log, "p", position=0, timeout_s=60.0)
+    assert time.monotonic() - started < 30.0
+
+
+def test_a_server_that_does_not_answer_is_not_called_a_refusal(place: Place) -> None:
+    place.server.pause()
+    try:
+        for endpoint in (place.endpoint, place.wrong):
+            with pytest.raises(Unreachable, match="gave no answer in time"):
+                next(read_range(endpoint, place.log, 1, 2, timeout_s=0.5))
+    finally:
+        place.server.resume()
+
+
+def test_a_proof_that_is_taken_back_during_a_read_ends_it_at_once(place: Place) -> None:
+    asks_more = "authorization { timeout: 30, token: another }"
+    config = asks_more if place.endpoint.tls_ca is None else f"{place.config}\n{asks_more}"
+    reading = reading_of(place)
+    place.server.stop()
+    try:
+        with NatsServer(place.server.directory, port=place.server.port, config=config):
+            started = time.monotonic()
+            with pytest.raises(Unauthorized, match="Authorization Violation"):
+                positions(reading)
+            assert time.monotonic() - started < 20.0
+    finally:
+        place.server.start()

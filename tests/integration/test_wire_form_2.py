@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import nats
 import pytest
 
 from eventjet.dev import NatsServer
@@ -44,18 +43,3 @@ async def test_workers_and_rebuilds_make_the_same_tables_by_replies_of_form_2(
         assert all(reply.split(b".")[5].startswith(b"ej_read_") for reply in replies)
     assert {name: book.rows(name) for name in ALL} == live
     assert live["balances"] == book.folded(last)
-
-
-async def test_the_client_of_commands_understands_replies_of_form_2(server: NatsServer, tmp_path: Path) -> None:
-    """eventjet takes no position from nats-py's metadata today; what it would take would be right."""
-    book = Book(Settings.load({"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
-    book.fill(3)
-    client = await nats.connect(server.url, connect_timeout=20)
-    try:
-        pulling = await client.jetstream(timeout=30).pull_subscribe(f"{book.name}.>", durable="one", stream=book.name)
-        found = await pulling.fetch(3, timeout=30)
-        assert_form_2([message.reply.encode() for message in found], 3)
-        assert [message.metadata.sequence.stream for message in found] == [1, 2, 3]
-        assert {message.metadata.stream for message in found} == {book.name}
-    finally:
-        await client.close()

@@ -17,6 +17,7 @@ from eventjet.errors import (
     ConnectionLost,
     Forbidden,
     NoResponders,
+    Refused,
     StoreUnavailable,
     Unreachable,
     UsageError,
@@ -24,7 +25,7 @@ from eventjet.errors import (
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
-from tests.integration.wire_log import flush, make_log
+from tests.integration.wire_log import flush
 
 
 def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -> None:
@@ -72,23 +73,9 @@ def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> Non
     with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as mute:
         mute.subscribe("mute")
         flush(mute)
-        with pytest.raises(StoreUnavailable, match=r"mute had no answer: none within 0.2 s") as raised:
+        with pytest.raises(StoreUnavailable, match=r"mute had no answer: no answer within 0.2 s") as raised:
             link.request("mute", timeout_s=0.2)
         assert type(raised.value) is StoreUnavailable
-
-
-def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
-    with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as slow:
-        slow.subscribe("slow")
-        flush(slow)
-        with pytest.raises(StoreUnavailable):
-            link.request("slow", b"first", timeout_s=0.1)
-        late = slow.receive(20.0)[0]
-        slow.publish(late[2].decode(), b"late")
-        answerer = threading.Thread(target=lambda: slow.publish(slow.receive(20.0)[0][2].decode(), b"second"))
-        answerer.start()
-        assert link.request("slow", b"second", timeout_s=20.0)[4] == b"second"
-        answerer.join()
 
 
 def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
@@ -97,15 +84,6 @@ def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
             link.api("STREAM.INFO.nothing")
         assert (raised.value.code, raised.value.err_code) == (404, 10059)
         assert link.api("INFO")["limits"]
-
-
-def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
-    with (
-        NatsServer(jetstream=False) as plain,
-        NatsConnection.open(Endpoint((plain.url,))) as link,
-        pytest.raises(NoResponders, match="JetStream itself is missing"),
-    ):
-        link.api("INFO")
 
 
 def test_a_refused_connection_fails_over_and_then_says_so(endpoint: Endpoint) -> None:
@@ -148,7 +126,7 @@ def test_a_strange_greeting_is_named(said: bytes, reason: str) -> None:
 
 def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint: Endpoint) -> None:
     with NatsConnection.open(endpoint) as link:
-        with pytest.raises(UsageError, match="exceeds the server's limit"):
+        with pytest.raises(Refused, match="the server takes"):
             link.publish("a", b"x" * 1024 * 1024, headers=b"NATS/1.0\r\n\r\n")
         with pytest.raises(UsageError, match="NATS subject"):
             link.request("a b")
@@ -270,24 +248,3 @@ def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint) -> None:
         link.receive(0.0)
     link.close()
     link.close()
-
-
-def test_the_inbox_stands_under_its_prefix(nats: NatsServer) -> None:
-    with NatsConnection.open(Endpoint((nats.url,), inbox_prefix="_INBOX_ada")) as link:
-        assert link.inbox.startswith("_INBOX_ada.")
-
-
-def test_the_connection_shows_its_name(endpoint: Endpoint) -> None:
-    assert endpoint.with_name("eventjet worker").name == "eventjet worker"
-
-
-def test_a_log_can_be_made_through_a_link(endpoint: Endpoint) -> None:
-    name = make_log(endpoint, [b"{}"])
-    with NatsConnection.open(endpoint) as link:
-        assert link.api(f"STREAM.INFO.{name}")["state"]["messages"] == 1
-
-
-def test_the_info_of_the_greeting_is_kept() -> None:
-    with FakeServer(greet) as fake, NatsConnection.open(fake.endpoint) as link:
-        assert b"2.15.1" in INFO
-        assert link.info["version"] == "2.15.1"

@@ -18,6 +18,7 @@ from eventjet.errors import (
     HistoryBroken,
     StoreUnavailable,
 )
+from eventjet.jetstream.api import reading_records
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull
 from eventjet.nats.endpoint import Endpoint
@@ -103,7 +104,7 @@ def test_what_is_delivered_while_a_page_is_read_is_kept(endpoint: Endpoint) -> N
     with DurablePull(endpoint, name, "p", position=500, linger_s=0.1) as pull:
         for number in range(501, 601, 2):
             append(endpoint, name, [b"new"])  # on its way while the page is read
-            assert len(pull.link.records(name, f"{name}.account.*", 400)) == 400
+            assert len(pull.link.run(reading_records(name, f"{name}.account.*", 400))) == 400
             append(endpoint, name, [b"new"])
             assert positions([take(pull, 2)]) == [number, number + 1]
 
@@ -302,14 +303,6 @@ def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> Non
         assert positions([take(pull, 30)]) == list(range(1, 31))
         append(endpoint, name, [b"{}"] * 3_000)
         assert len(take(pull, 3_000)) == 3_000
-
-
-def test_the_second_form_of_replies_is_read() -> None:
-    with NatsServer(sync_interval="1m", config="feature_flags { js_ack_fc_v2: true }") as server:
-        endpoint = Endpoint((server.url,))
-        name = make_log(endpoint, [b"{}"] * 100)
-        with DurablePull(endpoint, name, "p", position=40) as pull:
-            assert positions([take(pull, 60)]) == list(range(41, 101))
 
 
 def test_a_stream_that_is_not_there_leaves_no_link_behind(endpoint: Endpoint) -> None:

@@ -55,7 +55,6 @@ from tests.integration.projecting import (
     Opened,
     folded,
     made,
-    movements,
     on,
     rows_of,
 )
@@ -117,53 +116,6 @@ def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int
     assert (found.position, found.event_id) == (200, "id-200")
 
 
-@pytest.mark.parametrize("resolved", [BALANCES, MOVEMENTS], ids=lambda resolved: resolved.name)
-def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_fold(
-    engine: Engine, resolved: ResolvedProjection
-) -> None:
-    held = taken(engine, resolved)
-    events = HISTORY if resolved is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
-    writer = FoldWriter(resolved, dialect_of(engine), lease_s=30)
-    waiting = list(batches(events, 7))
-    prepared, early = None, 0
-    for batch, following in zip(waiting, [*waiting[1:], None], strict=True):
-        with engine.begin() as connection:
-            prepared = writer.prepare(connection, batch) if prepared is None else prepared
-            writer.commit(connection, held, prepared)
-            prepared = None if following is None else writer.prepare_next(following)
-        early += prepared is not None
-    assert early >= len(waiting) - 3
-    with engine.connect() as connection:
-        given = folded(HISTORY) if resolved is BALANCES else [movements(one) for one in events]
-        assert rows_of(connection, resolved) == given
-
-
-def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine: Engine) -> None:
-    held = taken(engine, BALANCES)
-    writer = FoldWriter(BALANCES, dialect_of(engine), lease_s=30)
-    first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
-    second = Batch(1, 2, "id-2", [on(2, Added(amount=Decimal(2)))])
-    with engine.connect() as connection:
-        writer.prepare(connection, first)
-    assert writer.prepare_next(second) is not None
-    assert writer.prepare_next(second) is None
-    for batch in (first, second):
-        with engine.begin() as connection:
-            writer.write(connection, held, batch)
-    with engine.connect() as connection:
-        assert rows_of(connection, BALANCES) == folded([*first.events, *second.events])
-
-
-def test_a_batch_that_does_not_follow_what_is_remembered_is_fenced(engine: Engine) -> None:
-    held = taken(engine, BALANCES)
-    writer = FoldWriter(BALANCES, dialect_of(engine), lease_s=30)
-    first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
-    with engine.begin() as connection:
-        writer.write(connection, held, first)
-    with engine.begin() as connection, pytest.raises(CheckpointFenced, match="the one before it ended at 1"):
-        writer.write(connection, held, Batch(2, 3, "id-3", [on(3, Added(amount=Decimal(2)))]))
-
-
 def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:
     held = taken(engine, BALANCES)
     write(engine, BALANCES, held, Batch(0, 9, "id-9", []))
@@ -190,14 +142,6 @@ def test_a_batch_that_repeats_or_skips_is_fenced(engine: Engine, after: int) -> 
     write(engine, BALANCES, held, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
     with pytest.raises(CheckpointFenced, match="is at position 1 and the batch starts after"):
         write(engine, BALANCES, held, Batch(after, after + 1, "x", [on(after + 1, Closed())]))
-
-
-def test_a_batch_of_events_before_its_start_is_fenced(engine: Engine) -> None:
-    held = taken(engine, BALANCES)
-    with pytest.raises(CheckpointFenced):
-        write(engine, BALANCES, held, Batch(0, 0, "", []))
-    with pytest.raises(CheckpointFenced):
-        write(engine, BALANCES, held, Batch(5, 6, "id-6", [on(5, Closed())]))
 
 
 def test_a_fault_of_the_handler_leaves_neither_rows_nor_position(engine: Engine) -> None:

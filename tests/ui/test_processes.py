@@ -125,7 +125,7 @@ async def test_what_a_process_heard_is_an_input_with_its_event(settings: Setting
             )
 
         await eventually(heard)
-        assert "It hears account.opened" in said(await client.get("/processes"))
+        assert "It takes account.opened" in said(await client.get("/processes"))
 
 
 async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None:

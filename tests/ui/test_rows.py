@@ -84,8 +84,8 @@ async def test_all_pages_of_a_table_together_show_each_row_once(nats: NatsServer
             assert len(links(await client.get(f"/models/one?name={name}"), ".*a-000.*")) == per_row
         found = await client.get("/models/one?name=balances&start=a-12")
         assert re.findall(r">(a-\d{3})<", found.text) == [f"a-{number}" for number in range(120, 130)]
-        assert "SQL by hand" in said(await client.get("/models/one?name=book"))
-        assert "SQL by hand" in said(await client.get(row_url("book", "a-1", 1)))
+        assert "written by a SQL projection" in said(await client.get("/models/one?name=book"))
+        assert "written by a SQL projection" in said(await client.get(row_url("book", "a-1", 1)))
 
 
 async def test_a_row_altered_by_hand_is_found_with_its_first_bad_position(nats: NatsServer, database: str) -> None:

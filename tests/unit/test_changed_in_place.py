@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import TypeAliasType
 
@@ -146,12 +146,6 @@ def test_a_row_that_says_it_holds_what_can_be_changed_is_refused_with_class_fiel
     (fault,) = caught.value.faults
     assert "Items.items holds a" in fault
     assert f"take {instead}" in fault
-
-
-def test_bytes_that_can_be_changed_are_refused() -> None:
-    kind = dataclass(frozen=True)(type("Blob", (), {"__annotations__": {"id": str, "data": bytearray}}))
-    with pytest.raises(DefinitionError, match=r"Blob\.data is bytearray"):
-        resolved_alone(projection("blobs", table=table_of("blobs", Column("data", LargeBinary)))(fold_of(kind)))
 
 
 @dataclass(frozen=True)

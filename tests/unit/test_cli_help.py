@@ -56,7 +56,9 @@ def test_every_command_has_examples_of_its_own() -> None:
         ("status --zzz", "There is no option --zzz here. See `eventjet status --help`."),
         ("rebuild", "Missing argument 'PROJECTION'. See `eventjet rebuild --help`."),
         ("history account", "Missing argument 'ID'. See `eventjet history --help`."),
-        ("tail --from x", "Invalid value for '--from'"),
+        ("tail --from x", "--from is given as 'x'. Give a position of the log, which is a whole number: 1, 2, 3"),
+        ("status --interval x", "--interval is given as 'x'. Give a number."),
+        ("ui --port 99999", "--port is given as '99999'. Give 65535 or less."),
         ("status more", "unexpected extra argument"),
     ],
 )

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 
 import pytest
 
 from eventjet.subscriptions.reader import BYTES_MAX, Chunk, EventBuffer
+from eventjet.writers.batch import Batch
 
 
 def chunk(after: int, count: int, size: int = 10, left: int = 0) -> Chunk:
     return Chunk(after, after + count, f"id-{after + count}", [], count, size, left)
 
 
+async def taken(batch: Awaitable[Batch | None]) -> tuple[int, int]:
+    """The positions before and at the end of a batch."""
+    async with asyncio.timeout(30):
+        result = await batch
+    assert result is not None
+    return result.after, result.last
+
+
 async def test_what_waits_is_merged_up_to_the_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     for after, count in ((0, 4), (4, 6), (10, 1)):
         assert buffer.put(chunk(after, count))
-    first = await buffer.take(1)
-    second = await buffer.take(1)
-    assert first is not None
-    assert second is not None
-    assert (first.after, first.last, first.event_id) == (0, 10, "id-10")
-    assert (second.after, second.last) == (10, 11)
+    assert await taken(buffer.take(1)) == (0, 10)
+    assert await taken(buffer.take(1)) == (10, 11)
 
 
 async def test_nothing_in_time_is_none_and_so_is_a_wake() -> None:
@@ -73,9 +79,7 @@ async def test_a_piece_from_another_thread_wakes_the_loop() -> None:
     buffer = EventBuffer(batch_max=10)
     waiting = asyncio.create_task(buffer.take(60))
     await asyncio.to_thread(buffer.put, chunk(0, 3))
-    found = await waiting
-    assert found is not None
-    assert found.last == 3
+    assert await taken(waiting) == (0, 3)
 
 
 async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,27 +88,20 @@ async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: p
     buffer.put(chunk(0, 4, left=100))
     waiting = asyncio.create_task(buffer.take(60))
     await asyncio.to_thread(buffer.put, chunk(4, 6, left=94))
-    found = await waiting
-    assert found is not None
-    assert (found.after, found.last) == (0, 10)
+    assert await taken(waiting) == (0, 10)
 
 
 async def test_near_the_end_what_is_there_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=10))
-    async with asyncio.timeout(30):
-        found = await buffer.take(60)
-    assert found is not None
-    assert found.last == 4
+    assert await taken(buffer.take(60)) == (0, 4)
 
 
 async def test_nobody_waits_long_for_a_whole_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=100))
-    found = await buffer.take(60)
-    assert found is not None
-    assert found.last == 4
+    assert await taken(buffer.take(60)) == (0, 4)
 
 
 async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
@@ -114,15 +111,11 @@ async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await asyncio.to_thread(buffer.put, chunk(9, 1))
-    found = await waiting
-    assert found is not None
-    assert (found.after, found.last) == (0, 10)
+    assert await taken(waiting) == (0, 10)
     buffer.put(chunk(10, 9))
     buffer.fail(LookupError("gone"))
     assert await buffer.take_whole() is None
-    rest = await buffer.take(1)
-    assert rest is not None
-    assert rest.last == 19
+    assert await taken(buffer.take(1)) == (10, 19)
 
 
 async def test_once_nothing_more_will_be_put_nobody_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +127,5 @@ async def test_once_nothing_more_will_be_put_nobody_waits_for_more(monkeypatch: 
     await asyncio.to_thread(buffer.finish)
     async with asyncio.timeout(30):
         assert await waiting is None
-        found = await buffer.take(60)
-        assert found is not None
-        assert found.last == 4
+        assert await taken(buffer.take(60)) == (0, 4)
         assert await buffer.take(60) is None

@@ -228,8 +228,14 @@ CHANGES = [
 """Statements of a module that change what a name of it holds."""
 
 
-@pytest.mark.parametrize("statement", CHANGES)
-@pytest.mark.parametrize("block", ["", "if __name__:\n    ", "for _ in range(1):\n    "])
+@pytest.mark.parametrize(
+    ("statement", "block"),
+    [
+        *((statement, "") for statement in CHANGES),
+        ("RATES.update(a=2)", "if __name__:\n    "),
+        ('RATES["a"] = 2', "for _ in range(1):\n    "),
+    ],
+)
 def test_a_statement_that_changes_what_a_helper_names_is_part_of_it(load: Load, statement: str, block: str) -> None:
     rates = f"""
 class Rates(dict):

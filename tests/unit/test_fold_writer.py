@@ -206,8 +206,10 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
     writer = Stored(PROJECTIONS["rows"]).writer()
     writer.write(NOBODY, CHECKPOINT, Batch(0, 1, "", []))
     assert writer.prepare_next(Batch(2, 3, "", [])) is None
-    for batch in (Batch(2, 3, "", []), Batch(1, 1, "", [])):
-        with pytest.raises(CheckpointFenced):
+    with pytest.raises(CheckpointFenced, match="starts after 2 and the one before it ended at 1"):
+        writer.prepare(NOBODY, Batch(2, 3, "", []))
+    for batch in (Batch(1, 1, "", []), Batch(5, 6, "", [one_event(PROJECTIONS["rows"], 5, 0, 5)])):
+        with pytest.raises(CheckpointFenced, match="a batch after position"):
             writer.prepare(NOBODY, batch)
 
 

@@ -18,7 +18,6 @@ from eventjet.nats.protocol import (
     FrameParser,
     publish_frame,
     status_of,
-    subscribe_frame,
 )
 
 TOKENS = st.text("abcXYZ019-_=$*>.", min_size=1, max_size=20).map(str.encode)
@@ -107,7 +106,6 @@ def test_the_printer_writes_what_a_server_reads() -> None:
     assert publish_frame("a.b", b"xy", reply=b"r.1") == b"PUB a.b r.1 2\r\nxy\r\n"
     block = b"NATS/1.0\r\nK: v\r\n\r\n"
     assert publish_frame(b"a", b"xy", headers=block) == b"HPUB a 18 20\r\n" + block + b"xy\r\n"
-    assert subscribe_frame("a.*", b"7") == b"SUB a.* 7\r\n"
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0", "a\tb", "a\x00", "x" * 2001])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -57,25 +56,6 @@ def test_a_hundred_thousand_hostile_ids_come_back_exactly_or_are_refused() -> No
     assert len(tokens) > 30_000
 
 
-@given(st.text())
-def test_any_text_comes_back_exactly_or_is_refused(aggregate_id: str) -> None:
-    check(aggregate_id)
-
-
-def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
-    random = Random(4)
-    decoded = 0
-    for _ in range(50_000):
-        token = "".join(random.choices("=0123456789ABCDEFabcdefG.*> \n", k=random.randrange(9)))
-        try:
-            aggregate_id = decode_id(token)
-        except ValueError:
-            continue
-        decoded += 1
-        assert encode_id(aggregate_id) == token
-    assert decoded > 500
-
-
 @pytest.mark.parametrize(
     "token",
     ["", "=", "=4", "=41", "=2a", "a.b", "*", ">", "a b", "a\n", "=C3", "=ED=A0=80", "=C0=80", "x" * 201, "=2A" * 67],
@@ -83,12 +63,6 @@ def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
 def test_such_a_token_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match=r"encod|decode"):
         decode_id(token)
-
-
-def test_ids_that_look_alike_stay_apart() -> None:
-    alike = {"\u00e9", "e\u0301", "\ufb01", "fi", "A", "a", "\u0391", "\u0410", "\u0130", "i\u0307", "=41", "%41"}
-    alike |= {"a\u200d", "a\u00a0", "a "}
-    assert len({encode_id(one) for one in alike}) == len(alike)
 
 
 def test_a_refusal_does_not_repeat_a_long_id() -> None:

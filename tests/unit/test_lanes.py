@@ -66,51 +66,6 @@ async def test_what_pauses_leaves_its_place_to_other_keys_and_keeps_its_own_wait
     await lanes.close()
 
 
-async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
-    lanes = KeyedExecutor(8, 1_000)
-    begun: defaultdict[int, list[int]] = defaultdict(list)
-    active: set[int] = set()
-    most = 0
-
-    def work(key: int, position: int) -> Work:
-        async def run() -> None:
-            nonlocal most
-            assert key not in active
-            active.add(key)
-            most = max(most, len(active))
-            begun[key].append(position)
-            await asyncio.sleep(0)
-            active.discard(key)
-
-        return run
-
-    for position in range(1, 201):
-        lanes.add(position, f"e{position}", [(position % 7, work(position % 7, position))])
-    await idle(lanes)
-    assert (lanes.position, lanes.event_id, lanes.done_beyond()) == (200, "e200", ())
-    assert all(positions == sorted(positions) for positions in begun.values())
-    assert 1 < most <= 7
-    await lanes.close()
-
-
-async def test_no_more_than_its_width_is_under_way() -> None:
-    lanes = KeyedExecutor(4, 1_000)
-    active = most = 0
-
-    async def run() -> None:
-        nonlocal active, most
-        active += 1
-        most = max(most, active)
-        await asyncio.sleep(0)
-        active -= 1
-
-    for position in range(1, 51):
-        lanes.add(position, "", [(position, run)])
-    await idle(lanes)
-    assert most == 4
-    await lanes.close()
-
-
 async def test_the_floor_stops_below_what_is_not_done() -> None:
     lanes = KeyedExecutor(8, 1_000, position=10, event_id="e10")
     gate = asyncio.Event()
@@ -201,36 +156,41 @@ async def test_what_work_raises_is_told_and_ends_its_lane_alone() -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60), keys=st.integers(1, 6), width=st.integers(1, 5))
-def test_whatever_the_order_of_things_the_floor_and_what_is_beyond_are_what_was_done(
+def test_keys_keep_their_order_and_the_width_and_the_floor_is_what_was_done(
     seed: int, count: int, keys: int, width: int
 ) -> None:
     async def run() -> None:
         chance = random.Random(seed)
         lanes = KeyedExecutor(width, 1_000)
-        done: set[int] = set()
-        added: list[int] = []
+        done, added, active = set[int](), list[int](), set[int]()
+        begun: defaultdict[int, list[int]] = defaultdict(list)
 
-        def work(position: int) -> Work:
+        def work(key: int, position: int) -> Work:
             async def do() -> None:
+                assert key not in active
+                assert len(active) < width
+                active.add(key)
+                begun[key].append(position)
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
+                active.discard(key)
                 done.add(position)
 
             return do
 
         position = 0
         for _ in range(count):
-            position += chance.randrange(1, 4)
+            position, key = position + chance.randrange(1, 4), chance.randrange(keys)
             added.append(position)
-            lanes.add(position, str(position), [(chance.randrange(keys), work(position))])
+            lanes.add(position, str(position), [(key, work(key, position))])
             if chance.random() < 0.3:
                 await asyncio.sleep(0)
-            told = {one for one in added if one <= lanes.position}
-            told |= {one for one in added if any(first <= one <= last for first, last in lanes.done_beyond())}
-            assert told <= done
+            reported = {each for each in added if each <= lanes.position}
+            reported |= {each for each in added if any(first <= each <= last for first, last in lanes.done_beyond())}
+            assert reported <= done
         await idle(lanes)
-        assert lanes.position == added[-1]
-        assert lanes.done_beyond() == ()
+        assert (lanes.position, lanes.event_id, lanes.done_beyond()) == (added[-1], str(added[-1]), ())
+        assert all(positions == sorted(positions) for positions in begun.values())
         await lanes.close()
 
     asyncio.run(run())

@@ -75,16 +75,6 @@ def test_headers_keep_their_order_and_what_was_said_to_the_server_goes() -> None
     )
 
 
-def test_the_time_is_that_of_the_first_log_and_is_told_once() -> None:
-    found = record(7, f"{ID}e7")
-    (batch,) = batches(past(found), 7)
-    (stored,) = published(batch)
-    assert recorded_at(found) == recorded_at(stored) == datetime(2023, 11, 14, 22, 13, 20, 123456, UTC)
-    (again,) = batches(past(stored), 7)
-    assert published(again)[0][3] == stored[3]
-    assert stored[3].count(b"Ej-Recorded-At") == 1
-
-
 def test_a_record_without_headers_gets_its_time() -> None:
     (batch,) = batches(past((1, NS, b"bank.account.a", b"", b"x")), 1)
     assert batch.blocks == [b"NATS/1.0\r\nEj-Recorded-At: 2023-11-14T22:13:20.123456789Z\r\n\r\n"]
@@ -118,6 +108,15 @@ def test_a_chain_that_is_broken_within_a_batch_is_found_before_it_is_sent() -> N
 def test_a_past_with_a_gap_is_refused(records: list[RawRecord], last: int, said: str) -> None:
     with pytest.raises(ArchiveBroken, match=said):
         list(batches(past(*records, last=last), 1))
+
+
+@pytest.mark.parametrize(
+    "subject", ["$JS.API.STREAM.DELETE.other", "other.account.a", "bank.account", "bank.account.a.b", "$KV.b.a"]
+)
+def test_a_record_on_another_subject_is_published_nowhere(subject: str) -> None:
+    """Who restores may do anything on the server, and must not do what a record of the archive says."""
+    with pytest.raises(ArchiveBroken, match=r"position 1 is on .*, no subject of the log 'bank'"):
+        next(batches(past(record(1, subject=subject), record(2)), 1))
 
 
 def test_no_batch_holds_an_id_twice() -> None:

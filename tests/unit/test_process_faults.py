@@ -127,14 +127,6 @@ def test_a_process_among_the_aggregates_is_refused_since_nothing_would_run_it() 
     assert "Loan is a process: list it in App(processes=[…])" in told(aggregates=[Account, Loan])
 
 
-def test_a_listener_without_parentheses_is_refused_where_it_is_declared() -> None:
-    with pytest.raises(DefinitionError, match=r"Idle.heard: write `@listens\(\)`"):
-
-        class Idle:  # pyright: ignore[reportUnusedClass]
-            @listens  # type: ignore[arg-type]
-            def heard(self, event: Recorded[Deposited]) -> Asked | None: ...
-
-
 def test_a_listener_of_an_event_that_nobody_folds_is_refused() -> None:
     assert "Loan.heard_as_well hears Elsewhere, which no aggregate of the app folds" in told(processes=[Loan])
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import BigInteger, Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
+from sqlalchemy import Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import event
@@ -44,13 +44,6 @@ CATALOG = Catalog([Opened, Paid])
 class Balance:
     account_id: str
     amount: Decimal = Decimal(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Payment:
-    position: int
-    index: int
-    account_id: str
 
 
 @dataclass(frozen=True)
@@ -149,23 +142,6 @@ def test_a_key_of_several_columns_is_a_tuple() -> None:
     assert resolve(lines, CATALOG).keys_of(event) == (("x", UUID(int=0)),)
 
 
-def test_entries_are_keyed_by_position_and_read_nothing() -> None:
-    table = a_table(
-        Column("position", BigInteger, primary_key=True, autoincrement=False),
-        Column("index", Integer, primary_key=True, autoincrement=False),
-        Column("account_id", String),
-    )
-
-    @entries("payments", table=table)
-    def payments(event: Recorded[Paid]) -> list[Payment] | Payment | None:
-        return [Payment(event.position, 0, event.data.source), Payment(event.position, 1, event.data.target)]
-
-    resolved = resolve(payments, CATALOG)
-    assert not resolved.reads
-    assert resolved.row_type is Payment
-    assert len(resolved.entries(recorded(Paid(source="x", target="y", amount=Decimal(1))))) == 2
-
-
 def test_all_faults_of_a_projection_are_reported_at_once() -> None:
     @projection("Bad-Name", table=a_table(Column("account_id", String, primary_key=True), Column("x", Float(24))))
     def bad(row: Stray | None, event: Recorded[Foreign]) -> Stray | None:
@@ -177,10 +153,6 @@ def test_all_faults_of_a_projection_are_reported_at_once() -> None:
     assert "the table has no column 'extra'" in found
     assert "the row has no field 'x'" in found
     assert "column balances.x is a Float of at most 24 bits" in found
-
-
-def test_a_revision_below_one_is_refused() -> None:
-    assert "revisions start at 1" in faults_of(projection("b", table=a_table(), revision=0)(fold))
 
 
 def test_a_fold_that_does_not_return_a_dataclass_is_refused() -> None:

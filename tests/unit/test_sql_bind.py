@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Sequence, String, Table, Text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Sequence, Table, Text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, DefinitionError, Recorded, SqlProjection, aggregate, event, projection
+from eventjet import App, DefinitionError, Recorded, SqlProjection, aggregate, event
 from eventjet.rebuild.plan import Route, make_plan, route_of
 from eventjet.testing import on, projected
 from tests.integration import by_hand
@@ -125,24 +124,6 @@ def test_foreign_keys_lead_to_declared_tables_and_in_no_circle() -> None:
     resolved = App("a", aggregates=[X], projections=[made]).projections["ledger"]
     assert [one.name for one in resolved.tables] == ["parent", "own", "child"]
     assert (resolved.events, resolved.durable) == ((Begun,), "ledger-r1")
-
-
-def test_a_table_belongs_to_one_projection() -> None:
-    shared = Table("shared", MetaData(), Column("id", String, primary_key=True), Column("n", Integer))
-
-    @dataclass(frozen=True)
-    class Row:
-        id: str
-        n: int | None = None
-
-    def fold(row: Row | None, event: Recorded[Begun]) -> Row | None:
-        return row
-
-    fold.__annotations__ |= {"return": Row | None}
-    other = projection("other", table=shared)(fold)
-    assert "the table 'shared' belongs to the projections 'ledger' and 'other'" in faults(
-        begun, tables=[shared], others=[other]
-    )
 
 
 def test_a_handler_declared_after_the_app_was_built_is_refused() -> None:

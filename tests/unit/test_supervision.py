@@ -64,7 +64,7 @@ async def test_a_look_whose_result_cannot_be_judged_is_told_and_followed_by_anot
         async def __aexit__(self, *_: object) -> None: ...
 
     reader: Any = Odd()
-    monitor = HealthMonitor(cast("StatusReader", reader), "me", WorkerOptions(look_s=0.01), [], [], {})
+    monitor = HealthMonitor(cast("StatusReader", reader), "me", WorkerOptions(look_s=0.01), [])
     stop = asyncio.Event()
     keeping = asyncio.create_task(monitor.keep(stop))
     while reader.looks < 2:

@@ -265,7 +265,7 @@ class Restore:
             headers=headers,
             timeout_s=2 * self.timeout_s,
             stream=self.sealed.stream,
-            messages=len(batch.records),
+            batch_size=len(batch.records),
         )
         try:
             answer = api.answer_in(reply, subject.decode())

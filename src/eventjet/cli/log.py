@@ -73,9 +73,11 @@ def tail(
     json: Annotated[bool, switch("--json", "One JSON object a line, for programs.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is recorded from now on.")] = False,
     start: Annotated[
-        int | None, option("--from", "N", f"Begin at this position; else with the last {_LAST} events.", min=1)
+        int | None, option("--from", "POSITION", f"Begin at this position; else with the last {_LAST} events.", min=1)
     ] = None,
-    until: Annotated[int | None, option("--until", "N", "End behind this position, with --follow too.", min=1)] = None,
+    until: Annotated[
+        int | None, option("--until", "POSITION", "End behind this position, with --follow too.", min=1)
+    ] = None,
     limit: Annotated[
         int | None, option("--limit", "N", "End after so many events; without --from, the last ones.", min=1)
     ] = None,

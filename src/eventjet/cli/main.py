@@ -31,7 +31,7 @@ from eventjet.cli.subscriptions import cursor, deadlines, process
 from eventjet.cli.ui import ui
 from eventjet.cli.unique import unique
 from eventjet.cli.worker import pause, resume, serve, worker
-from eventjet.text import meant
+from eventjet.text import cut, meant
 
 DONE = 0
 WRONG_USAGE = 2
@@ -270,9 +270,33 @@ def _usage_text(error: Any) -> str:
     path = "eventjet" if context is None else context.command_path
     option = getattr(error, "option_name", None)
     is_unknown = option is not None and hasattr(error, "possibilities")
-    text = _unknown_option(str(option), context) if is_unknown else str(error.format_message())
+    if is_unknown:
+        text = _unknown_option(str(option), context)
+    else:
+        text = _invalid_value(error) or str(error.format_message())
     text = text if text.endswith((".", "?")) else f"{text}."
     return f"{text} See `{path} --help`."
+
+
+def _invalid_value(error: Any) -> str:
+    """Return what a parameter takes where its value is no such number; empty for any other error."""
+    cause, param = error.__cause__, getattr(error, "param", None)
+    if param is None or not hasattr(cause, "errors"):
+        return ""
+    (fault, *_) = cause.errors(include_url=False)
+    takes = {
+        "int_parsing": "a whole number",
+        "float_parsing": "a number",
+        "greater_than_equal": "{ge} or more",
+        "less_than_equal": "{le} or less",
+    }.get(fault["type"])
+    if takes is None:
+        return ""
+    text = takes.format(**fault.get("ctx", {}))
+    if param.metavar == "POSITION":
+        text = "a position of the log, which is a whole number: 1, 2, 3 and on"
+    name = next((name for name in param.opts if name.startswith("--")), param.metavar)
+    return f"{name} is given as {cut(str(fault['input']), 60)!r}. Give {text}."
 
 
 def _unknown_option(option: str, context: Any) -> str:

@@ -122,17 +122,15 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 def _faults(at: AppTarget) -> list[str]:
     """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
     from eventjet.domain.position import RETIRED
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import log_fault, missing_range
     from eventjet.log.topology import identity_of, reading_log_state
     from eventjet.log.unknown_events import unknown_events
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.subscriptions.status import cursor_fault, cursors_seen
 
     checkpoints = (
         [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
     )
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         state = link.run(reading_log_state(at.app().name))
         identity_of(state)  # raises for a log that has lost its identity
         missing = missing_range(state)
@@ -149,9 +147,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
     from eventjet.domain.position import RETIRED
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.topology import finding_stream
-    from eventjet.nats.endpoint import Endpoint
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     affected = [
@@ -162,7 +158,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     affected = [checkpoint for checkpoint in affected if checkpoint.name not in reset]
     if not affected:
         return
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         if link.run(finding_stream(at.app().name)) is not None:
             return
     furthest = max(affected, key=lambda checkpoint: checkpoint.position)
@@ -181,13 +177,11 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
 
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import repair
     from eventjet.log.topology import IDENTITY, finding_stream
-    from eventjet.nats.endpoint import Endpoint
 
     app, done = at.app().name, list[str]()
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         state = link.run(finding_stream(app))
         if state is None:
             return done  # `init` creates it
@@ -309,14 +303,12 @@ def _name_and_revision(text: str) -> tuple[str, int]:
 
 def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused:
     from eventjet.jetstream.api import delete_consumer
-    from eventjet.jetstream.connection import NatsConnection
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.revisions import retire
 
     with database.sync_engine("eventjet db").begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)
     try:
-        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
+        with at.connection("db") as link:
             link.ask(delete_consumer(at.app().name, f"{name}-r{revision}"))
     except (EventjetError, OSError) as error:
         note(f"The durable {name}-r{revision} stays on the server, where it costs next to nothing: {error}")

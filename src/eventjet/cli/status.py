@@ -212,7 +212,7 @@ def doctor(
     ends_with = _status(examined, strict=strict)
     if json:
         counts = {str(level): number for level, number in examined.counts.items()}
-        value = {"app": examined.app, "status": ends_with, "counts": counts, "found": examined.found}
+        value = {"app": examined.app, "status": ends_with, "counts": counts, "found": examined.findings}
         print_json({**value, "left_out": examined.left_out})
     else:
         show(doctor_blocks(examined))
@@ -239,7 +239,7 @@ def doctor_blocks(examined: Examined) -> Iterator[Block]:
     """Yield the blocks that show the findings of an examination."""
     from eventjet.doctor.report import Level
 
-    for part, findings in groupby(examined.found, lambda finding: finding.part):
+    for part, findings in groupby(examined.findings, lambda finding: finding.part):
         yield Lines([part, *(line for finding in findings for line in _finding_lines(finding))])
     if examined.left_out:
         yield f"{counted(examined.left_out, 'more line')} of the same kinds are not shown."

@@ -273,8 +273,6 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
     The consumer of an inbox stays: the app no longer declares on which stream it is.
     """
     from eventjet.jetstream.api import delete_consumer
-    from eventjet.jetstream.connection import NatsConnection
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.subscriptions.declarations import INBOX
 
     for seen in cursors:
@@ -285,7 +283,7 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
     if not names:
         return
     try:
-        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+        with at.connection("cursor") as link:
             for name in names:
                 link.ask(delete_consumer(at.app().name, name))
     except (EventjetError, OSError) as error:
@@ -293,11 +291,9 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
 
 
 def _cursors(at: AppTarget) -> list[CursorSeen]:
-    from eventjet.jetstream.connection import NatsConnection
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.subscriptions.status import cursors_seen
 
-    with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+    with at.connection("cursor") as link:
         return cursors_seen(link, at.app())
 
 

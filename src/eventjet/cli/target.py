@@ -25,6 +25,7 @@ from eventjet.urls import database_url, server_url, shown_master
 if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.jetstream.client import Client
+    from eventjet.jetstream.connection import NatsConnection
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.subscriptions.cursor_store import Cursors
     from eventjet.subscriptions.supervisor import Chosen
@@ -156,6 +157,13 @@ class AppTarget:
 
         async with connected(self.settings) as client:
             yield client
+
+    def connection(self, name: str = "init") -> NatsConnection:
+        """Open a connection to the server for requests that block, to be closed by `with`; `name` is the command's."""
+        from eventjet.jetstream.connection import NatsConnection
+        from eventjet.nats.endpoint import Endpoint
+
+        return NatsConnection.open(Endpoint.of(self.settings).with_name(f"eventjet {name}"))
 
     def projection(self, name: str) -> AnyResolved:
         """Return the projection of this name. Raises `UsageError` for one that the app does not declare."""

@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Access", "Level", "console"]
 
-__getattr__ = lazy(__name__, {"eventjet.console.access": ("Access", "Level"), "eventjet.console.site": ("console",)})
+__getattr__ = lazy(__name__, {"eventjet.console.access": "Access Level", "eventjet.console.site": "console"})

@@ -255,4 +255,4 @@ class StatusPoller:
             await in_thread(
                 lambda: check_monitoring(installation, report, lambda: greetings(Endpoint.of(settings), ANSWER_S))
             )
-        return report.found
+        return report.findings

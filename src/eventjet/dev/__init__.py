@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["NatsServer", "PostgresServer"]
 
-__getattr__ = lazy(__name__, {"eventjet.dev.nats": ("NatsServer",), "eventjet.dev.postgres": ("PostgresServer",)})
+__getattr__ = lazy(__name__, {"eventjet.dev.nats": "NatsServer", "eventjet.dev.postgres": "PostgresServer"})

@@ -66,10 +66,10 @@ def _check_connected(
         database_now = float(connection.scalar(select(Clock())) or 0)
         times = (before, database_now, before + time.monotonic() - began)
         check_clock(report, "database", "the database", times)
-    before = len(report.found)
+    before = len(report.findings)
     with _guarded(report, connection, "tables"):
         migrations.check(connection)
-    if len(report.found) > before:
+    if len(report.findings) > before:
         return None
     seen: SeenDatabase | None = None
     with _guarded(report, connection, "checkpoints"):

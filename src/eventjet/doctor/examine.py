@@ -37,7 +37,7 @@ class Examined:
     """The result of an examination."""
 
     app: str
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     """All findings, by part, in the order in which the parts are listed."""
     left_out: int
     """Number of findings that exceed the limit of a part and are not listed."""
@@ -47,7 +47,7 @@ class Examined:
     @property
     def counts(self) -> Mapping[Level, int]:
         """Return the number of findings of each level."""
-        counts = Counter(finding.level for finding in self.found)
+        counts = Counter(finding.level for finding in self.findings)
         return {level: counts[level] for level in Level}
 
 
@@ -77,7 +77,7 @@ def examine(installation: Installation) -> Examined:
         job.join()
     return Examined(
         installation.app.name,
-        tuple(finding for job in parts for finding in job.found()),
+        tuple(finding for job in parts for finding in job.findings()),
         sum(job.report.left_out for job in parts),
         next((job.own_fault for job in parts if job.own_fault is not None), None),
     )
@@ -110,9 +110,9 @@ class _Part(Generic[T]):
     def join(self) -> None:
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
-    def found(self) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """Return the findings so far, with a finding of the level unreachable where the check still runs."""
-        findings = list(self.report.found)
+        findings = list(self.report.findings)
         if self._thread.is_alive():
             what = "it did not answer in time, so the rest of it was not looked at"
             fix = "Look at its load, or allow more with `--timeout SECONDS`."

@@ -15,7 +15,7 @@ from eventjet.settings import Settings
 
 NAMED_MAX = 10
 """Names of one kind that a finding lists at most."""
-FOUND_MAX = 100
+FINDINGS_MAX = 100
 """Findings that one part lists at most; further findings are counted."""
 SKEW_MAX_S = 2.0
 """Skew of clocks that is tolerated: machines with NTP stay well below, and people notice more in a lag."""
@@ -45,13 +45,13 @@ class Report:
     """The findings of one part. One thread adds findings; another may read them at any time."""
 
     part: str
-    found: list[Finding] = field(default_factory=list[Finding])
+    findings: list[Finding] = field(default_factory=list[Finding])
     left_out: int = 0
 
     def add(self, level: Level, check: str, what: str, cost: str = "", fix: str = "") -> None:
         """Add a finding; `check` is the name that programs know it by."""
-        if len(self.found) < FOUND_MAX:
-            self.found.append(Finding(self.part, check, level, what, cost, fix))
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(Finding(self.part, check, level, what, cost, fix))
         else:
             self.left_out += 1
 

@@ -19,12 +19,11 @@ from urllib.parse import urlsplit
 from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
-from eventjet.jetstream.api import nanoseconds
+from eventjet.jetstream.api import call, nanoseconds
 from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.log import AccountLimits, Limit, account_limits
+from eventjet.nats.login import tls_context
 from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
@@ -32,6 +31,12 @@ _NEAR, _FULL = 0.8, 0.95
 _BODY_MAX = 4_000_000
 _REQUEST_S = 5.0
 _SERVERS_MAX = 20
+_LIMITED = (
+    ("bytes of storage", "storage", "max_storage"),
+    ("streams", "streams", "max_streams"),
+    ("consumers", "consumers", "max_consumers"),
+)
+"""(noun, key of what is used, key of the limit) in the information of an account."""
 _ALWAYS = "jetstream { sync_interval: always }"
 
 
@@ -45,7 +50,7 @@ def check_servers(installation: Installation, report: Report) -> Sequence[Greeti
         check_greetings(report, greeted)
         with report.guarded("account"):
             try:
-                check_limits(report, link.ask(account_limits()))
+                _check_account(report, link.ask(call("INFO")))
             except (NoResponders, LogUnusable):
                 report.fault(
                     "jetstream",
@@ -104,32 +109,42 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
         )
 
 
-def check_limits(report: Report, account: AccountLimits) -> None:
-    """Report how close the account is to each of its limits."""
-    for limit in account.limits:
-        _check_limit(report, limit)
-    if account.needs_max_bytes:
+def _check_account(report: Report, info: Mapping[str, Any]) -> None:
+    """Report how close the account is to each of its limits.
+
+    An account has one set of limits, or one for each number of replicas (tiers).
+    """
+    tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {"": info}
+    demands = any(bool(part["limits"].get("max_bytes_required")) for part in tiers.values())
+    is_limited = False
+    for tier, part in tiers.items():
+        for noun, used_key, limit_key in _LIMITED:
+            used, limit = int(part.get(used_key) or 0), int(part["limits"].get(limit_key) or 0)
+            if limit > 0:
+                is_limited = True
+                _check_limit(report, noun if not tier else f"{noun} of {tier}", used, limit)
+    if demands:
         report.fault(
             "account",
             "the account demands `max_bytes` of every stream, and eventjet declares none",
             "`eventjet init` is refused, and a log that has one loses room for its next event",
             "max_bytes_required: false  in the account's JetStream limits",
         )
-    if not account.limits and not account.needs_max_bytes:
+    if not is_limited and not demands:
         report.ok("account", "the account has no limits but the disk")
 
 
-def _check_limit(report: Report, limit: Limit) -> None:
-    share = limit.used / limit.most
-    usage = f"the account has {limit.used:,} of {limit.most:,} {limit.of} ({share:.0%})"
-    is_storage = limit.of.startswith("bytes")
+def _check_limit(report: Report, noun: str, used: int, limit: int) -> None:
+    share = used / limit
+    usage = f"the account has {used:,} of {limit:,} {noun} ({share:.0%})"
+    is_storage = noun.startswith("bytes")
     if share < _NEAR:
         cost = "a save of several events that meets the limit may be torn" if is_storage else "more are refused"
         report.note("account", usage, cost, "Let nothing but the disk limit the account of a log.")
         return
     torn = "saves are refused, and one of several events may be torn: the server keeps only a part of it"
     cost = torn if is_storage else "workers, rebuilds and `eventjet init` cannot make what they need"
-    fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
+    fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{noun.split(maxsplit=1)[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
     report.add(level, "account", usage, cost, f"{fix} of the account, or take the limit away.")
 
@@ -155,12 +170,11 @@ def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
     for index, address in enumerate(addresses):
         share_s = (deadline - time.monotonic()) / (len(addresses) - index)
         try:
-            dialled = dial_at(endpoint, address, time.monotonic() + max(share_s, 0.0))
-        except (OSError, ValueError, StoreError) as error:
-            greeted.append(Greeting(address.peer, {}, fault_of(error)))
-        else:
-            dialled.sock.close()
-            greeted.append(Greeting(address.peer, dialled.info))
+            with NatsConnection.open(endpoint, timeout_s=max(share_s, 0.001), addresses=[address]) as link:
+                greeted.append(Greeting(address.peer, link.info))
+        except (Unreachable, StoreError) as error:
+            reason = str(getattr(error, "reason", error)).removeprefix(f"{address.peer} ")
+            greeted.append(Greeting(address.peer, {}, reason))
     return greeted
 
 
@@ -195,7 +209,10 @@ def check_monitoring(
             )
             continue
         domain = installation.settings.jetstream_domain
-        if domain is not None and (has := _domain_of(varz)) != domain:
+        jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
+        config: Mapping[str, Any] = jetstream.get("config") or {}
+        has = str(config.get("domain") or "")
+        if domain is not None and has != domain:
             what = f"the server of {url} has {f'the JetStream domain {has}' if has else 'no JetStream domain'}"
             fix = f"Name the endpoints of the servers that have {domain}."
             report.note("monitoring", f"{what}, and the log is in {domain}", "it keeps no events of it", fix)
@@ -205,10 +222,21 @@ def check_monitoring(
         if varz.get("now"):
             server_now = nanoseconds(str(varz["now"]).encode()) / 1e9
             check_clock(report, "server", f"the server of {url}", (before, server_now, after))
-    if Endpoint.of(installation.settings).is_elsewhere:
-        _check_elsewhere(report, installation, seen)
-    else:
+    endpoint = Endpoint.of(installation.settings)
+    if not endpoint.is_elsewhere:
         _check_unseen(report, servers() or (), seen, has_monitoring=bool(installation.monitoring))
+    elif not seen or installation.settings.jetstream_domain is None:
+        # The log is in another JetStream than that of the connected servers.
+        _report_unknown_syncing(report, f"the servers of the JetStream below {endpoint.jetstream_prefix} sync", "those")
+
+
+def _report_unknown_syncing(report: Report, whose: str, servers: str) -> None:
+    report.unknown(
+        "sync_interval",
+        f"whether {whose} what they acknowledge cannot be known over NATS",
+        "with the server's own default of two minutes a power cut takes back acknowledged events",
+        f"`eventjet doctor --monitoring http://HOST:8222` for each of {servers} servers; {_ALWAYS}",
+    )
 
 
 def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
@@ -252,30 +280,7 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *
         )
     unseen = [peer for server, peer in peers.items() if server not in seen]
     if unseen or not has_monitoring:
-        report.unknown(
-            "sync_interval",
-            f"whether {named(unseen) or 'the server'} syncs what it acknowledges cannot be known over NATS",
-            "with the server's own default of two minutes a power cut takes back acknowledged events",
-            f"`eventjet doctor --monitoring http://HOST:8222` for each server; {_ALWAYS}",
-        )
-
-
-def _check_elsewhere(report: Report, installation: Installation, seen: set[str]) -> None:
-    """Report what is not known of syncing where the log is in another JetStream than that of the connected servers."""
-    prefix = Endpoint.of(installation.settings).jetstream_prefix
-    if not seen or installation.settings.jetstream_domain is None:
-        report.unknown(
-            "sync_interval",
-            f"whether the servers of the JetStream below {prefix} sync what they acknowledge cannot be known over NATS",
-            "with the server's own default of two minutes a power cut takes back acknowledged events",
-            f"`eventjet doctor --monitoring http://HOST:8222` for each of those servers; {_ALWAYS}",
-        )
-
-
-def _domain_of(varz: Mapping[str, Any]) -> str:
-    jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
-    config: Mapping[str, Any] = jetstream.get("config") or {}
-    return str(config.get("domain") or "")
+        _report_unknown_syncing(report, f"{named(unseen) or 'the servers'} sync", "the")
 
 
 def _duration_text(seconds: float) -> str:

@@ -13,14 +13,14 @@ from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.doctor.server import Greeting
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
 from eventjet.findings import Level
-from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
+from eventjet.jetstream.api import StreamState, call, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import accepted_missing, missing_range
 from eventjet.log.public_stream import check_public
 from eventjet.log.topology import Drift, compare, finding_stream, identity_of, needed_configs, unknown_settings
 from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.log import ListedConsumer, list_consumers, replicas_of
+from eventjet.operations.log import replicas_in
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
@@ -75,11 +75,11 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
             server_now = link.ask(server_time(app.name))
             check_clock(report, "server", "the NATS server", (before, server_now, before + time.monotonic() - began))
         with report.guarded("aggregates"):
-            check_aggregates(report, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
+            _check_aggregates(report, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
         with report.guarded("events"):
-            check_events(report, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
+            _check_events(report, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
         with report.guarded("durables"):
-            check_consumers(report, app, _consumers(link, app.name))
+            _check_durables(report, link, app)
 
 
 def check_stream(report: Report, app: Application, declared: dict[str, Any], state: StreamState | None) -> None:
@@ -153,7 +153,7 @@ def _check_replicas(report: Report, name: str, state: StreamState, drift: Drift 
 
 
 def _check_copies(report: Report, link: NatsConnection, name: str) -> None:
-    for replica in link.ask(replicas_of(name)):
+    for replica in replicas_in(link.ask(call(f"STREAM.INFO.{name}"))):
         if replica.is_offline or (
             not replica.is_current and (replica.silent_s is None or replica.silent_s > _SILENT_S)
         ):
@@ -202,34 +202,31 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
         report.ok("answers", "nobody but the streams answers what these credentials publish for them")
 
 
-def check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> None:
+def _check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> None:
     """Report the aggregates in the log that the app does not declare."""
-    if not unknown:
-        report.ok("aggregates", "every aggregate of the log is one of the app's")
-    for unknown_type in unknown:
+    for aggregate in unknown:
         report.fault(
             "aggregates",
-            f"the log has events of {unknown_type.histories:,} {unknown_type.aggregate!r}, which the app does not "
-            "declare",
+            f"the log has events of {aggregate.histories:,} {aggregate.aggregate!r}, which the app does not declare",
             "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
             "`eventjet init` says what to do",
         )
-
-
-def check_events(report: Report, unknown: Sequence[UnknownEvent]) -> None:
-    """Report the events in a sample of the log that the app does not declare."""
     if not unknown:
-        report.ok(
-            "events", f"the app declares every event that was looked at: a sample of {LOOKS}, the last ones included"
-        )
+        report.ok("aggregates", "every aggregate of the log is one of the app's")
+
+
+def _check_events(report: Report, unknown: Sequence[UnknownEvent]) -> None:
+    """Report the events in a sample of the log that the app does not declare."""
     for event in unknown:
         report.fault(
             "events",
             f"the event at position {event.position:,} is {event.type_name!r} schema {event.schema}, which the app "
             "does not declare",
-            "its aggregate cannot be loaded, and whatever follows the log waits at it or parks it",
+            "its aggregate cannot be loaded, and whatever follows the log waits at it or quarantines it",
             "`eventjet init` says what to do",
         )
+    if not unknown:
+        report.ok("events", f"the app declares every event of a sample of {LOOKS}, the last ones included")
 
 
 def _check_inbox(report: Report, name: str, stream: str, state: StreamState | None) -> None:
@@ -241,29 +238,27 @@ def _check_inbox(report: Report, name: str, stream: str, state: StreamState | No
     report.fault("inbox", f"the stream {stream}, which {name} follows, does not exist", cost, fix)
 
 
-def _consumers(link: NatsConnection, stream: str) -> list[ListedConsumer]:
-    consumers: list[ListedConsumer] = []
-    for _ in range(_PAGES_MAX):
-        page, total = link.ask(list_consumers(stream, len(consumers)))
-        consumers += page
-        if not page or len(consumers) >= total:
-            break
-    return consumers
-
-
-def check_consumers(report: Report, app: Application, listed: Sequence[ListedConsumer]) -> None:
+def _check_durables(report: Report, link: NatsConnection, app: Application) -> None:
     """Report the durable consumers of the log that no subscription of the app uses."""
-    used_durables = {projection.durable for projection in app.projections.values()} | declarations_of(app).keys()
-    unused = [consumer for consumer in listed if consumer.is_durable and consumer.name not in used_durables]
+    consumers: list[dict[str, Any]] = []
+    for _ in range(_PAGES_MAX):
+        answer = link.ask(call(f"CONSUMER.LIST.{app.name}", {"offset": len(consumers)}))
+        page: list[dict[str, Any]] = answer.get("consumers") or []
+        consumers += page
+        if not page or len(consumers) >= int(answer.get("total", 0)):
+            break
+    used = {projection.durable for projection in app.projections.values()} | declarations_of(app).keys()
+    durables = [consumer for consumer in consumers if not consumer["config"].get("inactive_threshold")]
+    unused = [consumer for consumer in durables if consumer["name"] not in used]
     if not unused:
         report.ok("durables", "every durable of the log is one of the app's")
     for consumer in unused[: 2 * _PAGES_MAX]:
-        usage = "; somebody reads through it now" if consumer.waiting else ""
+        usage = "; somebody reads through it now" if consumer.get("num_waiting") else ""
         report.note(
             "durables",
-            f"the durable {consumer.name} is of nothing that the app declares{usage}",
+            f"the durable {consumer['name']} is of nothing that the app declares{usage}",
             "the server keeps its state for ever; another program, or another release of this one, may need it",
-            _way_to_remove(app, consumer.name),
+            _way_to_remove(app, str(consumer["name"])),
         )
 
 

@@ -120,7 +120,7 @@ def check_work(report: Report, status: WorkStatus) -> None:
             f"`eventjet cursor set NEW {status.position}`, or `eventjet cursor drop {name}`",
         )
         return
-    before = len(report.found)
+    before = len(report.findings)
     if status.state == FAILED:
         fix = "`eventjet status` shows it again; a worker tries it when it starts"
         report.fault("log", f"{label}: {status.reason or 'it failed'}", stale, fix)
@@ -149,7 +149,7 @@ def check_work(report: Report, status: WorkStatus) -> None:
             "they are in no read model, and later events of their aggregates wait behind them",
             f"`eventjet quarantine list {name}`",
         )
-    if len(report.found) == before:
+    if len(report.findings) == before:
         report.ok("work", f"{label} stands at position {status.position:,}, kept by {status.owner}")
 
 

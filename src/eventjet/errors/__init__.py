@@ -1,76 +1,8 @@
 """All errors that eventjet raises, one class for each case that a caller handles differently.
 
 Each error sets attributes and forms its message in the constructor; the last sentence says what to do. An application's
-own errors pass through eventjet unchanged. docs/reference/errors.md says when each is raised, and what to do about it.
-
-```
-EventjetError
-├── DefinitionError
-├── UsageError
-│   └── DepsUnusable
-├── UnexpectedExit
-├── Unreachable
-│   ├── ComponentMissing
-│   └── ComponentFailed
-├── StoreError
-│   ├── ConcurrencyConflict
-│   ├── OutcomeUnknown
-│   │   └── SaveTorn
-│   ├── Refused
-│   │   ├── CommandReused
-│   │   ├── NotUnique
-│   │   ├── UniqueNotBuilt
-│   │   └── StreamFull
-│   ├── Forbidden
-│   │   └── Unauthorized
-│   ├── StoreUnavailable
-│   │   ├── ConnectionLost
-│   │   ├── ConnectionClosed
-│   │   └── NoResponders
-│   │       └── NobodyServes
-│   ├── LogUnusable
-│   │   ├── IdentityLost
-│   │   ├── LogDrifted
-│   │   └── SingleResponse
-│   ├── HistoryBroken
-│   ├── LogIncomplete
-│   ├── ApiRefused
-│   │   └── StreamMissing
-│   ├── Evicted
-│   └── DeliveryGap
-├── CodecError
-│   ├── UnknownEvent
-│   ├── UnknownAggregate
-│   ├── UndecodableEvent
-│   │   └── UndecodableMessage
-│   └── UnencodableEvent
-├── ProjectionError
-│   ├── HandlerFailed
-│   ├── TransactionEnded
-│   ├── RowRefused
-│   ├── RowUnreadable
-│   ├── CheckpointFenced
-│   ├── LogRolledBack
-│   ├── TableLost
-│   ├── TableOccupied
-│   ├── StillQuarantined
-│   ├── LocationTaken
-│   ├── PromotionRefused
-│   └── NotCaughtUp
-├── RebuildError
-│   ├── ArchiveBroken
-│   ├── RebuildRefused
-│   ├── RowsRefused
-│   ├── VerificationFailed
-│   └── RebuildOvertaken
-├── CommandFailed
-├── ReactionError
-│   ├── CursorFenced
-│   ├── CursorMissing
-│   ├── CursorDamaged
-│   └── ReactionFailed
-└── DemoFailed
-```
+own errors pass through eventjet unchanged. docs/reference/errors.md draws their tree, and says when each is raised and
+what to do about it.
 """
 
 from eventjet.errors.base import ComponentFailed as ComponentFailed
@@ -89,6 +21,7 @@ from eventjet.errors.projection import LocationTaken as LocationTaken
 from eventjet.errors.projection import LogRolledBack as LogRolledBack
 from eventjet.errors.projection import NotCaughtUp as NotCaughtUp
 from eventjet.errors.projection import ProjectionError as ProjectionError
+from eventjet.errors.projection import ProjectionStopped as ProjectionStopped
 from eventjet.errors.projection import PromotionRefused as PromotionRefused
 from eventjet.errors.projection import RebuildError as RebuildError
 from eventjet.errors.projection import RebuildOvertaken as RebuildOvertaken
@@ -96,10 +29,7 @@ from eventjet.errors.projection import RebuildRefused as RebuildRefused
 from eventjet.errors.projection import RowRefused as RowRefused
 from eventjet.errors.projection import RowsRefused as RowsRefused
 from eventjet.errors.projection import RowUnreadable as RowUnreadable
-from eventjet.errors.projection import StillQuarantined as StillQuarantined
 from eventjet.errors.projection import TableLost as TableLost
-from eventjet.errors.projection import TableOccupied as TableOccupied
-from eventjet.errors.projection import TransactionEnded as TransactionEnded
 from eventjet.errors.projection import VerificationFailed as VerificationFailed
 from eventjet.errors.reaction import CommandFailed as CommandFailed
 from eventjet.errors.reaction import CursorDamaged as CursorDamaged

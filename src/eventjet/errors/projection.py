@@ -169,19 +169,6 @@ _STANDSTILL = {
 }
 
 
-class TableOccupied(ProjectionError):
-    """A projection that has not begun cannot use its table, which is already in use."""
-
-    def __init__(self, resolved: Revision, reason: str) -> None:
-        self.projection = resolved.name
-        self.reason = reason
-        tables = ", ".join(repr(table.name) for table in resolved.tables)
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} cannot begin in the table {tables}: "
-            f"{reason}. Run `eventjet rebuild {resolved.name}`."
-        )
-
-
 class TableLost(ProjectionError):
     """A table was dropped, or dropped and created again, while the checkpoint still has a position for its rows."""
 
@@ -195,27 +182,13 @@ class TableLost(ProjectionError):
         )
 
 
-class StillQuarantined(ProjectionError):
-    """A projection with `on_error="stop"` has aggregates in its quarantine, from when it was declared to quarantine."""
+class ProjectionStopped(ProjectionError):
+    """A projection cannot go on with its tables until somebody repairs what the message names."""
 
-    def __init__(self, resolved: Revision, count: int) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Projection {resolved.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in "
-            f'its quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
-        )
-
-
-class TransactionEnded(ProjectionError):
-    """A handler ended the transaction itself, so the tables may contain half of a batch."""
-
-    def __init__(self, projection: str, position: int, handler: str) -> None:
+    def __init__(self, projection: str, reason: str, remedy: str) -> None:
         self.projection = projection
-        self.position = position
-        super().__init__(
-            f"Projection {projection!r}: {handler} ended the transaction at the event at position {position}, so its "
-            f"tables {HALF_WRITTEN}. Fix it, then run `eventjet rebuild {projection}`."
-        )
+        self.reason = reason
+        super().__init__(f"Projection {projection!r} cannot go on: {reason}. {remedy}")
 
 
 class LocationTaken(ProjectionError):
@@ -240,7 +213,7 @@ class LocationTaken(ProjectionError):
             )
             return
         super().__init__(
-            f"{who} is SQL by hand. Its handlers name {', '.join(names)}, and another revision has these names; on "
+            f"{who} is a SQL projection whose handlers use {', '.join(names)}, and another revision has these; on "
             "SQLite there is no second location for them. Declare tables of other names for it, or leave the revision "
             f"as it was and run `eventjet rebuild {resolved.name}`."
         )

@@ -37,9 +37,9 @@ from eventjet.jetstream.api import (
     shortened,
 )
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
-from eventjet.nats.dial import login, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange
+from eventjet.nats.login import login, tls_context
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.settings import Settings
 
@@ -127,7 +127,7 @@ def check_settings(settings: Settings) -> None:
 
 async def _check_jetstream(where: str, client: Client) -> None:
     try:
-        client.domain = str((await client.api("INFO")).get("domain", ""))
+        await client.learn_domain()
     except Forbidden:
         if client.unfit is not None:
             raise client.unfit from None  # no answer would ever come
@@ -152,7 +152,7 @@ class Client(LoopClient):
     def __init__(self, endpoint: Endpoint, timeout_s: float, nats: NatsClient | None = None) -> None:
         super().__init__(endpoint, timeout_s, nats)
         self.domain: str | None = None
-        """The domain of the JetStream that answers this account's API; None if the API was not asked.
+        """The domain of the JetStream that answers this account's API; None until `learn_domain`.
 
         It may be another than the connected server's: a leaf node can have a JetStream of its own for other accounts.
         """
@@ -174,6 +174,10 @@ class Client(LoopClient):
         """
         return await self.ask(call(subject, body))
 
+    async def learn_domain(self) -> None:
+        """Set `domain` from what the API says; raises as `api`."""
+        self.domain = str((await self.api("INFO")).get("domain", ""))
+
     async def request(
         self,
         subject: str,
@@ -182,21 +186,23 @@ class Client(LoopClient):
         timeout_s: float | None = None,
         earlier_messages: Sequence[Message] = (),
         stream: str = "",
+        batch_size: int | None = None,
     ) -> Frame:
         """Publish a message after `earlier_messages`, in one batch with them, and return the one answer to it.
 
         A message that is to be stored names its `stream`. Then answers of others are ignored, and an answer that may be
-        another stream's counts as no answer, so it raises `StoreUnavailable` as well.
+        another stream's counts as no answer, so it raises `StoreUnavailable` as well. `batch_size` is how many messages
+        the batch has if more of them were sent before.
         """
         messages, expected = [*earlier_messages, (subject, payload, headers)], None
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         if stream:
             if self.domain is None:
                 await self.ready(subject, wait_s)
-            expected = self._expected(stream, subject, len(messages))
+            expected = self.expected_answer(stream, subject, batch_size or len(messages))
         exchange = await self.begin(messages, wait_s, expected and expected.accepts)
         try:
-            frames = await exchange.came()
+            frames = await exchange.next_frames()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
         except StoreUnavailable as error:
             if type(error) is not StoreUnavailable or expected is None or not expected.other:
@@ -213,7 +219,7 @@ class Client(LoopClient):
 
         It waits for nothing. Without permission to publish on the subject, nothing is learnt.
         """
-        self.try_request((subject, b"", PROBE), self._expected(stream, subject, 1).accepts)
+        self.try_request((subject, b"", PROBE), self.expected_answer(stream, subject).accepts)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """Yield the parts of an answer of many messages as they arrive, until the caller stops; raises as `request`."""
@@ -221,7 +227,7 @@ class Client(LoopClient):
         exchange = await self.begin([(request.subject, request.payload, request.headers)], self.timeout_s)
         try:
             while True:
-                frames = await exchange.came()
+                frames = await exchange.next_frames()
                 if nobody_listens(frames[-1]):
                     raise NoResponders(self.endpoint.routed(request.subject))
                 received += len(frames)
@@ -285,7 +291,7 @@ class Client(LoopClient):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(wait_s):
                             while len(frames) < 2:
-                                frames += await exchange.came()
+                                frames += await exchange.next_frames()
                 finally:
                     self.forget(exchange)
             except (StoreUnavailable, Forbidden):
@@ -294,7 +300,8 @@ class Client(LoopClient):
                 return
         raise SingleResponse(self.endpoint.routed(short_request.subject))
 
-    def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
+    def expected_answer(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer:
+        """Return the answer that a publish to a stream expects."""
         domain = self.domain
         if domain is None and self.info.get("jetstream") and not self.endpoint.is_elsewhere:
             domain = str(self.info.get("domain", ""))
@@ -312,7 +319,7 @@ async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames
         with suppress(TimeoutError):
             async with asyncio.timeout(_REFUSED_S):
                 while answer is not None and answer.is_error and len(frames) < 2:
-                    frames = [*frames, *await exchange.came()]
+                    frames = [*frames, *await exchange.next_frames()]
                     frame, answer = expected.best(frames)
     doubt = "" if answer is None else expected.doubt(answer)
     if doubt:

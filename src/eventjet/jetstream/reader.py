@@ -126,8 +126,8 @@ class Deliveries:
         self._sequence = 0
         self._prefix = _UNKNOWN
         self._fields = 1
-        self._sid = link.subscribe(f"{link.inbox}.p")
-        self._reply = f"{link.inbox}.p".encode()
+        self._sid = link.subscribe(f"{link.inbox}.p.0")
+        self._reply = f"{link.inbox}.p.0".encode()
         self._subject = link.routed(f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}")
         self._batch = batch
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
@@ -461,32 +461,15 @@ class Range(NamedTuple):
 
 def split(first: int, last: int, count: int) -> tuple[Range, ...]:
     """Divide the positions from `first` to `last` into at most `count` ranges of nearly the same size."""
-    total = last - first + 1
-    if total <= 0:
-        return ()
+    total = max(0, last - first + 1)
     parts = max(1, min(count, total))
     edges = [first + total * number // parts for number in range(parts + 1)]
-    return tuple(Range(start, end) for start, end in pairwise(edges))
+    return tuple(Range(start, end) for start, end in pairwise(edges) if start < end)
 
 
 def range_count(events: int, at_least: int = 1) -> int:
     """Return into how many ranges to divide this number of events, `at_least` or more."""
     return max(at_least, -(-events // EVENTS_PER_RANGE))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The timeouts of a read."""
-
-    timeout_s: float = 5.0
-    """Timeout of connecting, and of one request."""
-    patience_s: float = 30.0
-    """How long a read may have no new record before it gives up, not counting the time that its caller takes."""
-    heartbeat_s: float = 5.0
-    """How often an idle server sends a heartbeat; after two missing heartbeats it counts as lost."""
-
-
-_DEFAULT_OPTIONS = ReadOptions()
 
 
 def read_range(
@@ -498,21 +481,26 @@ def read_range(
     batch: int = 2_000,
     filter_subject: str | None = None,
     allow_holes: bool = False,
-    options: ReadOptions = _DEFAULT_OPTIONS,
+    timeout_s: float = 5.0,
+    patience_s: float = 30.0,
+    heartbeat_s: float = 5.0,
 ) -> Generator[list[RawRecord]]:
     """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
 
     Without a filter and `allow_holes`, every position of the range must be in the log: the first missing position
     raises `HistoryBroken`, also if the log ends before `end`. Lost connections are opened again for as long as records
-    keep arriving within `patience_s`; after that, and when the first connection fails, `StoreUnavailable` or
-    `Unreachable` is raised. Closing the iterator deletes the consumer.
+    keep arriving within `patience_s`, not counting the time that the caller takes; after that, and when the first
+    connection fails, `StoreUnavailable` or `Unreachable` is raised. `timeout_s` is for connecting and for one request;
+    an idle server sends a heartbeat every `heartbeat_s`, and counts as lost after two missing ones. Closing the
+    iterator deletes the consumer.
     """
     dense = filter_subject is None and not allow_holes
-    return _Range(endpoint, stream, end, batch, filter_subject, dense, options, max(start, 1)).batches()
+    read = _Read(endpoint, stream, end, batch, filter_subject, dense, timeout_s, patience_s, heartbeat_s, max(start, 1))
+    return read.batches()
 
 
 @dataclass(slots=True)
-class _Range:
+class _Read:
     """One read of a range, over as many consumers as it takes; `position` is the first position not read yet."""
 
     endpoint: Endpoint
@@ -521,7 +509,9 @@ class _Range:
     batch: int
     filter: str | None
     dense: bool
-    options: ReadOptions
+    timeout_s: float
+    patience_s: float
+    heartbeat_s: float
     position: int
     records: list[RawRecord] = field(default_factory=list[RawRecord])
     progress_at: float = field(default_factory=time.monotonic)
@@ -542,7 +532,7 @@ class _Range:
                 waited_s = time.monotonic() - self.progress_at
                 if not self.reached:
                     raise
-                if waited_s > self.options.patience_s:
+                if waited_s > self.patience_s:
                     what = f"Reading {self.stream} from position {self.position}"
                     raise StoreUnavailable(what, f"for {waited_s:.0f} s; at last {error}") from error
                 time.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is no secret
@@ -551,10 +541,7 @@ class _Range:
             yield self.records
 
     def _read_with_consumer(self) -> Generator[list[RawRecord]]:
-        options = self.options
-        with NatsConnection.open(
-            self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s
-        ) as link:
+        with NatsConnection.open(self.endpoint, timeout_s=self.timeout_s, ping_interval_s=self.heartbeat_s) as link:
             # From now on a failure may pass: an election, or a consumer that was placed on a server that just died.
             self.reached = True
             name = f"ej_read_{secrets.token_hex(8)}"
@@ -568,7 +555,7 @@ class _Range:
                 "mem_storage": True,
             }
             request = create_consumer(self.stream, name, config, self.filter)
-            consumer = link.ask(request, timeout_s=options.timeout_s)
+            consumer = link.ask(request, timeout_s=self.timeout_s)
             try:
                 if consumer.pending or not self._is_at_the_end(link):
                     yield from self._drain(link, consumer)
@@ -578,14 +565,18 @@ class _Range:
                         link.ask(delete_consumer(self.stream, name), timeout_s=_DELETE_S)
 
     def _drain(self, link: NatsConnection, consumer: Consumer) -> Generator[list[RawRecord]]:
-        heartbeat_s = self.options.heartbeat_s
-        previous = self.position - 1
         deliveries = Deliveries(
-            link, consumer, previous, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=heartbeat_s, dense=self.dense
+            link,
+            consumer,
+            self.position - 1,
+            batch=_PULL,
+            window=_AHEAD * _PULL,
+            heartbeat_s=self.heartbeat_s,
+            dense=self.dense,
         )
         while self.position < self.end:
             deliveries.ask(None if self.filter else self.end - self.position - deliveries.outstanding)
-            arrived = deliveries.receive(2 * heartbeat_s)
+            arrived = deliveries.receive(2 * self.heartbeat_s)
             if deliveries.records:
                 self.progress_at = time.monotonic()
                 self.position = deliveries.position + 1
@@ -594,7 +585,7 @@ class _Range:
                 while self.records and self.records[-1][0] >= self.end:
                     self.records.pop()
             waited_s = time.monotonic() - self.progress_at
-            if not arrived or waited_s > self.options.patience_s:
+            if not arrived or waited_s > self.patience_s:
                 raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
             while len(self.records) >= self.batch:
                 batch, self.records = self.records[: self.batch], self.records[self.batch :]
@@ -609,7 +600,7 @@ class _Range:
         Raises `HistoryBroken` if the range must be complete and is not.
         """
         request = next_message(self.stream, self.position, self.filter or ">")
-        record = link.ask(request, timeout_s=self.options.timeout_s)
+        record = link.ask(request, timeout_s=self.timeout_s)
         if record is not None and record[0] < self.end:
             return False
         if self.dense:

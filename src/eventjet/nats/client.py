@@ -30,12 +30,13 @@ from eventjet.errors import (
     Forbidden,
     StoreError,
     StoreUnavailable,
+    Unauthorized,
     Unreachable,
     UsageError,
 )
-from eventjet.nats.dial import dial, login, tls_context
-from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
+from eventjet.nats.login import fault_of, login, refusal_of, tls_context
 from eventjet.nats.protocol import Frame, server_fault
 from eventjet.nats.tap import PAUSE_S, REQUESTS_MAX, Tap, Watcher, send
 from eventjet.observability import logs
@@ -52,8 +53,6 @@ _CONNECT_S = 3.0
 """How long connecting to one server of the cluster may take."""
 _CLOSE_S = 2.0
 """How long `close` waits for messages that are still to be sent."""
-_PING_S, _PINGS = 5.0, 2
-"""How often the server is pinged, and after how many unanswered pings the connection counts as lost."""
 _PONG_S = 4.0
 """How long a server may take to answer the ping that follows a late request, before another connection is made."""
 _ROOM_BYTES = 1 << 20
@@ -103,6 +102,11 @@ class LoopClient:
     connections, requests wait for the next connection, each as long as it may take.
     """
 
+    reconnects = True
+    """Whether a lost connection is replaced by another; otherwise `unfit` says from then on how it was lost."""
+    ping_interval_s = 5.0
+    """How often the server is pinged; it counts as lost when two pings of a client that reconnects have no answer."""
+
     def __init__(self, endpoint: Endpoint, timeout_s: float, nats: NatsClient | None = None) -> None:
         """`nats` is an open client that somebody else closes; without it, `connect` opens a client."""
         self.endpoint = endpoint
@@ -124,7 +128,7 @@ class LoopClient:
             self._exchanges.inbox.encode(),
             self._exchanges.waits,
             self._failed,
-            self._faulted,
+            self._on_server_error,
             self._lost,
             self._informed,
             self._reconnected,
@@ -143,7 +147,7 @@ class LoopClient:
 
     def another(self, name: str) -> Self:
         """Return another client of the same servers, which connects at its first use and which the caller closes."""
-        client = type(self)(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
+        client = type(self)(self.endpoint.with_name(name), self.timeout_s)
         client.guard = self.guard
         return client
 
@@ -152,18 +156,26 @@ class LoopClient:
         """The server's newest INFO, with the limits of the account and the user; empty before the first connection."""
         return {} if self._tap is None else self._tap.info
 
-    async def connect(self) -> dict[str, Any]:
+    async def connect(
+        self, addresses: Sequence[Address] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """Connect at once, or use the client that was given; return the server's INFO from before the login.
 
-        Raises `Unauthorized`, `Unreachable` and `UsageError`.
+        The addresses are those of the endpoint unless others are given; they share the timeout. Raises `Unauthorized`
+        when a server refused the credentials and no other let this client in, since servers may know new credentials
+        one after the other; else `Unreachable`, and `UsageError`.
         """
         self.guard.check()
-        nats = await self._dialled() if self.nats is None or self.is_own else self.nats
+        nats = self.nats
+        if nats is None or self.is_own:
+            if addresses is None:
+                addresses = self.endpoint.addresses(shuffle=self.reconnects)
+            nats = await self._connected(addresses, timeout_s or _CONNECT_S * (len(addresses) + 1))
         tap = self._tap = Tap.of(nats)
         self.nats, self.unfit = nats, None
         tap.watchers.append(self._watcher)
         try:
-            self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
+            self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.deliver)
             for listening in self._listening:
                 listening.subscription = await tap.subscribe(listening.subject, listening.take, listening.queue)
         except NatsError as error:
@@ -174,51 +186,66 @@ class LoopClient:
         self._usable.set()
         return tap.greeting
 
-    async def _dialled(self) -> NatsClient:
-        servers = [address.url for address in self.endpoint.addresses()]
-        bound_s = _CONNECT_S * (len(servers) + 1)
-        try:
-            return await self._opened_at(servers, bound_s)
-        except (OSError, NatsError, TimeoutError) as error:
-            if self.endpoint.is_websocket:
-                where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
-                raise Unreachable(
-                    where, reason_of(self._fault or error), "Look at the URL, and at `websocket {}` of the server."
-                ) from None
-        # nats-py gives up at the first server that takes the connection and refuses the login, and does not say which
-        # server said what. So the same servers are tried one after the other, and the one that lets us in is used.
-        dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
-        dialled.sock.close()
-        try:
-            addresses = self.endpoint.addresses()
-            return await self._opened_at(
-                [address.url for address in addresses if address.peer == dialled.peer], bound_s
-            )
-        except (OSError, NatsError, TimeoutError) as error:
-            raise Unreachable("NATS", reason_of(self._fault or error), "Try again.") from None
+    async def _connected(self, addresses: Sequence[Address], timeout_s: float) -> NatsClient:
+        """Return a nats-py client that is connected to the first server, in order, that lets it in.
 
-    async def _opened_at(self, servers: list[str], bound_s: float) -> NatsClient:
+        nats-py itself gives up at the first server that refuses the login, and does not say which server said what.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        faults: list[str] = []
+        refusal: Unauthorized | None = None
+        for index, address in enumerate(addresses):
+            share_s = (deadline - loop.time()) / (len(addresses) - index)
+            if share_s <= 0:
+                break
+            try:
+                return await self._connected_to(address, share_s)
+            except (OSError, NatsError, TimeoutError) as error:
+                fault = self._fault or error
+                if isinstance(fault, UsageError):
+                    raise fault from None
+                refusal = refusal_of(fault, self.endpoint, address.peer) or refusal
+                faults.append(f"{address.peer} {fault_of(fault)}")
+        if refusal is not None:
+            raise refusal
+        if self.endpoint.is_websocket:
+            where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
+            raise Unreachable(where, "; ".join(faults), "Look at the URL, and at `websocket {}` of the server.")
+        raise Unreachable(
+            "NATS",
+            "; ".join(faults) or f"no time left after {timeout_s:g} s",
+            "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
+        )
+
+    async def _connected_to(self, address: Address, timeout_s: float) -> NatsClient:
         nats = NatsClient()
-        addresses = self.endpoint.addresses()
-        needs_tls = any(address.tls and address.scheme not in WEBSOCKET for address in addresses)
-        tap = Tap(nats, needs_tls=needs_tls, on_try=lambda: self._renew(nats))
+        needs_tls = address.tls and address.scheme not in WEBSOCKET
+        tap = Tap(nats, needs_tls=needs_tls, on_try=lambda server: self._renew(nats, server))
+        self._fault = None
         try:
-            async with asyncio.timeout(bound_s):
-                await nats.connect(servers=servers, **self._options(), error_cb=tap.failed)
+            async with asyncio.timeout(timeout_s):
+                options: dict[str, Any] = {**self._options(), "connect_timeout": timeout_s, "error_cb": tap.failed}
+                await nats.connect(servers=[address.url], **options)
         except BaseException as error:
             self._fault = tap.last_error or (error if isinstance(error, Exception) else None)
             await _close(nats, tap)
             raise
         # Set only now: the first connection is tried once and not waited for.
-        nats.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
+        nats.options |= {"allow_reconnect": self.reconnects, "max_reconnect_attempts": -1}
+        nats.options["connect_timeout"] = _CONNECT_S
         return nats
 
-    def _renew(self, nats: NatsClient) -> None:
+    def _renew(self, nats: NatsClient, server: Srv) -> None:
         """Read certificates and keys for the next connection: their files may have changed since the last."""
+        for address in self.endpoint.addresses():
+            if urlparse(address.url).netloc == server.uri.netloc:
+                server.tls_name = address.name
         if any(address.tls for address in self.endpoint.addresses()):
             nats.options["tls"] = tls_context(self.endpoint)
-        if self.endpoint.nkey is not None:
-            cast("Any", nats)._public_nkey = login(self.endpoint, "")["nkey"]
+        # Unusable files are an error even where no server asks for them.
+        if nkey := login(self.endpoint, "").get("nkey"):
+            cast("Any", nats)._public_nkey = nkey
 
     def _options(self) -> dict[str, Any]:
         endpoint = self.endpoint
@@ -235,9 +262,8 @@ class LoopClient:
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": PAUSE_S,
-            "connect_timeout": _CONNECT_S,
-            "ping_interval": _PING_S,
-            "max_outstanding_pings": _PINGS,
+            "ping_interval": self.ping_interval_s,
+            "max_outstanding_pings": 2 if self.reconnects else 1,
             "user": endpoint.user,
             "password": endpoint.password if endpoint.user is None else endpoint.password or "",
             "token": endpoint.token,
@@ -313,6 +339,15 @@ class LoopClient:
             self.forget(exchange)
             raise
         return exchange
+
+    @property
+    def inbox(self) -> str:
+        """Prefix of the reply subjects of this client's requests, which have one more token."""
+        return self._exchanges.inbox
+
+    def end_requests(self, fault: Exception) -> None:
+        """End all requests that wait for an answer with this error."""
+        self._exchanges.end_all(fault)
 
     def forget(self, exchange: Exchange) -> None:
         """Stop waiting for the answer of an exchange."""
@@ -424,7 +459,7 @@ class LoopClient:
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
             due = loop.time() + (_ROOM_PAUSE_S if is_connected else min(left_s, LOOK_S))
             if not is_connected:
-                if nats is None or nats.is_closed:
+                if self.reconnects and (nats is None or nats.is_closed):
                     self._open()
                 self._usable.clear()
             with suppress(TimeoutError):
@@ -458,23 +493,23 @@ class LoopClient:
     def _check_again(self) -> None:
         """Check the server of a new connection, which may be another server, and keep in `unfit` why it is unusable."""
         try:
-            self.check_server(f"The NATS server at {self._peer}", {} if self._tap is None else self._tap.greeting)
+            self.check_server(f"The NATS server at {self.peer}", {} if self._tap is None else self._tap.greeting)
         except Unreachable as error:
             self.unfit = error
 
     def _failed(self, error: Exception) -> None:
         self._fault = error
 
-    def _faulted(self, text: str) -> None:
+    def _on_server_error(self, text: str) -> None:
         """End the requests whose subject a permission violation names; the server's other errors end the connection."""
-        fault = server_fault(text, self._peer)
+        fault = server_fault(text, self.peer)
         self._fault = fault
         if type(fault) is not Forbidden:
             return
         if fault.subject.startswith(self._exchanges.inbox):
             # No answer will arrive, whether or not the message was stored.
             self.unfit = fault
-            self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", fault.reason))
+            self._exchanges.end_all(ConnectionLost(f"NATS at {self.peer}", fault.reason))
         elif not self._exchanges.denied(fault):
             for callback in self.on_denied:
                 callback(fault)
@@ -484,16 +519,17 @@ class LoopClient:
         self.unfit = None
         if self._closed:
             return
-        self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
+        self._exchanges.end_all(ConnectionLost(f"NATS at {self.peer}", reason))
         for callback in self.on_lost:
             callback()
 
     def _informed(self) -> None:
-        """Add the discovered servers of the cluster, each with the name that its certificate must have."""
+        """Add the other servers of the cluster, each with the name that its certificate must have."""
         nats = self.nats
-        if nats is None or self.endpoint.is_websocket or not self.is_own:
+        if nats is None or not self.is_own:
             return
-        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
+        if not self.endpoint.is_websocket:
+            self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
         pool: list[Srv] = cast("Any", nats)._server_pool
         known = {server.uri.netloc for server in pool}
         for address in self.endpoint.addresses():
@@ -506,15 +542,22 @@ class LoopClient:
         self._check_again()
         self._usable.set()
 
-    def _ended(self) -> None:
+    def _ended(self, reason: str) -> None:
         """End all requests after nats-py's client was closed: by its owner, or because the server ended the login."""
-        self._lost(reason_of(self._fault) if self._fault else "it ended the connection")
+        fault = self._fault
+        if not isinstance(fault, ConnectionLost | Unauthorized):  # what the server said tells more
+            fault = ConnectionLost(f"NATS at {self.peer}", reason or (reason_of(fault) if fault else "it was closed"))
+        self._lost(fault.reason)
         if self.is_own and not self._closed:
-            self._open()
+            if self.reconnects:
+                self._open()
+            else:
+                self.unfit = fault
+                self._usable.set()  # so that those who wait for a connection see it
 
     def _doubt(self) -> None:
         """Ping the server after a request had no answer in time, and leave it for another if it is silent."""
-        if self.is_own and (self._ping_task is None or self._ping_task.done()):
+        if self.is_own and self.reconnects and (self._ping_task is None or self._ping_task.done()):
             self._ping_task = asyncio.create_task(self._ping())
 
     async def _ping(self) -> None:
@@ -528,9 +571,10 @@ class LoopClient:
                 self._tap.end(f"it has been silent for {_PONG_S:g} s")
 
     @property
-    def _peer(self) -> str:
-        url = None if self.nats is None else self.nats.connected_url
-        return "its server" if url is None else url.netloc.rpartition("@")[2]
+    def peer(self) -> str:
+        """`host:port` of the server, or of the last server while there is none."""
+        server = None if self.nats is None else cast("Any", self.nats)._current_server
+        return "its server" if server is None else server.uri.netloc.rpartition("@")[2]
 
 
 async def _close(nats: NatsClient, tap: Tap) -> None:

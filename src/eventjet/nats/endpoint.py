@@ -79,8 +79,6 @@ class Endpoint:
     inbox_prefix: str = "_INBOX"
     caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
     """Prefixes of the inboxes to which a service over this endpoint answers."""
-    shuffle: bool = False
-    """Whether the first server to try is chosen at random."""
     discovered: tuple[str, ...] = ()
     """`host:port` of more servers of the cluster, from the INFO of its servers; tried after `servers`."""
     name: str = "eventjet"
@@ -169,8 +167,8 @@ class Endpoint:
         announced_servers = {url for url in connect_urls if (server := parse(f"nats://{url}")) and server.is_server}
         return replace(self, discovered=tuple(sorted({*self.discovered, *announced_servers} - configured_servers)))
 
-    def addresses(self) -> list[Address]:
-        """Return the addresses of all servers, in the order to try.
+    def addresses(self, *, shuffle: bool = False) -> list[Address]:
+        """Return the addresses of all servers, in the order to try; with `shuffle`, from a random one on.
 
         If one server demands TLS, all do: they get the same credentials.
         """
@@ -183,7 +181,7 @@ class Endpoint:
             # a server says before TLS: the owner of any name has a certificate for it, but not from a CA of our own.
             has_own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
             addresses.append(_address(url, tls, _bare(url if has_own_name else urls[0])))
-        start = secrets.randbelow(len(addresses)) if self.shuffle else 0
+        start = secrets.randbelow(len(addresses)) if shuffle else 0
         return addresses[start:] + addresses[:start]
 
 

@@ -48,7 +48,7 @@ class Exchange:
     _frames: list[Frame] = field(default_factory=list[Frame])
     _wake: asyncio.Future[None] | None = None
 
-    async def came(self) -> list[Frame]:
+    async def next_frames(self) -> list[Frame]:
         """Wait for the next frames of the answer, at least one; raises the error that ended the exchange."""
         if not self._frames and self.fault is None:
             self._wake = asyncio.get_running_loop().create_future()
@@ -58,7 +58,7 @@ class Exchange:
         frames, self._frames = self._frames, []
         return frames
 
-    def arrived(self, frames: list[Frame], now: float) -> None:
+    def add(self, frames: list[Frame], now: float) -> None:
         """Add frames to the answer; frames after the end are ignored."""
         if self.accepts is not None:
             frames = list(filter(self.accepts, frames))
@@ -69,7 +69,7 @@ class Exchange:
             self._wake_up()
 
     def end(self, fault: Exception) -> None:
-        """End the exchange: `came` raises `fault` once the frames so far are taken."""
+        """End the exchange: `next_frames` raises `fault` once the frames so far are taken."""
         if self.fault is None:
             self.fault = fault
             self._wake_up()
@@ -114,13 +114,13 @@ class Exchanges:
             if len(self._answered) > _ANSWERED_MAX:
                 del self._answered[next(iter(self._answered))]
 
-    def arrived(self, frames: list[Frame]) -> None:
+    def deliver(self, frames: list[Frame]) -> None:
         """Give messages of the inbox to the exchanges that they answer."""
         now = asyncio.get_running_loop().time()
         for reply, group in groupby(frames, _subject_of):
             exchange = self.waiting.get(reply)
             if exchange is not None:
-                exchange.arrived(list(group), now)
+                exchange.add(list(group), now)
             elif reply in self._answered:
                 for frame in group:
                     self._answered[reply](frame)

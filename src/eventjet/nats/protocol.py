@@ -130,12 +130,6 @@ def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b""
     return b"PUB %b %b%d\r\n%b\r\n" % (name, reply_to, len(body), body)
 
 
-def subscribe_frame(subject: str | bytes, sid: bytes, queue: str = "") -> bytes:
-    """Return a SUB frame; with `queue`, each message goes to one member of that queue group."""
-    group = checked_subject(queue) + b" " if queue else b""
-    return b"SUB %b %b%b\r\n" % (checked_subject(subject), group, sid)
-
-
 def checked_subject(subject: str | bytes) -> bytes:
     """Return a subject as bytes; raises `UsageError` for characters that would end its field of the control line."""
     text = subject if isinstance(subject, str) else subject.decode("utf-8", "replace")

@@ -53,7 +53,7 @@ _PRIVATE = (
 _OF_PARSER = ("state", "buf", "needed", "header_needed", "msg_arg")
 # fmt: on
 _TAP = "_eventjet_tap"
-_sid_of = itemgetter(0)
+_sid_of, _body_of = itemgetter(0), itemgetter(4)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,19 +73,20 @@ class Watcher:
     on_info: Callable[[], object]
     """Called after each new INFO of the server."""
     on_reconnected: Callable[[], object]
-    on_closed: Callable[[], object]
+    on_closed: Callable[[str], object]
+    """Called after the client was closed, with the reason; it is empty if its owner has closed it."""
 
 
 class Tap:
     """The hooks into one nats-py client, which stays usable by everybody else."""
 
     def __init__(
-        self, nats: NatsClient, *, needs_tls: bool = False, on_try: Callable[[], object] | None = None
+        self, nats: NatsClient, *, needs_tls: bool = False, on_try: Callable[[Any], object] | None = None
     ) -> None:
         """Hook into a connected client; or, with `on_try`, into one that will connect with `failed` as its `error_cb`.
 
-        `on_try` is called before each try to connect, to renew the credentials. Raises `UsageError` for a version of
-        nats-py without the attributes that are used here.
+        `on_try` is called with the server before each try to connect, to renew the credentials. Raises `UsageError` for
+        a version of nats-py without the attributes that are used here.
         """
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
@@ -103,6 +104,7 @@ class Tap:
         """The server's newest INFO, with the limits of the account and the user."""
         self._takers: dict[Any, Callable[[list[Frame]], object]] = {}
         self._nats = client
+        self.loop = asyncio.get_running_loop()
         self._needs_tls = needs_tls
         self._on_try = on_try
         self._given_error_cb = None if on_try else client._error_cb
@@ -173,7 +175,7 @@ class Tap:
         if self._given_error_cb is not None:
             await self._given_error_cb(error)
 
-    def said(self, text: str) -> None:
+    def server_error(self, text: str) -> None:
         """Report the text of an `-ERR` to all watchers."""
         for watcher in tuple(self.watchers):
             watcher.on_fault(text)
@@ -182,6 +184,12 @@ class Tap:
         """End the connection at once; waiting requests raise an error with this reason, or with an earlier reason."""
         self._reason = self._reason or reason
         self.abort()
+
+    def write(self, frames: bytes) -> None:
+        """Send encoded frames at once, also while the loop does not run."""
+        self._nats._pending.append(frames)
+        self._nats._pending_data_size += len(frames)
+        self.flush()
 
     def flush(self) -> None:
         """Write the messages that wait to be sent; if the socket is full, leave that to nats-py's flusher task."""
@@ -195,7 +203,11 @@ class Tap:
             client._pending = []
             client._pending_data_size = 0
         elif client._flush_queue.empty():
-            client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+            client._flush_queue.put_nowait(self.loop.create_future())
+
+    def read_at_most(self, size: int) -> None:
+        """Set how many bytes are read at a time; asyncio reads 256 KB."""
+        self._nats._transport._io_writer.transport.max_size = size
 
     def abort(self) -> None:
         """Abort the socket, so that nothing waits for a server that reads nothing."""
@@ -209,9 +221,11 @@ class Tap:
     async def _handle_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         self.greeting = info if initial_connection else self.greeting
         self.info = info if initial_connection else {**self.info, **info}
+        if initial_connection and self._on_try and not info.get("headers"):
+            raise NatsError("nats: it does not know headers, so it is older than NATS 2.2")
         if initial_connection and self._needs_tls:
             if not (info.get("tls_required") or info.get("tls_available")):
-                raise NatsError("nats: the server does not offer TLS, which is demanded")
+                raise NatsError("nats: it does not offer TLS, which this endpoint demands")
             info["tls_required"] = True
         if "max_payload" in info:
             self._nats._max_payload = info["max_payload"]
@@ -223,10 +237,14 @@ class Tap:
             info = {name: value for name, value in info.items() if name != "connect_urls"}
         await self._process_info(info, initial_connection)
 
-    async def _connecting(self, server: object) -> None:
-        if self._on_try is not None:
-            self._on_try()
-        await self._connect_to_server(server)
+    async def _connecting(self, server: Any) -> None:
+        try:
+            if self._on_try is not None:
+                self._on_try(server)
+            await self._connect_to_server(server)
+        except BaseException:
+            server.reconnects += 1  # at its first connection, nats-py would try it again after a pause
+            raise
 
     async def _logging_in(self) -> None:
         self._nats._ps.reset()  # nats-py does so only where it is reconnecting
@@ -241,8 +259,16 @@ class Tap:
         transport.readline = readline
         try:
             await self._process_connect_init()
-        except BaseException:
+            if not self._nats.is_connected:  # nats-py takes the end of the connection for a PONG
+                raise ConnectionResetError("closed the connection during the greeting")
+        except BaseException as error:
+            reader = getattr(transport, "_io_reader", None)  # a WebSocket has none
+            cause = reader and reader.exception()  # of TLS, for instance
             self.abort()  # nats-py opens the next connection and leaves this socket open
+            if line.startswith(b"-ERR") and isinstance(error, NatsError):
+                raise NatsError(f"nats: {line[4:].decode('utf-8', 'replace').strip()}") from None
+            if cause is not None and isinstance(error, OSError):
+                raise cause from None
             raise
         finally:
             del transport.readline
@@ -288,7 +314,7 @@ class Tap:
         await self._close(status, do_cbs)
         if self._nats.is_closed:
             for watcher in tuple(self.watchers):
-                watcher.on_closed()
+                watcher.on_closed(self._reason)
 
     def _drop(self, inbox: bytes) -> None:
         # The messages of a batch before its last have no reply subject; the server drops a batch without an end.
@@ -335,6 +361,7 @@ class _Parser:
         while self._deferred:
             await self._handle(*self._deferred.pop(0))
         if self._fault is not None:
+            self._tap.end(f"it sent {self._fault}")
             raise ProtocolError from self._fault
 
     def _received(self, wake: Callable[[bytes], object], data: bytes) -> None:
@@ -355,15 +382,18 @@ class _Parser:
         for verb, argument in controls:
             if verb == b"-ERR":
                 # Reported before the answer to the permitted messages of the same batch.
-                self._tap.said(_text(argument))
+                self._tap.server_error(_text(argument))
         other_frames: list[Frame] = []
-        for sid, group in groupby(frames, _sid_of):
-            messages, take = list(group), self._tap.taker(int(sid))
+        # What arrives shows that the server is there, also while a PONG waits behind it.
+        self._nats._pings_outstanding = 0
+        is_of_one = len(set(map(_sid_of, frames))) == 1  # as in a read of many messages
+        for sid, group in ((frames[0][0], frames),) if is_of_one else groupby(frames, _sid_of):
+            messages, take = group if isinstance(group, list) else list(group), self._tap.taker(int(sid))
             if take is None:
                 other_frames += messages
                 continue
             self._nats.stats["in_msgs"] += len(messages)
-            self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
+            self._nats.stats["in_bytes"] += sum(map(len, map(_body_of, messages)))
             take(messages)
         if other_frames or controls:
             self._deferred.append((other_frames, controls))
@@ -442,7 +472,8 @@ def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", r
     client: Any = nats
     frame = publish_frame(subject, payload, reply=reply, headers=headers)
     if not client._pending:
-        asyncio.get_running_loop().call_soon(getattr(client, _TAP).flush)
+        tap: Tap = getattr(client, _TAP)
+        tap.loop.call_soon(tap.flush)
     client._pending.append(frame)
     client._pending_data_size += len(frame)
     client.stats["out_msgs"] += 1

@@ -1,7 +1,7 @@
 """PURE: all lines that eventjet logs through the standard library's `logging`, each with a stable name and fields.
 
 A log record has both as `record.event` and `record.fields`, for any formatter; `JsonLines` is a formatter with them.
-Each field is cut. A test checks `docs/reference/logs.md` against this module.
+Each field is cut. `docs/reference/metrics.md` says when each is logged; a test checks that it has all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class LogEvent:
     name: str
     level: int
     text: str
-    help: str
 
     def tell(self, logger: logging.Logger, **fields: Any) -> None:
         """Log a line of this kind with these fields."""
@@ -47,41 +46,18 @@ class LogEvent:
 
 _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
-STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s", "It will not go on by itself.")
-TRYING_AGAIN = LogEvent(
-    "eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s", "A term ended in a fault."
-)
-FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s", "Another worker has it, or somebody decided about it.")
+STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s")
+TRYING_AGAIN = LogEvent("eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s")
+FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s")
 QUARANTINED = LogEvent(
-    "eventjet.parked",
-    _W,
-    "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s",
-    "An event was put into a quarantine.",
+    "eventjet.quarantined", _W, "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s"
 )
 DROPPED = LogEvent(
-    "eventjet.dropped",
-    _W,
-    "%(name)s: position %(position)d is dropped: the stream %(stream)s no longer has it",
-    "A parked message that is gone.",
+    "eventjet.dropped", _W, "%(name)s: position %(position)d is dropped: the stream %(stream)s no longer has it"
 )
-TRY_FAILED = LogEvent(
-    "eventjet.try_failed",
-    _I,
-    "%(name)s: %(whose)s, %(what)s, try %(attempt)d: %(reason)s",
-    "One try of a reactor, process, publication or inbox.",
-)
-WAITS = LogEvent(
-    "eventjet.waits",
-    _W,
-    "%(name)s: %(reason)s",
-    "An event or a message that cannot be dealt with yet, and is tried again until it can; or a paused consumer.",
-)
-TOOK_LEASE = LogEvent(
-    "eventjet.took_lease",
-    _I,
-    "%(name)s: took the lease at position %(position)d, epoch %(epoch)d",
-    "This process works on a read model.",
-)
+TRY_FAILED = LogEvent("eventjet.try_failed", _I, "%(name)s: %(whose)s, %(what)s, try %(attempt)d: %(reason)s")
+WAITS = LogEvent("eventjet.waits", _W, "%(name)s: %(reason)s")
+TOOK_LEASE = LogEvent("eventjet.took_lease", _I, "%(name)s: took the lease at position %(position)d, epoch %(epoch)d")
 CODE_CHANGED = LogEvent(
     "eventjet.code_changed",
     _W,
@@ -89,159 +65,85 @@ CODE_CHANGED = LogEvent(
     "`eventjet verify %(name)s` tells whether any of them differ, and ends this warning where none does. "
     "`eventjet rebuild %(name)s` makes all of them again by this code; `revision=%(newer)d` in its declaration builds "
     "them beside, while the old code goes on.",
-    "The code of a projection was changed without a new revision.",
 )
-TOOK_CURSOR = LogEvent(
-    "eventjet.took_cursor",
-    _I,
-    "%(name)s: took the cursor at position %(position)d",
-    "This process does what events lead to.",
-)
-LOOKED_AGAIN = LogEvent(
-    "eventjet.looked_again",
-    _I,
-    "%(name)s: all that wait were looked at by revision %(revision)d",
-    "Processes whose steps and deadlines new code says otherwise have them now.",
-)
+TOOK_CURSOR = LogEvent("eventjet.took_cursor", _I, "%(name)s: took the cursor at position %(position)d")
+LOOKED_AGAIN = LogEvent("eventjet.looked_again", _I, "%(name)s: all that wait were looked at by revision %(revision)d")
 CUT_OFF = LogEvent(
-    "eventjet.cut_off",
-    _W,
-    "%(name)s did not finish what it had in hand within %(seconds)g s and is cut off",
-    "Its next worker reads it again.",
+    "eventjet.cut_off", _W, "%(name)s did not finish what it had in hand within %(seconds)g s and is cut off"
 )
 HANDLER_CUT_OFF = LogEvent(
-    "eventjet.handler_cut_off",
-    _W,
-    "%(name)s: what was being handled is cut off; its next worker does it again",
-    "A handler took too long to end.",
+    "eventjet.handler_cut_off", _W, "%(name)s: what was being handled is cut off; its next worker does it again"
 )
 GIVEN_UP = LogEvent(
     "eventjet.given_up",
     _W,
     "%(name)s: it was to end, has not within %(seconds)g s, and is given up. Give what the application does on its way "
     "out, in `finally` or behind the `yield` of its deps, a timeout.",
-    "Code of the application hangs where its worker ends, which ends without it.",
 )
 SHARES_UNKNOWN = LogEvent(
-    "eventjet.shares_unknown",
-    _W,
-    "%(name)s: it is not known how many workers share it: %(reason)s",
-    "Partitions stay as they are.",
+    "eventjet.shares_unknown", _W, "%(name)s: it is not known how many workers share it: %(reason)s"
 )
-TAKE_OVER_WAITS = LogEvent(
-    "eventjet.take_over_waits", _I, "%(name)s waits to take over: %(reason)s", "A newer revision is not ready."
-)
-TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s", "A newer revision stays aside.")
-TOOK_OVER = LogEvent(
-    "eventjet.took_over", _I, "%(name)s took over from revision %(before)s", "Readers see a newer revision."
-)
+TAKE_OVER_WAITS = LogEvent("eventjet.take_over_waits", _I, "%(name)s waits to take over: %(reason)s")
+TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s")
+TOOK_OVER = LogEvent("eventjet.took_over", _I, "%(name)s took over from revision %(before)s")
 EVENT_BY_EVENT = LogEvent(
     "eventjet.event_by_event",
     _W,
     "%(name)s: a call of %(handler)s failed, so the %(count)d events of the batch are taken one by one: %(reason)s",
-    "A handler of several events failed; what it did is undone, and the event at fault is looked for.",
 )
-FEATURES_LEFT = LogEvent(
-    "eventjet.features_left",
-    _W,
-    "%(name)s: %(features)s stay with the table that leaves",
-    "The newer revision does not declare them.",
-)
+FEATURES_LEFT = LogEvent("eventjet.features_left", _W, "%(name)s: %(features)s stay with the table that leaves")
 RUN_PUBLISHED = LogEvent(
     "eventjet.run_published",
     _W,
     "%(name)s, made by a rebuild, is published by %(publications)s FOR ALL TABLES while it catches up",
-    "Subscribers that lack the schema stop, or have to pass over it.",
 )
-REMAINS_LEFT = LogEvent(
-    "eventjet.remains_left",
-    _W,
-    "%(name)s, made by a rebuild, is not removed: %(reason)s",
-    "The next rebuild tries again.",
-)
-HTTP = LogEvent(
-    "eventjet.http",
-    _I,
-    "health and metrics at http://%(address)s/healthz and /metrics",
-    "Where a worker answers.",
-)
-REQUEST_BROKE_OFF = LogEvent(
-    "eventjet.request_broke_off", _D, "a request from %(client)s broke off", "Of whoever asked for health or metrics."
-)
+REMAINS_LEFT = LogEvent("eventjet.remains_left", _W, "%(name)s, made by a rebuild, is not removed: %(reason)s")
+HTTP = LogEvent("eventjet.http", _I, "health and metrics at http://%(address)s/healthz and /metrics")
+REQUEST_BROKE_OFF = LogEvent("eventjet.request_broke_off", _D, "a request from %(client)s broke off")
 NOT_FOLDED_AHEAD = LogEvent(
-    "eventjet.not_folded_ahead",
-    _D,
-    "the batch after position %(position)d could not be folded ahead: %(reason)s",
-    "It is folded again in its turn.",
+    "eventjet.not_folded_ahead", _D, "the batch after position %(position)d could not be folded ahead: %(reason)s"
 )
-THREAD_LEFT = LogEvent(
-    "eventjet.thread_left", _W, "the thread %(thread)s did not end within %(seconds)g s", "A reader hangs."
-)
+THREAD_LEFT = LogEvent("eventjet.thread_left", _W, "the thread %(thread)s did not end within %(seconds)g s")
 NOTICES_DENIED = LogEvent(
-    "eventjet.notices_denied",
-    _W,
-    "%(reason)s Until then whoever waits for a position looks once a second.",
-    "The server denies this worker to tell how far it is.",
+    "eventjet.notices_denied", _W, "%(reason)s Until then whoever waits for a position looks once a second."
 )
 NO_CONNECTION = LogEvent(
-    "eventjet.no_connection",
-    _W,
-    "no connection to NATS could be opened, and it is tried again: %(reason)s%(trace)s",
-    "Something that is not foreseen stands in the way.",
+    "eventjet.no_connection", _W, "no connection to NATS could be opened, and it is tried again: %(reason)s%(trace)s"
 )
 REBUILD_LEASE_WAITS = LogEvent(
     "eventjet.rebuild_lease_waits",
     _W,
     "the lease of the rebuild %(run)s could not be renewed, and it is tried again: %(reason)s",
-    "The database does not answer.",
 )
 TASK_ENDED = LogEvent(
-    "eventjet.task_ended",
-    _E,
-    "%(name)s has ended though nobody stopped it, so the worker ends: %(reason)s%(trace)s",
-    "A fault of eventjet's own, or the application cancelled tasks that are not its own.",
+    "eventjet.task_ended", _E, "%(name)s has ended though nobody stopped it, so the worker ends: %(reason)s%(trace)s"
 )
-COMMAND_FAILED = LogEvent(
-    "eventjet.command_failed",
-    _W,
-    "%(name)s failed: %(reason)s%(trace)s",
-    "A served command, whose caller is told less.",
-)
+COMMAND_FAILED = LogEvent("eventjet.command_failed", _W, "%(name)s failed: %(reason)s%(trace)s")
 UNANSWERED = LogEvent(
-    "eventjet.unanswered",
-    _W,
-    "%(name)s: %(reason)s Requests that got no answer since the last such line: %(count)d.",
-    "A request that could not be answered; where its reply is no inbox of a caller, it was not carried out.",
+    "eventjet.unanswered", _W, "%(name)s: %(reason)s Requests that got no answer since the last such line: %(count)d."
 )
-LOG_DRIFTED = LogEvent(
-    "eventjet.log_drifted", _W, "%(drift)s. Run `eventjet init --repair`.", "Another program changed the stream."
-)
+LOG_DRIFTED = LogEvent("eventjet.log_drifted", _W, "%(drift)s. Run `eventjet init --repair`.")
 ANSWERED_BY_ANOTHER = LogEvent(
     "eventjet.answered_by_another",
     _W,
     "%(who)s answers what is published to %(subject)s for the stream %(stream)s. That answer is not believed. Keep "
     "these subjects from it: deny_imports and deny_exports of the leaf node connection, an account of its own, or "
     "permissions. `eventjet doctor` looks for others.",
-    "A stream of another JetStream domain, or a subscriber, hears the same subjects.",
 )
-LOG_UNREADABLE = LogEvent(
-    "eventjet.log_unreadable", _W, "%(reason)s", "The log has events that this release cannot read."
-)
+LOG_UNREADABLE = LogEvent("eventjet.log_unreadable", _W, "%(reason)s")
 AGGREGATES_UNKNOWN = LogEvent(
     "eventjet.aggregates_unknown",
     _W,
     "the log %(stream)s is also of aggregates that this application does not declare: %(names)s. Run `eventjet init`, "
     "which says what to do, unless a newer release records them.",
-    "A newer release, another application of the same name, or a name that was changed.",
 )
 UNPROVEN_PEER = LogEvent(
     "eventjet.unproven_peer",
     _W,
     "PostgreSQL at %(hosts)s is reached with sslmode=%(mode)s, which does not prove who answers there. "
     "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
-    "A connection could be to somebody else.",
 )
-NOTE = LogEvent("eventjet.note", _I, "%(text)s", "Whatever else the command line says: it is ready, it ends, and why.")
+NOTE = LogEvent("eventjet.note", _I, "%(text)s")
 
 LOG_EVENTS = tuple(event for event in tuple(globals().values()) if isinstance(event, LogEvent))
 """All log events, in the order of their declarations."""

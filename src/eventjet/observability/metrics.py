@@ -30,7 +30,7 @@ LAG_SECONDS = Metric(
     "eventjet_projection_lag_seconds", "gauge", "Age of the oldest event that is not in the rows yet; 0 without lag."
 )
 QUARANTINED = Metric(
-    "eventjet_projection_parked", "gauge", "Events in its quarantine that wait for a decision or a worker."
+    "eventjet_projection_quarantined", "gauge", "Events in its quarantine that wait for a decision or a worker."
 )
 STATE = Metric(
     "eventjet_projection_state",
@@ -38,7 +38,9 @@ STATE = Metric(
     "1 for the state it is in, 0 for the others.",
     ("projection", "revision", "state"),
 )
-HELD = Metric("eventjet_projection_held", "gauge", "1 while this process holds the lease, 0 while it stands by.")
+HAS_LEASE = Metric(
+    "eventjet_projection_has_lease", "gauge", "1 while this process holds the lease, 0 while it stands by."
+)
 LOG_POSITION = Metric("eventjet_log_position", "gauge", "Position of the log's last event.", ())
 EVENTS = Metric("eventjet_events_total", "counter", "Events of its subscription that this process has committed.")
 BATCHES = Metric("eventjet_batches_total", "counter", "Transactions that this process has committed.")
@@ -60,18 +62,21 @@ FOLLOWER_POSITION = Metric("eventjet_follower_position", "gauge", "Position up t
 FOLLOWER_LAG = Metric(
     "eventjet_follower_lag_events", "gauge", "Positions of the log after it, while one of them concerns it.", _FOLLOWER
 )
-FOLLOWER_PARKED = Metric(
-    "eventjet_follower_parked", "gauge", "Events in its quarantine that wait for a decision or a worker.", _FOLLOWER
+FOLLOWER_QUARANTINED = Metric(
+    "eventjet_follower_quarantined",
+    "gauge",
+    "Events in its quarantine that wait for a decision or a worker.",
+    _FOLLOWER,
 )
-FOLLOWER_HELD = Metric(
-    "eventjet_follower_held", "gauge", "1 while this process has the cursor, 0 while it stands by.", _FOLLOWER
+HAS_CURSOR = Metric(
+    "eventjet_follower_has_cursor", "gauge", "1 while this process has the cursor, 0 while it stands by.", _FOLLOWER
 )
 HANDLED = Metric("eventjet_follower_handled_total", "counter", "Events that this process has dealt with.", _FOLLOWER)
 TRIES = Metric(
     "eventjet_follower_tries_total",
     "counter",
-    "Tries of this process: done, failed (tried again, or parked), passing (an outage: tried for ever), parked (given "
-    "up).",
+    "Tries of this process: done, failed (tried again, or quarantined), passing (an outage: tried for ever), "
+    "quarantined (given up).",
     (*_FOLLOWER, "outcome"),
 )
 FOLLOWER_TERMS = Metric(
@@ -90,8 +95,8 @@ METRICS = tuple(metric for metric in tuple(globals().values()) if isinstance(met
 TERM_ENDS = ("drained", "fenced", "failed", "fault")
 """How a lease session ends: values of the label `reason` of `eventjet_terms_total`."""
 
-TRY_OUTCOMES = ("done", "failed", "passing", "parked")
-"""How an attempt ends: values of the label `outcome` of `eventjet_follower_tries_total`; `parked` is quarantined."""
+TRY_OUTCOMES = ("done", "failed", "passing", "quarantined")
+"""How an attempt ends: values of the label `outcome` of `eventjet_follower_tries_total`."""
 
 Labels = tuple[str, ...]
 Sample = tuple[Metric, Labels, float]

@@ -41,10 +41,10 @@ _ERROR_STATUS = Status(StatusCode.ERROR)
 _EMPTY_CONTEXT = context.Context()
 
 
-class Told(threading.local):
-    """Commands of this thread's event loop that have ended and are not reported yet.
+class CommandReporter(threading.local):
+    """Reports the commands of this thread's event loop that have ended.
 
-    They are `BATCH` at most, and those of one more turn of the loop. Reporting many in a row takes half the processor
+    `BATCH` wait at most, and those of one more turn of the loop. Reporting many in a row takes half the processor
     time for each of them, since their code stays in the processor's cache.
     """
 
@@ -73,11 +73,11 @@ class Told(threading.local):
         waiting, self._waiting = self._waiting, []
         for command in waiting:
             try:
-                command.tell()
+                command.report()
             except BaseException as raised:  # noqa: BLE001 - of the application's processors or readers; the others go on
                 assert self._loop is not None
                 error = UnexpectedExit.instead_of(raised)
-                self._loop.call_exception_handler({"message": "a command could not be told", "exception": error})
+                self._loop.call_exception_handler({"message": "a command could not be reported", "exception": error})
 
     def _due(self) -> None:
         self._timer = None
@@ -101,7 +101,11 @@ class CommandSpan:
     )
 
     def __init__(
-        self, reporter: Told, span: Span | None, token: Token[context.Context] | None, labels: tuple[str, str] | None
+        self,
+        reporter: CommandReporter,
+        span: Span | None,
+        token: Token[context.Context] | None,
+        labels: tuple[str, str] | None,
     ) -> None:
         self._reporter = reporter
         self._span = span
@@ -132,7 +136,7 @@ class CommandSpan:
             self.attributes[ERROR] = type(error).__qualname__
         self._reporter.soon(self)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Complete the span and record the metrics. The span's name says aggregate and decision already."""
         span, attributes, outcome = self._span, self.attributes, self._outcome
         if span is not None:
@@ -166,7 +170,7 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _KINDS = {span_type.name: SpanKind[span_type.kind.upper()] for span_type in SPANS}
 
 
-def found() -> Telemetry | None:
+def telemetry_of_application() -> Telemetry | None:
     """Return a `Telemetry` for the application's providers; None while the application has set none."""
     has_tracer = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     return Telemetry.of(None, None) if has_tracer or _has_meter() else None
@@ -192,7 +196,7 @@ class Telemetry:
             for span_type in SPANS
         }
         conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
-        self._reporter = Told(self._durations[COMMAND.name], conflicts)
+        self._reporter = CommandReporter(self._durations[COMMAND.name], conflicts)
 
     @classmethod
     def of(cls, tracers: trace.TracerProvider | None, meters: metrics.MeterProvider | None) -> Telemetry:
@@ -253,7 +257,7 @@ class Telemetry:
             spans.BATCH, name, labels, links[0] if is_one_trace else None, links[:LINKS_MAX], attributes=attributes
         )
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the commands of this thread that have ended."""
         self._reporter.now()
 

@@ -29,9 +29,9 @@ def active() -> Telemetry | None:
     if _active is None and (_APIS[0] in sys.modules or _APIS[1] in sys.modules):
         now = time.monotonic()
         if now - _checked_at >= _CHECK_INTERVAL_S:
-            from eventjet.observability.otel import found
+            from eventjet.observability.otel import telemetry_of_application
 
-            _checked_at, _active = now, found()
+            _checked_at, _active = now, telemetry_of_application()
     return _active
 
 
@@ -44,11 +44,11 @@ def connected() -> Generator[None]:
         yield
     finally:
         if (telemetry := active()) is not None:
-            telemetry.tell()
+            telemetry.report()
 
 
 @contextmanager
-def telling(telemetry: Telemetry) -> Generator[None]:
+def reporting_to(telemetry: Telemetry) -> Generator[None]:
     """Use this `Telemetry` within the block, instead of the application's."""
     global _active  # noqa: PLW0603 - as above
     previous, _active = _active, telemetry

@@ -26,12 +26,10 @@ from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.own_tables import Clock, actions
 from eventjet.sql.revisions import Paused, Promoted
 from eventjet.subscriptions import cursor_control
-from eventjet.subscriptions.cursor_control import PausedCursor
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
 from eventjet.text import cut, printable
 
-Changed: TypeAlias = Paused | PausedCursor
 Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]
 
 RESULT_MAX = 2_000
@@ -40,7 +38,7 @@ _SEPARATOR = ","
 _columns = actions.c
 
 
-async def pause(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
+async def pause(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Paused]:
     """Pause the named subscriptions, all or none. Raises `UsageError` if one cannot be paused, and `Unreachable`.
 
     `revision` names another revision than the app declares; then `names` is a single projection.
@@ -48,12 +46,12 @@ async def pause(app: App, settings: Settings, names: Sequence[str], revision: in
     return await _change(app, settings, names, revision, revisions.pause, cursor_control.pause)
 
 
-async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
+async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Paused]:
     """Resume the named subscriptions, all or none. Raises `UsageError` if one is not paused, and `Unreachable`."""
     return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
 
 
-def change_text(app: App, change: Changed, *, resumed: bool = False) -> str:
+def change_text(app: App, change: Paused, *, resumed: bool = False) -> str:
     """Return a line such as `balances revision 1 is paused at position 12`, or that it goes on from there."""
     name = f"{change.name} revision {change.revision}" if change.name in app.projections else change.name
     if resumed:
@@ -67,14 +65,14 @@ async def _change(
     names: Sequence[str],
     revision: int | None,
     change_projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
-    change_followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
-) -> list[Changed]:
+    change_followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[Paused]]],
+) -> list[Paused]:
     """Pause or resume: first the checkpoints of projections, since they may refuse, then the cursors."""
     chosen = chosen_of(app, names)
     if revision is not None and (len(chosen.projections) != 1 or chosen.followers):
         raise UsageError("A revision is about one projection. Name one.")
     pairs = [(resolved.name, revision or resolved.revision) for resolved in chosen.projections]
-    done: list[Changed] = []
+    done: list[Paused] = []
     if pairs:
         done += await change_projections(settings.database, pairs, app=app.name, declared=revision is None)
     if chosen.followers:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, skip_subject
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
-from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info
+from eventjet.jetstream.api import StreamState, call, last_message, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.integrity import missing_range
 from eventjet.log.topology import identity_of, missing_stream
@@ -221,7 +221,7 @@ class LogStatus:
     bytes: int
     replicas: int
     """Copies that the stream is configured to have."""
-    others: tuple[Replica, ...]
+    others: Sequence[Replica]
     """The copies besides the leader's."""
     last_at: float | None
     """When the server stored the last event, in seconds since 1970; None for an empty log."""
@@ -238,8 +238,8 @@ async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_
     Raises `Unreachable`, `StoreUnavailable` and `Forbidden`, and `LogUnusable` where the stream does not exist.
     """
     try:
-        state, replicas = await asyncio.gather(
-            client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
+        state, info = await asyncio.gather(
+            client.ask(stream_info(app), timeout_s), client.ask(call(f"STREAM.INFO.{app}"), timeout_s)
         )
     except StreamMissing:
         raise missing_stream(app) from None
@@ -255,7 +255,7 @@ async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_
         messages=state.messages,
         bytes=state.bytes,
         replicas=int(state.config.get("num_replicas") or 1),
-        others=tuple(replicas),
+        others=replicas_in(info),
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
@@ -266,9 +266,6 @@ async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_
 def _limit(state: StreamState, name: str) -> int | None:
     value = int(state.config.get(name) or -1)
     return value if value > 0 else None
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,110 +279,16 @@ class Replica:
     """Seconds since the leader heard of it, None where it never has; the server reports it offline only much later."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedConsumer:
-    """A consumer as the server lists it."""
-
-    name: str
-    is_durable: bool
-    """Whether the server keeps it while nobody uses it."""
-    waiting: int
-    """Pull requests that wait at it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit of an account, and how much of it is used."""
-
-    of: str
-    used: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class AccountLimits:
-    """The JetStream limits of an account; a resource without a limit is not listed."""
-
-    limits: tuple[Limit, ...]
-    needs_max_bytes: bool
-    """Whether the account demands `max_bytes` of every stream."""
-
-
-_LIMITED = (
-    ("bytes of storage", "storage", "max_storage"),
-    ("streams", "streams", "max_streams"),
-    ("consumers", "consumers", "max_consumers"),
-)
-
-
-def account_limits() -> Request[AccountLimits]:
-    """Return the request for the limits of the account that asks."""
-    return _request("INFO", None, _limits_in)
-
-
-def replicas_of(stream: str) -> Request[list[Replica]]:
-    """Return the request for the replicas of a stream besides its leader, as the leader knows them.
-
-    The answer is empty for a stream with one copy. Raises `StreamMissing`.
-    """
-
-    def read(info: dict[str, Any]) -> list[Replica]:
-        cluster: dict[str, Any] = info.get("cluster") or {}
-        copies: list[dict[str, Any]] = cluster.get("replicas") or []
-        return [
-            Replica(
-                str(copy["name"]),
-                bool(copy.get("current")),
-                bool(copy.get("offline")),
-                int(copy["active"]) / 1e9 if copy.get("active") else None,
-            )
-            for copy in copies
-        ]
-
-    return _request(f"STREAM.INFO.{stream}", None, read)
-
-
-def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsumer], int]]:
-    """Return the request for a page of the stream's consumers, and for how many there are in all."""
-
-    def read(response: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
-        consumers: list[dict[str, Any]] = response.get("consumers") or []
-        listed = [
-            ListedConsumer(
-                str(consumer["name"]),
-                not consumer["config"].get("inactive_threshold"),
-                int(consumer.get("num_waiting") or 0),
-            )
-            for consumer in consumers
-        ]
-        return listed, int(response.get("total", 0))
-
-    return _request(f"CONSUMER.LIST.{stream}", {"offset": offset}, read)
-
-
-def _request(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
-    request = call(subject, body)
-
-    def parse(frame: Frame) -> T:
-        return read(request.parse(frame))
-
-    return Request(request.what, request.subject, request.payload, parse)
-
-
-def _limits_in(info: Mapping[str, Any]) -> AccountLimits:
-    """Read the limits of an account, which has one set of them, or one for each number of replicas (tiers)."""
-    tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {}
-    limits = [
-        Limit(
-            what if not tier else f"{what} of {tier}",
-            int(part.get(used_key) or 0),
-            int(part["limits"].get(limit_key) or 0),
+def replicas_in(info: Mapping[str, Any]) -> list[Replica]:
+    """Return the replicas besides the leader that the information of a stream names; none where it has one copy."""
+    cluster: Mapping[str, Any] = info.get("cluster") or {}
+    copies: list[dict[str, Any]] = cluster.get("replicas") or []
+    return [
+        Replica(
+            str(copy["name"]),
+            bool(copy.get("current")),
+            bool(copy.get("offline")),
+            int(copy["active"]) / 1e9 if copy.get("active") else None,
         )
-        for tier, part in (tiers or {"": info}).items()
-        for what, used_key, limit_key in _LIMITED
+        for copy in copies
     ]
-    parts = tiers.values() if tiers else (info,)
-    return AccountLimits(
-        tuple(limit for limit in limits if limit.most > 0),
-        any(bool(part["limits"].get("max_bytes_required")) for part in parts),
-    )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -153,24 +154,18 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
             remove_leftovers(database)
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
-            shadows = [
-                stack.enter_context(shadow_of(database, projection, job.log.identity, watch))
-                for projection in resolved
-                if isinstance(projection, ResolvedProjection)
+            shadows: list[Shadow[Any]] = [
+                stack.enter_context(shadow_of(database, projection, job.log.identity, watch)) for projection in resolved
             ]
-            sql_shadows = [
-                stack.enter_context(shadow_of(database, projection, job.log.identity, watch))
-                for projection in resolved
-                if isinstance(projection, ResolvedSql)
-            ]
-            for shadow in shadows:
+            folded = [shadow for shadow in shadows if isinstance(shadow.resolved, ResolvedProjection)]
+            for shadow in folded:
                 # Decisions about the events of another log do not apply to this log.
                 if shadow.resolved.quarantines and is_of_this_log(job, shadow.live_checkpoint()):
                     shadow.take_over_quarantine()
-        parts = load(job, plan, shadows)
+        parts = load(job, plan, folded)
         failpoints.reach("rebuild.loaded")
-        rebuilt = [_finish(job, plan, shadow, parts) for shadow in shadows]
-        rebuilt += [_replay(job, plan, shadow) for shadow in sql_shadows]
+        rebuilt = [_finish(job, plan, shadow, parts) for shadow in folded]
+        rebuilt += [_replay(job, plan, shadow) for shadow in shadows if shadow not in folded]
     rebuilt.sort(key=lambda read_model: list(names).index(read_model.projection))
     return RebuildReport(
         plan.engine, plan.last, plan.first, plan.events, tuple(rebuilt), watch.seconds, watch.local_at_most_s()
@@ -205,42 +200,35 @@ def _outcome(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
     )
 
 
+@dataclass(slots=True)
 class ShadowWriter:
     """A writer of the log's next events to one shadow, batch by batch, with the live writer's code."""
 
-    def __init__(
-        self,
-        shadow: Shadow[AnyResolved],
-        job: Job,
-        position: int,
-        decode: Reader,
-        commit: Callable[[Batch], None],
-    ) -> None:
-        self.position = position
-        self._shadow = shadow
-        self._job = job
-        self._decode = decode
-        self._commit = commit
+    shadow: Shadow[AnyResolved]
+    job: Job
+    position: int
+    decode: Reader
+    commit: Callable[[Batch], None]
 
     def replay(self, plan: Plan) -> int:
         """Write the events up to the plan's pinned position, and return how many rows the shadow has then."""
-        name = self._shadow.resolved.name
-        with self._job.watch.phase("sequential", plan.events):
+        name = self.shadow.resolved.name
+        with self.job.watch.phase("sequential", plan.events):
             if plan.events:
                 self.to(plan.last, "sequential")
                 if self.position != plan.last:
                     reason = f"the handlers came to position {self.position}, and the plan ends at {plan.last}"
                     raise VerificationFailed(name, reason)
-        return self._shadow.count()
+        return self.shadow.count()
 
     def to(self, position: int, phase: Phase = "catch up") -> None:
         """Write the events up to a position of the log; raises `HandlerFailed`."""
-        source, watch = self._job.source, self._job.watch
+        source, watch = self.job.source, self.job.watch
         start, total = self.position, position - self.position
         first = max(start + 1, source.first)
         if first > position:
             return
-        batch = BATCH_BY_HAND if isinstance(self._shadow.resolved, ResolvedSql) else BATCH
+        batch = BATCH_BY_HAND if isinstance(self.shadow.resolved, ResolvedSql) else BATCH
         with closing(read_ahead(source.records(first, position + 1, batch=batch), watch)) as ahead:
             for records in ahead:
                 self._write(records)
@@ -248,14 +236,14 @@ class ShadowWriter:
                 watch.tell(phase, self.position - start, total)
 
     def _write(self, records: list[RawRecord]) -> None:
-        self._decode.expect(records)
-        events = [event for record in records if (event := self._decode(record)) is not None]
+        self.decode.expect(records)
+        events = [event for record in records if (event := self.decode(record)) is not None]
         last = records[-1]
         batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
-        parts = Parts(self._shadow.resolved.name, batch, private=self._shadow.resolved.is_private)
+        parts = Parts(self.shadow.resolved.name, batch, private=self.shadow.resolved.is_private)
         for part in parts:
             try:
-                self._commit(part)
+                self.commit(part)
                 self.position = part.last
             except DBAPIError as error:
                 parts.refused(part, error)

@@ -24,8 +24,8 @@ __all__ = ["AppRef", "events", "spark_session"]
 __getattr__ = lazy(
     __name__,
     {
-        "eventjet.projections.app_ref": ("AppRef",),
-        "eventjet.spark.frames": ("events",),
-        "eventjet.spark.session": ("spark_session",),
+        "eventjet.projections.app_ref": "AppRef",
+        "eventjet.spark.frames": "events",
+        "eventjet.spark.session": "spark_session",
     },
 )

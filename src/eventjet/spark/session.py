@@ -298,42 +298,44 @@ def not_installed(package: str) -> Unreachable:
 
 @contextmanager
 def _new_session(url: str, remote: bool, scratch: Path, conf: Mapping[str, str]) -> Generator[SparkSession]:
-    session_type: Any = _session_type()
+    session_type = _session_type()
     settings = {"spark.app.name": "eventjet", **_settings(url, scratch), **conf}
+    java = None if url.startswith("sc://") else find_java()
     previous = {name: os.environ.get(name) for name in _LEFTOVER_VARIABLES}
-    java_home = None if url.startswith("sc://") else make_java_home(find_java(), scratch / "java")
+    spark = gateway = None
     try:
         try:
-            if java_home is not None:
-                _launch_jvm(url, {**settings, "spark.master": url}, scratch, java_home)
-            if remote:
-                spark: Any = session_type.builder.config(map=settings).remote(url).getOrCreate()
-            else:
-                spark = session_type(_context(url, settings))
-            # Spark Connect makes no request before the first question, so ask for the version.
-            _ = spark.version
+            if java is not None:
+                gateway = _launch_jvm(java, url, {**settings, "spark.master": url}, scratch)
+            spark = _connect(session_type, url, remote, settings)
         except Exception as error:  # noqa: BLE001 - of Spark, py4j, or the launcher
             raise _unusable(url, error) from (error if shown_master(url) == url else None)
-        try:
-            yield spark
-        finally:
+        yield spark
+    finally:
+        if spark is not None:
             with suppress(Exception):
                 spark.stop()
-    finally:
-        _end_jvm()
+        if gateway is not None:
+            _end_jvm(gateway)
         for name, value in previous.items():
             if os.environ.get(name) != value:
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _context(url: str, settings: Mapping[str, str]) -> Any:
-    """Return a new context; `builder.master` would refuse a master while SPARK_REMOTE names another."""
-    from pyspark import SparkConf, SparkContext
+def _connect(session_type: Any, url: str, remote: bool, settings: Mapping[str, str]) -> SparkSession:
+    if remote:
+        spark: Any = session_type.builder.config(map=settings).remote(url).getOrCreate()
+    else:
+        from pyspark import SparkConf, SparkContext
 
-    context: Any = SparkContext(master=url, conf=SparkConf().setAll(list(settings.items())))
-    if _is_local(url):
-        context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
-    return context
+        # Not by the builder, because that refuses a master while SPARK_REMOTE names another.
+        context: Any = SparkContext(master=url, conf=SparkConf().setAll(list(settings.items())))
+        if _is_local(url):
+            context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
+        spark = session_type(context)
+    # Spark Connect makes no request before the first question, so ask for the version.
+    _ = spark.version
+    return spark
 
 
 def _unusable(url: str, error: Exception) -> Unreachable:
@@ -364,25 +366,31 @@ def _settings(url: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def _launch_jvm(url: str, settings: Mapping[str, str], scratch: Path, java_home: Path) -> None:
-    """Start the JVM with pyspark's launcher, which takes Java and Python from the environment.
+def _launch_jvm(java: Java, url: str, settings: Mapping[str, str], scratch: Path) -> Any:
+    """Start a JVM with pyspark's launcher and return its gateway; None when pyspark has a JVM in this process already.
 
-    The launcher runs a script that sets them for the JVM and its workers alone, instead of `spark-submit` itself.
+    The launcher takes Java and Python from the environment, so it runs a script that sets them for the JVM and its
+    workers alone, instead of `spark-submit` itself.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
     from pyspark.java_gateway import launch_gateway  # pyright: ignore[reportUnknownVariableType]
 
+    context: Any = SparkContext
+    if context._gateway is not None:
+        return None
     home = _find_spark_home()
-    variables = {**_variables(url, scratch), "JAVA_HOME": str(java_home)}
+    variables = {**_variables(url, scratch), "JAVA_HOME": str(make_java_home(java, scratch / "java"))}
     script = scratch / "spark-submit"
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    script.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(home)}/bin/spark-submit "$@"\n')
+    # `spark-submit` takes no master beside SPARK_REMOTE, not even for the server of a local Spark Connect.
+    script.write_text(f'#!/bin/sh\nunset SPARK_REMOTE\n{exports}exec {shlex.quote(home)}/bin/spark-submit "$@"\n')
     script.chmod(0o700)
     # Ctrl-C in a terminal should reach only this process, which then ends the JVM in order.
     popen: dict[str, Any] = {"executable": str(script), "process_group": 0}
-    context: Any = SparkContext
-    context._ensure_initialized(gateway=launch_gateway(SparkConf().setAll(list(settings.items())), popen))
+    gateway = launch_gateway(SparkConf().setAll(list(settings.items())), popen)
+    context._ensure_initialized(gateway=gateway)
+    return gateway
 
 
 def _variables(url: str, scratch: Path) -> dict[str, str]:
@@ -399,21 +407,17 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     return {name: os.environ.get(name) or value for name, value in defaults.items()}
 
 
-def _end_jvm() -> None:
+def _end_jvm(gateway: Any) -> None:
     """End the JVM, which pyspark would keep until the interpreter exits; it ends by itself when its input closes."""
     from pyspark import SparkContext
 
     context: Any = SparkContext
-    gateway: Any = context._gateway
     context._gateway = context._jvm = None
-    if gateway is None:
-        return
     with suppress(Exception):
         gateway.shutdown()
-    if gateway.proc is not None:
-        gateway.proc.stdin.close()
-        try:
-            gateway.proc.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            gateway.proc.kill()
-            gateway.proc.wait()
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()

@@ -153,6 +153,13 @@ class Dialect(ColumnValues):
     def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
         """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
 
+    def missing_labels(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:  # noqa: ARG002
+        """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types.
+
+        They can be added with `alter type`.
+        """
+        return []
+
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
         """Return constraints that keep handlers from storing values that are not exact."""
         return []

@@ -102,6 +102,15 @@ class Postgres(Dialect):
             return Fit.SAME
         return Fit.OTHER if all(map(ge, accepted[1], needed[1])) and accepted[2] >= needed[2] else Fit.LOSES
 
+    def missing_labels(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
+        existing_type, declared_type = element(existing, _DIALECT), element(declared, _DIALECT)
+        if not (
+            isinstance(existing_type, sa.Enum) and isinstance(declared_type, sa.Enum) and declared_type.native_enum
+        ):
+            return []
+        is_same = existing_type.name == declared_type.name
+        return [label for label in declared_type.enums if is_same and label not in existing_type.enums]
+
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
 
@@ -410,15 +419,6 @@ def _values_of(kind: sa.TypeEngine[Any]) -> _Values | None:
         digits = getattr(kind, "precision", None)
         name, limits = "instant" if kind.timezone else "wall time", (_MICROSECONDS if digits is None else digits,)
     return None if name is None else (name, limits, frozenset())
-
-
-def missing_labels(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
-    """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types."""
-    existing_type, declared_type = element(existing, _DIALECT), element(declared, _DIALECT)
-    if not (isinstance(existing_type, sa.Enum) and isinstance(declared_type, sa.Enum) and declared_type.native_enum):
-        return []
-    is_same = existing_type.name == declared_type.name
-    return [label for label in declared_type.enums if is_same and label not in existing_type.enums]
 
 
 OLDEST, MAINTAINED = (10,), (15,)

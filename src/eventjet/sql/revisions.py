@@ -410,14 +410,14 @@ def _existing_tables(connection: Connection, row: Checkpoint) -> dict[TableName,
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The result of pausing or resuming one projection."""
+    """The result of pausing or resuming one subscription."""
 
     name: str
     revision: int
     state: str
     position: int
     changed: bool
-    """False where the projection was paused already."""
+    """False where it was in this state already."""
 
 
 async def pause(

@@ -138,19 +138,13 @@ def features_of(connection: Connection, name: str) -> Iterator[Feature]:
         constraints.setdefault((str(origin), str(index)), []).append((str(column), f"{column}{suffix}"))
     if key:
         exactly = [
-            ", ".join(key_column for _, key_column in parts)
-            for (origin, _), parts in constraints.items()
-            if origin == "pk"
+            ", ".join(column for _, column in parts) for (origin, _), parts in constraints.items() if origin == "pk"
         ]
         words = ", ".join(key_column for _, key_column in sorted(key))
         yield Feature("key", f"the primary key ({words})", exactly[0] if exactly else words)
-    for unique in (parts for (origin, _), parts in constraints.items() if origin == "u"):
-        words = ", ".join(column for column, _ in unique)
-        yield Feature(
-            f"unique {words}",
-            f"the constraint UNIQUE ({words})",
-            f"unique ({', '.join(key_column for _, key_column in unique)})",
-        )
+    for parts in (parts for (origin, _), parts in constraints.items() if origin == "u"):
+        words, exact = (", ".join(names) for names in zip(*parts, strict=True))
+        yield Feature(f"unique {words}", f"the constraint UNIQUE ({words})", f"unique ({exact})")
     for column, table, target, update, delete in connection.execute(_FOREIGN_KEYS, {"name": name}):
         definition = f"{column} references {table} ({target}) on update {update} on delete {delete}"
         yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)

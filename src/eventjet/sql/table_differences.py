@@ -19,7 +19,6 @@ from sqlalchemy.exc import NoSuchTableError
 from eventjet.projections.columns import element, plain, stored
 from eventjet.sql.database import dialect_of
 from eventjet.sql.dialect import Fit, qualified
-from eventjet.sql.postgres import missing_labels
 from eventjet.text import cut
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
@@ -101,7 +100,9 @@ def _of_type(
         loses = fit is Fit.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
         what = f"{subject} is {existing_text}, declared is {_type_text(column.type, dialect)}"
-        labels = [label.replace("'", "''") for label in missing_labels(existing_type, column.type)]
+        labels = [
+            label.replace("'", "''") for label in dialect_of(connection).missing_labels(existing_type, column.type)
+        ]
         kind: Any = element(existing_type, dialect)
         statement = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)
         yield TableDifference(what, cost, breaks=loses, statement=statement)

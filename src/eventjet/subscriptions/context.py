@@ -20,10 +20,8 @@ from eventjet.errors import Forbidden
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
-from eventjet.observability.metrics import Meter
 from eventjet.projections.fold import BlockedAggregates
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import READ_ONLY
@@ -102,12 +100,7 @@ class WorkerContext:
     """Name of this process in leases."""
     options: WorkerOptions
     notices: Notices
-    meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
-    """The meters of this process, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-
-    def meter(self, resolved: AnyResolved) -> Meter:
-        return self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
 
     def fold_writer(
         self, resolved: ResolvedProjection, checkpoint: Checkpoint, blocked: BlockedAggregates | None = None

@@ -24,6 +24,7 @@ from eventjet.jetstream.client import Client
 from eventjet.log.store import EventStore
 from eventjet.projections.fold import is_of
 from eventjet.sql.quarantine import DecisionOutcome, Listed, Shown
+from eventjet.sql.revisions import Paused
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
@@ -34,18 +35,6 @@ _TRIES = 50
 """How often a change is tried when the owner writes the cursor first: the owner writes several times a second."""
 RecordAt: TypeAlias = Callable[[int], Awaitable[RawRecord | None]]
 """Return the record at a position, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class PausedCursor:
-    """The result of pausing or resuming one subscription."""
-
-    name: str
-    revision: int
-    state: str
-    position: int
-    changed: bool
-    """False when the cursor was already in this state."""
 
 
 async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list[Listed]:
@@ -162,12 +151,12 @@ async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[in
     return await _resolve(cursors, name, positions, DROPPED)
 
 
-async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
+async def pause(cursors: Cursors, names: Sequence[str]) -> list[Paused]:
     """Pause these cursors until `resume`; their workers stop at their next write of the cursor, within a lease."""
     return [await _apply(cursors, name, Cursor.paused) for name in names]
 
 
-async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
+async def resume(cursors: Cursors, names: Sequence[str]) -> list[Paused]:
     """Resume these cursors.
 
     Raises `UsageError` for a cursor that is not paused, unless another of the named partitions of its reactor is.
@@ -199,15 +188,15 @@ async def set_position(cursors: Cursors, cursor: Cursor) -> None:
     await _apply(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
 
 
-async def _apply(cursors: Cursors, name: str, change: Callable[[Cursor], Cursor]) -> PausedCursor:
+async def _apply(cursors: Cursors, name: str, change: Callable[[Cursor], Cursor]) -> Paused:
     """Replace a cursor, whose owner is fenced."""
 
-    async def write() -> PausedCursor:
+    async def write() -> Paused:
         stored = await cursors.read(name)
         before = stored.cursor
         after = change(before)
         await cursors.write(stored, after)
-        return PausedCursor(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
+        return Paused(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
 
     return await _retry_fenced(write)
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -98,12 +98,7 @@ class ReactionContext:
     endpoint: Endpoint
     owner: str
     options: WorkerOptions
-    meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
     open_reader: OpenReader = EventReader.open
-
-    def meter(self, handler: EventHandler) -> FollowerMeter:
-        declaration = handler.declaration
-        return self.meters.setdefault(declaration.name, FollowerMeter(declaration.name, declaration.kind))
 
 
 class ReactionSubscription(Subscription):
@@ -116,9 +111,10 @@ class ReactionSubscription(Subscription):
         assignment: PartitionAssignment,
         on_ready: Callable[[], None],
     ) -> None:
-        name, options, self.meter = handler.declaration.name, context.options, context.meter(handler)
+        name, options = handler.declaration.name, context.options
+        self.meter = FollowerMeter(name, handler.declaration.kind)
         private = context.repositories.catalog.is_private
-        super().__init__(name, options, Backoff(options.backoff_s), self.meter.terms, on_ready, private=private)
+        super().__init__(name, options, Backoff(options.backoff_s), self.meter, on_ready, private=private)
         self.handler = handler
         self.context = context
         self.assignment = assignment
@@ -410,7 +406,7 @@ class CursorSession:
 
     def _park(self, parked: Quarantined, tries: int = 0) -> None:
         if parked.resolution == QUARANTINED:
-            self._meter.tries["parked"] += 1
+            self._meter.tries["quarantined"] += 1
         self._to_write.append(ParkedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
         self._executor.changed.set()
 

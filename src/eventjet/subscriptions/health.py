@@ -22,10 +22,12 @@ from typing import Any
 from eventjet.domain.position import FAILED, PAUSED, RETIRED, STATES
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import logs, metrics
-from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
+from eventjet.observability.metrics import CONTENT_TYPE, Sample, exposition
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.retry import Backoff, pause
+from eventjet.subscriptions.cursor_session import ReactionSubscription
+from eventjet.subscriptions.projection_session import ProjectionSubscription
+from eventjet.subscriptions.retry import pause
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
 
 _log = logging.getLogger(__name__)
@@ -141,15 +143,15 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
         return [
             (metrics.FOLLOWER_POSITION, follower, status.position),
             (metrics.FOLLOWER_LAG, follower, status.lag_events),
-            (metrics.FOLLOWER_PARKED, follower, status.parked),
-            (metrics.FOLLOWER_HELD, follower, int(status.owner == owner)),
+            (metrics.FOLLOWER_QUARANTINED, follower, status.parked),
+            (metrics.HAS_CURSOR, follower, int(status.owner == owner)),
         ]
     labels = (status.name, str(status.revision))
     gauges: list[Sample] = [
         (metrics.POSITION, labels, status.position),
         (metrics.LAG_EVENTS, labels, status.lag_events),
         (metrics.QUARANTINED, labels, status.parked),
-        (metrics.HELD, labels, int(status.owner == owner)),
+        (metrics.HAS_LEASE, labels, int(status.owner == owner)),
         *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]
     return gauges if status.lag_s is None else [*gauges, (metrics.LAG_SECONDS, labels, status.lag_s)]
@@ -166,20 +168,12 @@ class HealthMonitor:
         reader: StatusReader,
         owner: str,
         options: WorkerOptions,
-        chosen: Collection[str],
-        meters: Sequence[Mapping[str, Meter | FollowerMeter]],
-        backoffs: Mapping[str, Backoff],
+        subscriptions: Collection[ProjectionSubscription | ReactionSubscription],
     ) -> None:
-        """Create the monitor.
-
-        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `backoffs` their
-        backoffs by name.
-        """
-        self._meters = meters
-        self._backoffs = backoffs
+        """Create the monitor of the subscriptions that this process runs."""
         self._reader = reader
         self._options = options
-        self._chosen = chosen
+        self._subscriptions = {subscription.name: subscription for subscription in subscriptions}
         self._state = HealthState(owner, options.stalled_s, time.monotonic())
 
     def status(self) -> HealthStatus:
@@ -188,7 +182,7 @@ class HealthMonitor:
 
     def metrics(self) -> str:
         """Return all metrics in the format of `/metrics`; may be called by any thread."""
-        meters = [meter for group in self._meters for meter in list(group.values())]
+        meters = [subscription.meter for subscription in self._subscriptions.values()]
         return exposition(self._state.samples(time.monotonic()), meters)
 
     async def keep(self, stop: asyncio.Event) -> None:
@@ -198,8 +192,8 @@ class HealthMonitor:
                 try:
                     async with asyncio.timeout(_LOOK_MAX_S):
                         snapshot = await called(self._reader.read(), "A look")
-                    statuses = [self._with_reason(status) for status in snapshot.projections if status.declared]
-                    statuses = [status for status in statuses if status.name in self._chosen]
+                    declared = [status for status in snapshot.projections if status.declared]
+                    statuses = [self._with_reason(status) for status in declared if status.name in self._subscriptions]
                     self._state = self._state.after(time.monotonic(), statuses)
                 except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
                     self._state = self._state.without(
@@ -209,8 +203,7 @@ class HealthMonitor:
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
         """Return the status with this process's own reason to wait where none is stored, as in a full database."""
-        backoff = self._backoffs.get(status.name)
-        return status if status.reason or backoff is None else replace(status, reason=backoff.waits)
+        return status if status.reason else replace(status, reason=self._subscriptions[status.name].backoff.waits)
 
 
 def address_of(text: str) -> tuple[str, int]:

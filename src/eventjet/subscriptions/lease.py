@@ -17,7 +17,7 @@ from typing import Concatenate
 from sqlalchemy import Connection, select
 
 from eventjet import failpoints
-from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
+from eventjet.errors import CheckpointFenced, ProjectionStopped, PromotionRefused
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint as checkpoints
@@ -111,12 +111,15 @@ class Lease:
         return cls(session, resolved, ttl_s, checkpoint)
 
     async def check_unused(self) -> None:
-        """Raise `TableOccupied` when a projection that has not begun has rows in its tables."""
+        """Raise `ProjectionStopped` when a projection that has not begun has rows in its tables."""
+        name = self._resolved.name
 
         def check(connection: Connection) -> None:
             for table in located_tables(self._resolved, self.checkpoint.location, dialect_of(connection)):
                 if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
-                    raise TableOccupied(self._resolved, f"{table.name} holds rows that no checkpoint knows of")
+                    raise ProjectionStopped(
+                        name, f"{table.name} holds rows that no checkpoint knows of", f"Run `eventjet rebuild {name}`."
+                    )
 
         await self._session.read(check)
 

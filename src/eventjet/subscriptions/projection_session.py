@@ -24,6 +24,7 @@ from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, Unkn
 from eventjet.log.integrity import check_running, checking_whole_log, pause_of
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.observability import logs, tracing
+from eventjet.observability.metrics import Meter
 from eventjet.projections.fold import Offered, is_newer
 from eventjet.projections.fold import reader as reader_of
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -75,11 +76,9 @@ class ProjectionSubscription(Subscription):
     """One projection in one process."""
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
-        self.meter = context.meter(resolved)
         self.pace = Pace(context.options)
-        super().__init__(
-            resolved.name, context.options, self.pace, self.meter.terms, on_ready, private=resolved.is_private
-        )
+        self.meter = Meter(resolved.name, resolved.revision)
+        super().__init__(resolved.name, context.options, self.pace, self.meter, on_ready, private=resolved.is_private)
         self.resolved = resolved
         self.context = context
         self._has_warned = False

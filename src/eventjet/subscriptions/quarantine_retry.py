@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
-from eventjet.errors import HistoryBroken, StillQuarantined
+from eventjet.errors import HistoryBroken, ProjectionStopped
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import checking_same_log
@@ -30,6 +30,7 @@ from eventjet.sql.statements import QuarantineChanges
 from eventjet.subscriptions.context import Session, WorkerContext
 from eventjet.subscriptions.lease import Lease
 from eventjet.subscriptions.retry import renewing
+from eventjet.text import counted
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import Prepared, changes_of
 
@@ -46,11 +47,13 @@ _BYTES_MAX = 16 * 1024 * 1024
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """Return the aggregates whose events are blocked.
 
-    Raises `StillQuarantined` when there are any and the projection no longer quarantines.
+    Raises `ProjectionStopped` when there are any and the projection no longer quarantines.
     """
     blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
-        raise StillQuarantined(resolved, len(blocked))
+        reason = f"it stops at errors, and its quarantine still blocks {counted(len(blocked), 'aggregate')}"
+        remedy = f'Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
+        raise ProjectionStopped(resolved.name, reason, remedy)
     return BlockedAggregates(blocked)
 
 

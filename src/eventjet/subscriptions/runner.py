@@ -28,15 +28,14 @@ from eventjet.errors import (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillQuarantined,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
     UnexpectedExit,
 )
 from eventjet.observability import logs
+from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.retry import Backoff, pause
@@ -51,12 +50,10 @@ _STOPS = (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillQuarantined,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
 )
 """Errors that stop a subscription: another session would meet them again."""
 _EXPECTED = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
@@ -103,21 +100,21 @@ class Subscription:
         name: str,
         options: WorkerOptions,
         backoff: Backoff,
-        ends: dict[str, int],
+        meter: Meter | FollowerMeter,
         on_ready: Callable[[], None],
         *,
         private: bool,
     ) -> None:
         """Prepare a subscription.
 
-        `ends` counts how sessions end. `on_ready` is called, perhaps often, once the subscription works or waits for
+        `on_ready` is called, perhaps often, once the subscription works or waits for
         the lease. `private` keeps personal data out of logged reasons.
         """
         self.name = name
         self.options = options
         self.backoff = backoff
         self.on_ready = on_ready
-        self._ends = ends
+        self._ends = meter.terms
         self._is_private = private
         self._failed_at = -1
 

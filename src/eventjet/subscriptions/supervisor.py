@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from eventjet.log.topology import drifts_of, identity_of, reading_log_state
 from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
-from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.runtime import called
@@ -45,7 +44,7 @@ from eventjet.subscriptions.lease import new_owner
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.projection_session import ProjectionSubscription
-from eventjet.subscriptions.retry import Backoff, end
+from eventjet.subscriptions.retry import end
 from eventjet.subscriptions.status import StatusReader
 from eventjet.text import listed, meant
 
@@ -123,9 +122,7 @@ async def run_workers(
             raise next(iter(working.faults.values()))
         if http is not None:
             reader = StatusReader(app, settings, chosen.names)
-            monitor = HealthMonitor(
-                reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
-            )
+            monitor = HealthMonitor(reader, working.owner, working.options, working.subscriptions)
             await exit_stack.enter_async_context(serving(http, monitor))
             working.add("the look at health", monitor.keep)
         await working.run(stop)
@@ -140,9 +137,7 @@ class Workers:
         self.options = options
         self.owner = new_owner()
         self.endpoint = Endpoint.of(settings)
-        self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
-        self.paces: dict[str, Backoff] = {}
-        """The backoff of each subscription by name, with the fault that it waits out."""
+        self.subscriptions: list[ProjectionSubscription | ReactionSubscription] = []
         self.faults: dict[str, EventjetError] = {}
         """The error that keeps a subscription from work at the start, by name: a missing cursor, database or table."""
         self._deps: Deps | None = None
@@ -161,11 +156,10 @@ class Workers:
             self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices
         )
         self.faults |= await _table_faults(database, chosen, log)
-        self.meters.append(context.meters)
         for resolved in chosen:
-            runner = ProjectionSubscription(resolved, context, partial(self._ready, resolved.name))
-            self.paces[resolved.name] = runner.backoff
-            self._tasks[resolved.durable] = runner.run
+            subscription = ProjectionSubscription(resolved, context, partial(self._ready, resolved.name))
+            self.subscriptions.append(subscription)
+            self._tasks[resolved.durable] = subscription.run
 
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, exit_stack: AsyncExitStack
@@ -182,14 +176,13 @@ class Workers:
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             exit_stack.push_async_callback(self._deps.close)
         context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
-        self.meters.append(context.meters)
         assignments: dict[str, PartitionAssignment] = {}
         for declaration in chosen:
             handler = self._handler(declaration, context, client)
             assignment = assignments.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
-            runner = ReactionSubscription(handler, context, assignment, partial(self._ready, declaration.name))
-            self.paces[declaration.name] = runner.backoff
-            self._tasks[declaration.name] = runner.run
+            subscription = ReactionSubscription(handler, context, assignment, partial(self._ready, declaration.name))
+            self.subscriptions.append(subscription)
+            self._tasks[declaration.name] = subscription.run
             if declaration.partitions > 1:
                 name = declaration.declared_as
                 self._tasks[f"{name} share"] = partial(assignment.keep, cursors, name, self.owner, self.options.lease_s)

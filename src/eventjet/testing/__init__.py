@@ -40,13 +40,13 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "eventjet.testing.laws": ("AggregateLaws", "CodecLaws", "ProjectionLaws"),
-        "eventjet.testing.projecting": ("on", "projected"),
-        "eventjet.testing.reacting": ("reacted",),
-        "eventjet.testing.running": ("running",),
-        "eventjet.testing.scenarios": ("scenario",),
-        "eventjet.testing.store_contract": ("StoreContract",),
-        "eventjet.testing.stories": ("story",),
-        "eventjet.testing.world": ("world",),
+        "eventjet.testing.laws": "AggregateLaws CodecLaws ProjectionLaws",
+        "eventjet.testing.projecting": "on projected",
+        "eventjet.testing.reacting": "reacted",
+        "eventjet.testing.running": "running",
+        "eventjet.testing.scenarios": "scenario",
+        "eventjet.testing.store_contract": "StoreContract",
+        "eventjet.testing.stories": "story",
+        "eventjet.testing.world": "world",
     },
 )

@@ -144,7 +144,7 @@ class Doing(Generic[S, E]):
         """Let the other aggregate's decision raise this error."""
         call = self._step.after_refusal(error)
         if call is None:
-            raise AssertionError(f"the step does not say what follows {error!r}: it would be tried again, then parked")
+            raise AssertionError(f"the step does not say what follows {error!r}: it would be retried, then quarantined")
         return self._decided(call, error)
 
     def _decided(self, call: Call, *first: Any) -> Happened[S, E]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -24,7 +24,8 @@ from sqlalchemy.sql.dml import UpdateBase
 from eventjet import failpoints
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, UnexpectedExit
+from eventjet.errors import CheckpointFenced, HandlerFailed, ProjectionStopped, UnexpectedExit
+from eventjet.errors.projection import HALF_WRITTEN
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.runtime import is_cancelled
@@ -83,7 +84,7 @@ class SqlWriter:
         """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
         Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
-        with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
+        with the event that could not be handled, `ProjectionStopped`, and other errors of the database.
         """
         if not batch.is_consistent:
             raise CheckpointFenced(checkpoint.name, f"a batch after position {batch.after} ends at {batch.last}")
@@ -134,7 +135,7 @@ class SqlWriter:
     ) -> None:
         """Call a handler; raise `HandlerFailed` with its event for what it raises or leaves behind.
 
-        Raises `_CallFailed` where it was given several events, `TransactionEnded` where the transaction is over, and
+        Raises `_CallFailed` where it was given several events, `ProjectionStopped` where the transaction is over, and
         transient errors of the database unchanged.
         """
         guard = self._guard
@@ -154,7 +155,9 @@ class SqlWriter:
         if error is not None:
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
-            raise TransactionEnded(self._resolved.name, events[0].position, handler.name)
+            name, position = self._resolved.name, events[0].position
+            reason = f"{handler.name} ended the transaction at position {position}, so its tables {HALF_WRITTEN}"
+            raise ProjectionStopped(name, reason, f"Fix it, then run `eventjet rebuild {name}`.")
         elif is_spoilt(driver):
             reason = _WENT_ON_AFTER_ERROR
         elif connection.in_nested_transaction():
@@ -265,10 +268,7 @@ class Guard:
             self.fault = self.fault or error
             return
         if Fault.TOO_LONG in dialect_named(context.dialect.name).faults(error):
-            execution = context.execution_context
-            compiled = getattr(execution, "compiled", None)
-            parameters = execution.compiled_parameters if compiled is not None else context.parameters
-            self._overlong = error, overlong(compiled, parameters, self._tables)
+            self._overlong = error, overlong(context.parameters, self._tables)
 
 
 def _is_by_hand(context: Any) -> bool:
@@ -297,43 +297,27 @@ def is_spoilt(driver: Any) -> bool:
 _ROW_SUFFIX = re.compile(r"_m[0-9]+$")
 """The suffix that SQLAlchemy adds to a parameter's name where one statement has the values of several rows."""
 
-Limited: TypeAlias = tuple[str, str, int]
-"""(the column's key, its name with its table's name, the characters it holds)."""
 
-
-def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
+def overlong(parameters: Any, declared: Sequence[Table]) -> str:
     """Say which column a text was too long for, without the text itself.
 
-    `compiled` is None for SQL text of the application. `parameters` is one mapping, or one for each row. Where the
-    column cannot be told, say because SQL computes the value, all columns with a limit are listed.
+    `parameters` is one mapping, or one for each row. Where their names do not tell the column, say because SQL computes
+    the value, all columns with a limit are listed.
     """
-    parameter_sets = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
-    rows = [
-        cast("Mapping[str, Any]", parameter_set)
-        for parameter_set in parameter_sets
-        if isinstance(parameter_set, Mapping)
-    ]
-    texts = [(name, len(value)) for row in rows for name, value in row.items() if isinstance(value, str)]
-    statement = getattr(compiled, "statement", None)
-    target: Any = statement.table if isinstance(statement, UpdateBase) else None
-    if isinstance(target, Table):
-        limits = _limits([cast("Table", target)])
-        for name, length in texts:
-            for key, column, limit in limits:
-                if _ROW_SUFFIX.sub("", name) == key and length > limit:
-                    return f"{column} holds {limit} characters, and {length} were given"
-    else:
-        limits = _limits(declared)
-    limits_text = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
-    name, length = max(texts, key=lambda entry: entry[1], default=("", 0))
-    longest_text = f"; the longest text given is {name!r} with {length}" if name else ""
-    return f"of the columns limited in characters {limits_text}{longest_text}"
-
-
-def _limits(tables: Sequence[Table]) -> list[Limited]:
-    columns: list[Column[Any]] = [column for table in tables for column in table.columns]
-    return [
+    rows = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
+    named_values = [item for row in rows if isinstance(row, Mapping) for item in cast("Mapping[str, Any]", row).items()]
+    texts = [(name, len(value)) for name, value in named_values if isinstance(value, str)]
+    columns: list[Column[Any]] = [column for table in declared for column in table.columns]
+    limits = [
         (column.key, f"{column.table.name}.{column.name}", column.type.length)
         for column in columns
         if isinstance(column.type, String) and column.type.length is not None
     ]
+    for name, length in texts:
+        for key, column, limit in limits:
+            if _ROW_SUFFIX.sub("", name) == key and length > limit:
+                return f"{column} holds {limit} characters, and {length} were given"
+    name, length = max(texts, key=lambda entry: entry[1], default=("", 0))
+    longest_text = f"; the longest text given is {name!r} with {length}" if name else ""
+    limits_text = listed(f"{column} holds {limit}" for _, column, limit in limits)
+    return f"of the columns limited in characters {limits_text}{longest_text}"

@@ -1,0 +1,126 @@
+"""What a login at a NATS server takes: the JWT or nkey and its signature, the TLS context; and why a server refused it.
+
+Seeds are never sent: they sign the server's nonce. Secrets are read for each login and not kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import ssl
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nats.errors import Error as NatsError
+
+from eventjet.errors import Unauthorized, UsageError
+from eventjet.nats.endpoint import Endpoint, is_file
+from eventjet.nats.protocol import server_fault
+
+_CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")
+_JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+([A-Za-z0-9._=-]+)\s+-+END")
+_SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(SU[A-Z2-7]+)\s+-+END")
+_BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
+
+
+def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
+    """Return `jwt`, `nkey` and `sig` of CONNECT, reading the files anew; raises `UsageError` for an unusable file.
+
+    Empty for an endpoint without such a file.
+    """
+    if endpoint.credentials is not None:
+        jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
+        seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
+        return {"jwt": jwt.decode(), "sig": _signed(seed, nonce.encode(), endpoint.credentials)[1]}
+    if endpoint.nkey is not None:
+        seed = _read(endpoint.nkey, _BARE_SEED, "nkey", "seed of a user (SU…)")
+        public, signature = _signed(seed, nonce.encode(), endpoint.nkey)
+        return {"nkey": public, "sig": signature}
+    return {}
+
+
+def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
+    """Return (public key, signature of the nonce), and wipe the key pair."""
+    # `nkeys` is untyped and slow to import, so it is imported only for a signature.
+    nkeys: Any = import_module("nkeys")
+    try:
+        pair = nkeys.from_seed(bytearray(seed))
+        public = bytes(pair.public_key).decode()
+        signature = base64.urlsafe_b64encode(pair.sign(nonce)).rstrip(b"=").decode()
+        pair.wipe()
+    except (nkeys.NkeysError, ValueError, TypeError) as error:
+        raise UsageError(f"The seed in {path} cannot sign ({type(error).__name__}). Create the key again.") from None
+    return public, signature
+
+
+def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> bytes:
+    try:
+        match = pattern.search(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        # The path is not shown: it may be the secret that should stand in the file.
+        reason = getattr(error, "strerror", None) or "it is no path"
+        raise UsageError(
+            f"The file of `{setting}` cannot be read: {reason}. Give the path of a readable one."
+        ) from None
+    if match is None:
+        raise UsageError(f"{path} holds no {what}. Give the file that `nsc` or `nk` wrote.")
+    return match[1]
+
+
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
+    """Return the TLS context of an endpoint; raises `UsageError` for files that cannot be used."""
+    if endpoint.tls is not None:
+        return endpoint.tls
+    try:
+        context = ssl.create_default_context(cafile=endpoint.tls_ca)
+        if endpoint.tls_cert is not None:
+            context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no path"
+        # Only files that exist are named: a path may be the secret that should stand in the file.
+        files = [path for path in (endpoint.tls_ca, endpoint.tls_cert, endpoint.tls_key) if path and is_file(path)]
+        file_list = ", ".join(map(str, files)) or f"of {endpoint!r}"
+        raise UsageError(f"The TLS files {file_list} cannot be used: {reason}. Give readable PEM.") from None
+    return context
+
+
+def refusal_of(error: Exception, endpoint: Endpoint, peer: str) -> Unauthorized | None:
+    """Return the error of a server that refused the login or the client's certificate, None for another error.
+
+    A server refuses certificates inside TLS, which in TLS 1.3 shows at the first read.
+    """
+    if isinstance(error, NatsError) and isinstance(fault := server_fault(_text_of(error), peer), Unauthorized):
+        return fault
+    text = str(error).lower().replace("_", " ")
+    if isinstance(error, ssl.SSLError) and "alert" in text and any(word in text for word in _CLIENT_CERTIFICATE):
+        client = f"the client certificate {endpoint.tls_cert}" if endpoint.tls_cert else "a client without certificate"
+        return Unauthorized(f"the connection to {peer}", f"it refuses {client}")
+    return None
+
+
+def fault_of(error: Exception) -> str:
+    """Return what is wrong with a server that did not let us in, as the predicate of a sentence about the server."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"has a certificate that is not trusted ({error.verify_message})"
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case socket.gaierror():
+            return "is a name that does not resolve"
+        case TimeoutError():
+            return "gave no answer in time"
+        case ssl.SSLError():
+            return f"failed at TLS ({error.reason or error})"
+        case NatsError() if not _text_of(error).startswith("'"):
+            return f"does not speak NATS as expected: {_text_of(error)}"
+        case NatsError():
+            return f"said {_text_of(error)}"
+        case _:
+            return str(error)
+
+
+def _text_of(error: NatsError) -> str:
+    """Return the text of an error of nats-py: in quotes if the server has sent it as an `-ERR`."""
+    return str(error).removeprefix("nats: ").strip()
