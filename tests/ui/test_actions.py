@@ -108,11 +108,11 @@ def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, 
         expect(page.locator("tbody tr")).to_have_count(0)
 
 
-def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, books: Books) -> None:
-    with books.console("--allow-actions") as url, leaving(page):
-        with books.working():
-            until(lambda: caught_up(books), "the worker took all events")
-        books.change("update balances set amount = '999' where account_id = 'a-3'")
+def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, ledger: Books) -> None:
+    with ledger.console("--allow-actions") as url, leaving(page):
+        with ledger.working():
+            until(lambda: caught_up(ledger), "the worker took all events")
+        ledger.change("update balances set amount = '999' where account_id = 'a-3'")
         page.goto(f"{url}/jobs")
         page.get_by_label("balances revision 1").check()
         page.get_by_role("button", name="Verify").click()
@@ -125,10 +125,10 @@ def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, bo
         expect(page.locator("main")).to_contain_text("10 events, positions 1 to 10")
         confirm(page, "Rebuild")
         expect(page.locator("main")).to_contain_text("swapped in at position 10")
-        assert books.rows("select amount from balances where account_id = 'a-3'")[0][0] != "999"
-        assert books.rows("select generation from eventjet_projection") == [(2,)]
-        assert books.rows("select * from eventjet_rebuild") == []
-    assert [one[:3] for one in books.actions()] == [("verify", "balances", "done"), ("rebuild", "balances", "done")]
+        assert ledger.rows("select amount from balances where account_id = 'a-3'")[0][0] != "999"
+        assert ledger.rows("select generation from eventjet_projection") == [(2,)]
+        assert ledger.rows("select * from eventjet_rebuild") == []
+    assert [one[:3] for one in ledger.actions()] == [("verify", "balances", "done"), ("rebuild", "balances", "done")]
 
 
 @pytest.fixture
