@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.architecture.sources import ROOT
 
 SOURCE = ROOT / "src" / "eventjet"
-DIALECT_FILE = re.compile(r"(sql|rebuild)/(dialects?|workspace|(\w+_)?(postgres|sqlite)(_\w+)?)\.py")
+DIALECT_FILE = re.compile(r"(sql|rebuild)/(database|dialect|workspace|(\w+_)?(postgres|sqlite)(_\w+)?)\.py")
 """Where a database may be named: the port and what stands behind it."""
 NAMES = {"postgresql", "sqlite"}
 CONSTANTS = {"POSTGRES", "POSTGRESQL", "SQLITE", "Postgres", "Sqlite"}
