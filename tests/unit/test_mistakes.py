@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from eventjet import App, Imported, Metadata, aggregate, event
+from eventjet import App, Imported, Metadata, aggregate, event, listens, process
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import event_info
 from eventjet.errors import DefinitionError, Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
@@ -202,3 +204,40 @@ def test_a_former_name_that_no_event_can_have_is_told(names: Any) -> None:
         n: int
 
     assert any("former name" in fault for fault in Catalog([Moved]).faults())
+
+
+@pytest.mark.parametrize("bad", [17, uuid4(), b"bytes", None])
+async def test_what_is_not_text_is_refused_in_a_sentence(bad: Any) -> None:
+    async with BANK.in_memory() as jet:
+        accounts = jet.repository(Account)
+        with pytest.raises(Refused, match="text"):
+            await accounts.execute(bad, Account.open, "ada")
+        if bad is not None:
+            with pytest.raises(Refused, match="text"):
+                accounts.command(bad)
+        with pytest.raises(Refused, match="text"):
+            accounts.command("c", metadata=Metadata(extra={"k": bad}))
+
+
+def test_a_decorator_without_its_name_is_refused_and_not_silent() -> None:
+    class Plain:
+        pass
+
+    bare: Any
+    for bare in (event, aggregate, process):
+        with pytest.raises(DefinitionError, match="lacks its name"):
+            bare(Plain)
+    without_parentheses: Any = listens
+    with pytest.raises(DefinitionError, match=r"write `@listens\(\)`"):
+        without_parentheses(Customer.rename)
+
+
+def test_one_former_name_may_stand_as_text() -> None:
+    former: Any = "customer.called"
+
+    @event("customer.titled", formerly=former)
+    class Titled:
+        title: str
+
+    assert Catalog([Titled]).faults() == []
+    assert event_info(Titled).formerly == ("customer.called",)

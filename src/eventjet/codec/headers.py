@@ -237,6 +237,8 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
 
 def _escaped(name: str, value: str) -> str:
     what = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  `quote` takes bytes as well
+        raise Refused(f"{what} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
     if not value:
         remedy = "Give text that this command has each time it is repeated, and no other has: an order's number, say."
         raise Refused(what, "it is empty", remedy if name == COMMAND else "Give text, or leave it out.")

@@ -52,6 +52,8 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     ```
     """
 
+    check_name(name, "event", "account.opened")
+
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
         from pydantic.dataclasses import rebuild_dataclass
@@ -71,11 +73,20 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
             if field_info.alias or field_info.validation_alias or field_info.serialization_alias:
                 reason = "an event is made, stored and read by the names of its fields: leave the alias out"
                 raise DefinitionError([f"{cls.__qualname__}.{field} has an alias, and {reason}"])
-        setattr(event_class, _MARK, EventInfo(name, schema, formerly))
+        # `tuple` would split a str into its characters.
+        names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
+        setattr(event_class, _MARK, EventInfo(name, schema, names))
         event_class.__init__ = _constructor(event_class)
         return cast("type[T]", event_class)
 
     return declare
+
+
+def check_name(name: object, decorator: str, example: str) -> None:
+    """Raise `DefinitionError` if a decorator was written without a name: it would replace the class by a function."""
+    if not isinstance(name, str):
+        what = getattr(name, "__qualname__", type(name).__name__)
+        raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,8 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     assert Counter().count == 0
     ```
     """
+
+    check_name(name, "aggregate", "account")
 
     def declare(cls: type[T]) -> type[T]:
         _check_not_generic(cls, "aggregate")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, dataclass_transform, overload
 
-from eventjet.domain.aggregate import AggregateType, aggregate
+from eventjet.domain.aggregate import AggregateType, aggregate, check_name
 from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
@@ -225,7 +225,7 @@ def listens(by: Any = None, /) -> Any:
 
     `by` is a named, annotated, pure function of the event that returns the id of a process, or None for no process.
     Without `by`, it is the process with the id of the event's aggregate. The decision may return None: then nothing
-    follows from that event.
+    follows from that event. Raises `DefinitionError` for a `by` that does not take one argument.
 
     ```python
     @event("greeting.noted")
@@ -253,6 +253,10 @@ def listens(by: Any = None, /) -> Any:
         assert (await there.jet.repository(Greeting).load("a-1")).account == "a-1"
     ```
     """
+
+    if inspect.isfunction(by) and len(inspect.signature(by).parameters) != 1:  # a listener itself, without parentheses
+        fault = "write `@listens()`, or `@listens(by)` with a function of the event that says whose it is"
+        raise DefinitionError([f"{getattr(by, '__qualname__', by)}: {fault}"])
 
     def mark(handler: Any, /) -> Any:
         setattr(handler, LISTENS, by or same_id)
@@ -333,6 +337,8 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
     asked.does(Account, "a-1", Account.deposit, Decimal(5)).done().then(GiftGiven()).rests()
     ```
     """
+
+    check_name(name, "process", "transfer")
 
     def declare(cls: type[C]) -> type[C]:
         process_class = aggregate(name, snapshot_every=snapshot_every, revision=revision)(cls)
