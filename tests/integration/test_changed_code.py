@@ -23,8 +23,14 @@ TENFOLD = ("events=row.events + 1", "events=row.events + 10")
 """A fold that makes other rows of the events that come."""
 TURNED = ("events=row.events + 1", "events=1 + row.events")
 """Another fold that makes the same rows."""
-
-
+COMMENTED = ("    row = replace(row, events=", "    # Counts them.\n    row = replace(row, events=")
+HELPED = (
+    ("row.amount + amount)", "plus(row.amount, amount))"),
+    (
+        '@projection("balances"',
+        'def plus(one: Decimal, other: Decimal) -> Decimal:\n    return one + other\n\n\n@projection("balances"',
+    ),
+)
 BY_HAND = (
     ("from eventjet import App", "from eventjet import SqlProjection, App"),
     (
@@ -205,3 +211,20 @@ async def test_sql_by_hand_is_told_and_ended_alike(book: Book, warnings: Warning
     await rebuild(new.ref, ["counted"], book.settings, engine="local")
     await new.works(book.fill(50), "counted")
     assert (noted(book, "counted"), warnings()) == ([new.code("counted")], [])
+
+
+async def test_a_comment_that_is_changed_is_not_told(book: Book, warnings: Warnings) -> None:
+    old, new = Release(book), Release(book, COMMENTED, ("def balances(", "def balances(\n    "))
+    book.init()
+    for release in (old, new, old):
+        await release.works(book.fill(50))
+    assert (noted(book), warnings()) == ([old.code()], [])
+
+
+async def test_a_helper_that_is_changed_is_told(book: Book, warnings: Warnings) -> None:
+    old, new = Release(book, *HELPED), Release(book, *HELPED, ("return one + other", "return one + other + other"))
+    book.init()
+    await old.works(book.fill(50))
+    assert warnings() == []
+    await new.works(book.fill(50))
+    assert len(warnings()) == 1

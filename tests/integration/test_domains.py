@@ -337,3 +337,16 @@ def test_a_keyword_stands_for_both_variables() -> None:
     assert given.with_overrides({"jetstream_domain": "x"}).jetstream_prefix is None
     with pytest.raises(UsageError, match="both set"):
         Settings.load(environ={**environ, "EVENTJET_JETSTREAM_PREFIX": "hub.API"})
+
+
+@pytest.mark.slow
+async def test_an_app_may_name_the_domain_of_its_own_server(link: Link, tmp_path: Path) -> None:
+    sick = await Sick(replace(link.through(tmp_path), servers=(link.hub.url,)), tmp_path).made()
+    await sick.begun()
+    assert [one for one in await sick.found() if one.level in (FAULT, UNREACHABLE)] == []
+
+
+@pytest.mark.slow
+async def test_roles_work_under_a_prefix(roles_by_prefix: NatsServer, tmp_path: Path) -> None:
+    admin = replace(role_settings(roles_by_prefix, "admin", tmp_path), jetstream_domain=None)
+    await works_as_roles(admin, lambda name: role_settings(roles_by_prefix, name, tmp_path, prefix="hub.API"))

@@ -312,3 +312,12 @@ def test_every_unknown_aggregate_is_counted_wherever_it_stands_in_the_list(
     with NatsConnection.open(endpoint) as connection:
         found = connection.run(unknown_aggregates(log, known), LIST_S)
     assert {one.aggregate: one.histories for one in found} == unknown
+
+
+async def test_another_application_of_the_same_name_records_nothing(name: str, eventjet_nats: NatsServer) -> None:
+    app = App(name, aggregates=[Order, Refund])
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        assert [one.aggregate for one in (await jet.init()).unknown] == ["account"]
+        orders = jet.repository(Order)
+        with pytest.raises(Refused, match="`eventjet init`"):
+            await jet.transact(orders.decide("o-1", Order.place, "tea"), orders.decide("o-2", Order.place, "tea"))

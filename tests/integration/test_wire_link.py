@@ -248,3 +248,31 @@ def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint) -> None:
         link.receive(0.0)
     link.close()
     link.close()
+
+
+def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
+    with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as slow:
+        slow.subscribe("slow")
+        flush(slow)
+        with pytest.raises(StoreUnavailable):
+            link.request("slow", b"first", timeout_s=0.1)
+        late = slow.receive(20.0)[0]
+        slow.publish(late[2].decode(), b"late")
+        answerer = threading.Thread(target=lambda: slow.publish(slow.receive(20.0)[0][2].decode(), b"second"))
+        answerer.start()
+        assert link.request("slow", b"second", timeout_s=20.0)[4] == b"second"
+        answerer.join()
+
+
+def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
+    with (
+        NatsServer(jetstream=False) as plain,
+        NatsConnection.open(Endpoint((plain.url,))) as link,
+        pytest.raises(NoResponders, match="JetStream itself is missing"),
+    ):
+        link.api("INFO")
+
+
+def test_the_inbox_stands_under_its_prefix(nats: NatsServer) -> None:
+    with NatsConnection.open(Endpoint((nats.url,), inbox_prefix="_INBOX_ada")) as link:
+        assert link.inbox.startswith("_INBOX_ada.")

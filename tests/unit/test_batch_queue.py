@@ -88,3 +88,14 @@ def test_each_goes_once_within_the_limits_and_the_first_goes_first(
     for subject in "abcdef":
         of_it = [each.payload for each in saves if subject in each.subjects]
         assert [name for name in gone if name in of_it] == of_it
+
+
+def test_two_saves_on_one_subject_go_one_after_the_other() -> None:
+    waiting = queue(save("a", name="1"), save("a", "b", name="2"), save("c", name="3"))
+    assert names(waiting.next_batch()) == ["1", "3"]
+    assert names(waiting.next_batch()) == ["2"]
+
+
+def test_no_save_passes_one_that_waits_for_the_same_subject() -> None:
+    waiting = queue(save("a", name="1"), save("a", "b", name="2"), save("b", name="3"))
+    assert [names(waiting.next_batch()) for _ in range(3)] == [["1"], ["2"], ["3"]]

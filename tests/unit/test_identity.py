@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -94,3 +95,28 @@ def test_any_bytes_are_the_subject_of_one_entity_or_of_none(subject: bytes) -> N
         return
     app = subject.decode().partition(".")[0]
     assert subject_of(app, aggregate, aggregate_id).encode() == subject
+
+
+@given(st.text())
+def test_any_text_comes_back_exactly_or_is_refused(aggregate_id: str) -> None:
+    check(aggregate_id)
+
+
+def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
+    random = Random(4)
+    decoded = 0
+    for _ in range(50_000):
+        token = "".join(random.choices("=0123456789ABCDEFabcdefG.*> \n", k=random.randrange(9)))
+        try:
+            aggregate_id = decode_id(token)
+        except ValueError:
+            continue
+        decoded += 1
+        assert encode_id(aggregate_id) == token
+    assert decoded > 500
+
+
+def test_ids_that_look_alike_stay_apart() -> None:
+    alike = {"\u00e9", "e\u0301", "\ufb01", "fi", "A", "a", "\u0391", "\u0410", "\u0130", "i\u0307", "=41", "%41"}
+    alike |= {"a\u200d", "a\u00a0", "a "}
+    assert len({encode_id(one) for one in alike}) == len(alike)
