@@ -160,8 +160,8 @@ WRONG = [
     (("retry", "balances"), "--all"),
     (("retry", "balances", "2", "--all"), "--all"),
     (("retry", "balances", "9"), "position 9 of projection 'balances' is not in its quarantine"),
-    (("retry", "balances", "3"), "waits for the parked event at position 2"),
-    (("drop", "balances", "3", "--yes"), "waits for the parked event at position 2"),
+    (("retry", "balances", "3"), "waits behind the quarantined event at position 2"),
+    (("drop", "balances", "3", "--yes"), "waits behind the quarantined event at position 2"),
     (("drop", "balances", "--yes"), "POSITION"),
 ]
 

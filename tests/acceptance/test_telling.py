@@ -12,6 +12,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.client import connect
 from eventjet.operations.roles import ADMIN, READER, roles_of, user_lines
 from eventjet.settings import Settings
+from eventjet.subscriptions import handlers
 from tests.acceptance.conftest import Ended, Program, clean_environ
 from tests.acceptance.office import Office
 from tests.logs import fresh_name
@@ -175,7 +176,8 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
     assert (nobody.status, nobody.out, nobody.err) == (1, "", "There are no events of trip nobody.\n")
 
 
-def test_a_process_that_is_parked_or_paused_says_so(office: Office) -> None:
+def test_a_process_that_is_parked_or_paused_says_so(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "Retry", handlers.Retry)  # restored at the end, whatever the app's module sets
     office.declare("processes=[Trip]")
     office("init")
     office.breaks()

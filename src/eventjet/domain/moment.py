@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from eventjet.errors import UsageError
+from eventjet.text import shown
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -26,10 +27,13 @@ def later(at: datetime, delay: timedelta) -> datetime:
 
 
 def check_moment(what: str, at: datetime, *, to_come: bool = False) -> None:
-    """Raise `UsageError` for a time that has no zone, or is in the future.
+    """Raise `UsageError` for a value that is not a datetime, has no zone, or is in the future.
 
     With `to_come`, times in the future are allowed. `what` begins the sentence of the message: `` `since` is ``.
     """
+    if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  text is easily given
+        kind = type(at).__name__
+        raise UsageError(f"{what} {shown(at, 60)}, a {kind}. Give a datetime with its zone, datetime(…, tzinfo=UTC).")
     if at.utcoffset() is None:
         raise UsageError(f"{what} {at}, which has no time zone. Give a time with its zone, datetime(…, tzinfo=UTC).")
     if not to_come and at > (now := datetime.now(UTC)):
