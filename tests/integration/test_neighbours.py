@@ -448,7 +448,7 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
         await jet.repository(Bell).execute("b", Bell.ring, 1)
         async with working(app, settings):
             await eventually(says_why)
-            assert "is parked" not in caplog.text
+            assert "is quarantined" not in caplog.text
             await jet.client.ask(update_stream({**found.config, "allow_atomic": True}))
 
             async def has_parked() -> bool:
@@ -456,7 +456,7 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
                 return looked.parked == 1 and looked.reason is None
 
             await eventually(has_parked)
-    assert caplog.text.count("is parked") == 1
+    assert caplog.text.count("is quarantined") == 1
 
 
 @pytest.mark.slow

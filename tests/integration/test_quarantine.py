@@ -263,7 +263,7 @@ async def test_what_is_parked_is_logged_with_the_first_line_of_its_reason(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     def logged() -> list[str]:
-        return [one.getMessage() for one in caplog.records if "is parked" in one.getMessage()]
+        return [one.getMessage() for one in caplog.records if "is quarantined" in one.getMessage()]
 
     async def has_logged() -> bool:
         return bool(logged())
@@ -273,11 +273,11 @@ async def test_what_is_parked_is_logged_with_the_first_line_of_its_reason(
         await ledger.caught_up(last)
         # What is logged is committed: a reader may see the rows before the line is written.
         await eventually(has_logged, "the line of what was parked")
-        assert logged() == ["balances: the event at position 2 is parked: Poisoned: no 666"]
+        assert logged() == ["balances: the event at position 2 is quarantined: Poisoned: no 666"]
         caplog.clear()
         retry(ledger)
         await settled(ledger)
-    assert logged() == ["balances: the event at position 2 is parked again: Poisoned: no 666"]
+    assert logged() == ["balances: the event at position 2 is quarantined again: Poisoned: no 666"]
 
 
 async def test_a_later_event_that_fails_in_a_retry_is_parked_and_what_precedes_it_is_taken(ledger: Ledger) -> None:

@@ -183,7 +183,7 @@ async def test_a_decision_made_meanwhile_ends_the_rebuild_with_nothing_changed(b
         if step.phase == "index" and step.done == 0:
             changed(book, lambda connection: verdict.drop(connection, "balances", 1, parked(book)[:1]))
 
-    with pytest.raises(RebuildError, match="decided about parked events of 'balances' while it was rebuilt"):
+    with pytest.raises(RebuildError, match="decided about quarantined events of 'balances' while it was rebuilt"):
         await made(book, progress=report)
     assert book.rows() == rows
     assert [one.position for one in kept(book)] == [one.position for one in quarantine]

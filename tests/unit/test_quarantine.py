@@ -319,7 +319,7 @@ def test_only_a_fold_by_aggregate_may_quarantine() -> None:
         every("balances", table=TABLE, keys=keys, on_error="quarantine")(by_account),
         some("balances", table=TABLE, on_error="quarantine")(rows),
     ):
-        with pytest.raises(DefinitionError, match="the order after a parked event can only be kept by"):
+        with pytest.raises(DefinitionError, match="the order after a quarantined event can only be kept by"):
             resolve(refused, CATALOG)
     with pytest.raises(DefinitionError, match="on_error is 'skip'"):
         resolve(every("balances", table=TABLE, on_error="skip")(by_account), CATALOG)

@@ -257,7 +257,7 @@ class _Resolving:
         ):
             what = "entries" if isinstance(declared, Entries) else "a key of its own"
             self.faults.append(
-                f'on_error="quarantine" does not go with {what}: the order after a parked event can only be kept by '
+                f'on_error="quarantine" does not go with {what}: the order after a quarantined event can only be kept by '
                 "aggregate, so the key must be the aggregate id"
             )
 

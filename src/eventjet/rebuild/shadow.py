@@ -256,7 +256,7 @@ class Shadow(Generic[R_co]):
         """
         if decisions is not None and self._live_quarantine(connection)[1] != decisions:
             raise RebuildOvertaken(
-                f"Somebody decided about parked events of {self.resolved.name!r} while it was rebuilt"
+                f"Somebody decided about quarantined events of {self.resolved.name!r} while it was rebuilt"
             )
         connection.execute(delete(quarantine).where(of(self.resolved.name, self.resolved.revision)))
         self._copy_quarantine(connection, self._quarantine, quarantine)

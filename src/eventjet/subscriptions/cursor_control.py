@@ -243,7 +243,7 @@ def _select(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | 
     for position in positions:
         if position not in by_position:
             raise UsageError(
-                f"The event at position {position} is not parked by {name!r}: it may wait behind another one. "
+                f"The event at position {position} is not quarantined by {name!r}: it may wait behind another one. "
                 f"Look at `eventjet quarantine list {name}`."
             )
     return [by_position[position] for position in dict.fromkeys(positions)]
@@ -408,7 +408,7 @@ async def _divide_anew(
             moved.append((cursor_entry.name, new_name, entry))
     if len(moved) > _MOVES_MAX:
         raise UsageError(
-            f"{mismatch} With them {len(moved)} parked events would move, and {_MOVES_MAX} can at once. Have them "
+            f"{mismatch} With them {len(moved)} quarantined events would move, and {_MOVES_MAX} can at once. Have them "
             "tried again, or drop them, with the release before, then try again."
         )
     previous = [cursor_entry.cursor for cursor_entry in existing if cursor_entry.cursor is not None]

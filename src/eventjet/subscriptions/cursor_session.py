@@ -342,7 +342,7 @@ class CursorSession:
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
         for parked in (entry.parked for entry in to_write if entry.parked.resolution == QUARANTINED):
             logs.QUARANTINED.tell(
-                _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
+                _log, name=cursor.name, position=parked.position, how="is quarantined", more="", reason=parked.reason
             )
         del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
 
@@ -351,7 +351,7 @@ class CursorSession:
         imported = not self._handler.takes_imported and is_imported(offered.record[3])
         entry = self._entries_by_position.get(position)
         if entry is not None and not is_of(entry.parked.event_id, offered.record):
-            raise LogRolledBack(self._handler.declaration.name, position, "the event parked there is another")
+            raise LogRolledBack(self._handler.declaration.name, position, "the event quarantined there is another")
         if imported or self._initial_cursor.is_done(position) or entry is not None:
             self._executor.add(position, event_id, [])
             return
@@ -530,7 +530,11 @@ class CursorSession:
     async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
         """Try a quarantined event again; return it with its error when it failed again, None when it is done."""
         if record is None or not is_of(entry.parked.event_id, record):
-            reason = "the parked event is no longer there" if record is None else "the event parked there is another"
+            reason = (
+                "the quarantined event is no longer there"
+                if record is None
+                else "the event quarantined there is another"
+            )
             raise LogRolledBack(self._handler.declaration.name, entry.position, reason)
         offered = self._handler.source.decode(record)
         if offered is None:

@@ -114,7 +114,7 @@ class _Retries:
         changes = changes_of(outcome.changed, _changes_after_retry(waiting, len(offers), failed))
         prepared = Prepared(self._unmoved_batch(), changes, outcome.changed)
         await self._session.write(self._writer.commit, self._checkpoint, prepared)
-        log_parked(self._resolved.name, changes.quarantine, "is parked again")
+        log_parked(self._resolved.name, changes.quarantine, "is quarantined again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read the events from the log that the rows were made from; fewer when they are large. Blocks."""
@@ -130,7 +130,9 @@ class _Retries:
             )
             for event, record in _read(connection, stream, waiting):
                 if record is None:
-                    raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
+                    raise HistoryBroken(
+                        stream, event.position, "a quarantined event is to be tried again and is not there"
+                    )
                 size += len(record[4])
                 if offers and size > _BYTES_MAX:
                     break
@@ -174,7 +176,7 @@ def _changes_after_retry(
     )
 
 
-def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
+def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is quarantined") -> None:
     """Log the events that were just quarantined, one line for each batch."""
     heads = [event for event in quarantine.upserts if event.resolution == QUARANTINED] if quarantine is not None else []
     if heads:
