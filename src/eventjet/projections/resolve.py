@@ -257,8 +257,8 @@ class _Resolving:
         ):
             what = "entries" if isinstance(declared, Entries) else "a key of its own"
             self.faults.append(
-                f'on_error="quarantine" does not go with {what}: the order after a quarantined event can only be kept by '
-                "aggregate, so the key must be the aggregate id"
+                f'on_error="quarantine" does not go with {what}: the order after a quarantined event can only be kept '
+                "by aggregate, so the key must be the aggregate id"
             )
 
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
