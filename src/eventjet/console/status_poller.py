@@ -24,6 +24,7 @@ from eventjet.operations.processes import Deadlines, deadlines_by_process
 from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
+    PROJECTION,
     SeenCheckpoints,
     SeenLog,
     StatusSnapshot,
@@ -149,8 +150,11 @@ class StatusPoller:
         if any(process.has_deadlines for process in self._app.processes.values()):
             self.deadlines.begin()
         await asyncio.gather(self.database.refresh(), self.log.refresh(), self.subscriptions.refresh())
-        if self._snapshots and not self.subscriptions.fault:
-            last = self._snapshots[-1]
+        last = self._snapshots[-1] if self._snapshots else None
+        # A snapshot from before the first look at the database says nothing of read models.
+        has_read_models = last is not None and any(status.kind == PROJECTION for status in last.projections)
+        is_whole = has_read_models or not self._declared or self.database.value is None
+        if last is not None and is_whole and not self.subscriptions.fault:
             before = next((snapshot for snapshot in self._snapshots if snapshot.at >= last.at - _PACE_S), last)
             ages = [age for age in (self.subscriptions.seen_s, self.database.seen_s) if age is not None]
             self.statuses, self.seen_s, self.is_log_known = paced(before, last), max(ages), True

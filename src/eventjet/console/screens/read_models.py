@@ -30,7 +30,12 @@ async def models(request: Request) -> dict[str, Any]:
     """Show every projection that is declared or has a checkpoint."""
     poller: StatusPoller = await request.app.state.poller.refreshed()
     projections = [status for status in poller.statuses if status.kind == PROJECTION]
-    return {"polled": poller, "models": projections[:_SHOWN_MAX], "more": len(projections) - _SHOWN_MAX}
+    return {
+        "polled": poller,
+        "models": projections[:_SHOWN_MAX],
+        "more": len(projections) - _SHOWN_MAX,
+        "has_none": not request.app.state.sources.app.projections,
+    }
 
 
 async def model(request: Request) -> dict[str, Any]:
