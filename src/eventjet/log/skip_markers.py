@@ -53,7 +53,7 @@ async def record_skip_marker(client: Client, app: str, position: int, reason: st
     It may be repeated after an unanswered try, and stores nothing twice. Raises `Refused` and `StoreUnavailable`.
     """
     if not 0 < len(reason) <= SKIP_REASON_MAX or not reason.isprintable():
-        raise Refused("The reason of a skip marker", f"it is not one line of 1 to {SKIP_REASON_MAX} characters", "Give one.")
+        raise Refused("The reason of a skip marker", f"it is not a line of 1 to {SKIP_REASON_MAX} letters", "Give one.")
     headers = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: SKIP_TYPE, SCHEMA: "1", VERSION: "1"}
     subject = skip_subject(app, position)
     reply = await client.request(subject, skip_body(position, reason), header_block(headers.items()), stream=app)

@@ -154,7 +154,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
     Kind.VOID: _explanation(
         Kind.VOID,
         Level.NOTE,
-        what="Records are skipped",
+        what="Records are void",
         cost="Every reader passes over them, as somebody declared with `eventjet skip`.",
         fix="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
