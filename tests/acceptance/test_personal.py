@@ -224,8 +224,8 @@ def _answered(url: str) -> str:
 def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: Running) -> None:
     projections = ("parking", "narrow", "twins", "stopping", "byhand")
     address, *_ = running.until(
-        r"http://[\d.:]+", *(rf"{name}[^\n]*(stopped|parked)" for name in projections), "mails[^\n]*parked",
-        "visit[^\n]*parked",
+        r"http://[\d.:]+", *(rf"{name}[^\n]*(stopped|quarantined)" for name in projections), "mails[^\n]*quarantined",
+        "visit[^\n]*quarantined",
     )  # fmt: skip
     told = {"log": running.said, **{path: _answered(f"{address}{path}") for path in ("/healthz", "/metrics")}}
     for command in (
