@@ -180,7 +180,7 @@ class _Move:
     takers: list[str] = field(default_factory=list[str])
 
     def decide(self, claim: Claim) -> list[ClaimEvent]:
-        """Return the events of the claim; raises `AlreadyClaimed` if another aggregate has the value, or two take it."""
+        """Return the events of the claim; raises `AlreadyClaimed` if it has a holder or two takers."""
         if len(self.takers) > 1:
             raise AlreadyClaimed(self.takers[0])
         return claim.move(self.aggregate, self.constraint, self.released, self.takers[0] if self.takers else None)

@@ -70,7 +70,7 @@ class Claim:
     """For a register, whether all values in use are claimed; None when that was never recorded."""
 
     def move(self, aggregate: str, constraint: str, released: Collection[str], taker: str | None) -> list[ClaimEvent]:
-        """Release the value for the ids in `released` and claim it for `taker`; raises `AlreadyClaimed` if another has it.
+        """Release the value for the ids in `released` and claim it for `taker`; raises `AlreadyClaimed`.
 
         Each change is recorded even if the claim already says so. A save that changes a value always appends to its
         claim, so a comparison of claims with states can tell that nothing was recorded in between.
