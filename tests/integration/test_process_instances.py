@@ -19,7 +19,7 @@ from eventjet.jetstream.client import Client, connected
 from eventjet.operations import instances
 from eventjet.operations.instances import Instances, instances_of, span_of
 from eventjet.settings import Settings
-from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from tests.integration.reacting import eventually, working
 
 
@@ -74,8 +74,9 @@ async def test_each_instance_is_in_the_stage_of_its_last_event_and_says_what_it_
             found = await instances_of(client, transfers, "transfer")
             return found if ids(found) == ["t-2"] else None
 
-        found = await eventually(waits)
-        (frozen,) = found.instances
+        waiting = await eventually(waits)
+        assert waiting is not None
+        (frozen,) = waiting.instances
         assert frozen.waits_for in ("deadline", "worker")
         completed = await instances_of(client, transfers, "transfer", stage="transfer.completed")
         assert {each.waits_for for each in completed.instances} == {"nothing"}
@@ -87,7 +88,7 @@ async def test_a_quarantined_instance_is_open_and_names_the_event() -> None:
         cursors = Cursors(client, transfers.name)
         stored = await cursors.read("transfer")
         parked = Quarantined(9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "it broke", "", None)
-        await cursors.write(stored, stored.cursor, to_write=[ParkedEntry(parked, tries=1, log=stored.cursor.log)])
+        await cursors.write(stored, stored.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=stored.cursor.log)])
         found = await instances_of(client, transfers, "transfer")
         first, second = found.instances
         assert (first.id, first.waits_for, first.quarantined) == ("t-1", "quarantine", 9)

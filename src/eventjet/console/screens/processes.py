@@ -31,10 +31,10 @@ async def processes(request: Request) -> dict[str, Any]:
         await poller.refreshed()
     if any(info.has_deadlines for info in infos):
         await poller.deadlines.refresh()
-    looks = [sources.see("The log", _instances(sources, info.name, limit=1)) for info in infos]
+    looks = [sources.attempt("The log", _instances(sources, info.name, limit=1)) for info in infos]
     return {
         "infos": infos,
-        "stages": {info.name: seen for info, seen in zip(infos, await asyncio.gather(*looks), strict=True)},
+        "stages": {info.name: result for info, result in zip(infos, await asyncio.gather(*looks), strict=True)},
         "age": age_text,
         "remarks": remarks_on,
         "polled": poller,
@@ -69,16 +69,16 @@ async def instances(request: Request) -> dict[str, Any]:
         limit=_LISTED_MAX,
         offset=offset,
     )
-    seen = await sources.see("The log", look, refusals=UsageError)
+    result = await sources.attempt("The log", look, refusals=UsageError)
     kinds = sources.app.catalog.kinds()
     return {
         "name": name,
         "stage": stage,
         "older": older,
         "everything": everything,
-        "seen": seen,
+        "result": result,
         "types": sorted(kind.info.name for kind in kinds if kind.event_type in info.events),
-        "next_offset": seen.value and offset + seen.value.looked_at,
+        "next_offset": result.value and offset + result.value.looked_at,
         "age": age_text,
         "waits": waits_text,
         "remarks": remarks_on,
@@ -104,7 +104,7 @@ async def process(request: Request) -> dict[str, Any]:
         return await Processes(sources.app, log.repositories, log.client, name).history(log.jet, process_id)
 
     view, moments = await asyncio.gather(
-        sources.see("The server", now(), refusals=Refused), sources.see("The log", history(), refusals=Refused)
+        sources.attempt("The server", now(), refusals=Refused), sources.attempt("The log", history(), refusals=Refused)
     )
     return {"name": name, "process_id": process_id, "view": view, "history": moments}
 
