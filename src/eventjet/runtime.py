@@ -251,27 +251,25 @@ _TICK_S = 0.25
 
 def loop_runner() -> asyncio.Runner:
     """Return a runner of coroutines whose loop psycopg can use, on Windows too."""
-    return asyncio.Runner(loop_factory=_windows_loop if sys.platform == "win32" else None)
+    if sys.platform != "win32":
+        return asyncio.Runner()
+
+    def new_loop() -> AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop()
+
+        def tick() -> None:
+            loop.call_later(_TICK_S, tick)
+
+        tick()  # because Ctrl-C does not end a `select` on Windows
+        return loop
+
+    return asyncio.Runner(loop_factory=new_loop)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine as `asyncio.run` does, in a loop of `loop_runner`."""
     with loop_runner() as runner:
         return runner.run(work)
-
-
-def _windows_loop() -> AbstractEventLoop:
-    """Return a loop that waits by `select`, which Windows does not choose by itself.
-
-    There `select` does not return for Ctrl-C, so the loop wakes four times a second.
-    """
-    loop = asyncio.SelectorEventLoop()
-
-    def tick() -> None:
-        loop.call_later(_TICK_S, tick)
-
-    tick()
-    return loop
 
 
 def check_loop_for_psycopg() -> None:
