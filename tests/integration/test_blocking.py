@@ -156,7 +156,7 @@ async def test_a_thread_with_a_running_loop_is_refused_and_told_what_to_use(app:
     jet = app.in_memory_blocking()
     uses = [jet.__enter__, jet.log, jet.close, lambda: next(jet.tail()), lambda: jet.repository(Account).load("a")]
     for use in uses:
-        with pytest.raises(UsageError, match="event loop runs in this thread.*Use `connect`.*to_thread"):
+        with pytest.raises(UsageError, match=r"event loop runs in this thread.*Use `connect`.*to_thread"):
             use()
     assert (await asyncio.to_thread(jet.log)).last == 0
     await asyncio.to_thread(jet.close)
@@ -179,9 +179,11 @@ def test_a_closed_connection_says_so_and_so_does_a_call_that_waits_in_another_th
     begun = threading.Event()
 
     def follow() -> str:
+        events = jet.tail(follow=True)
+        next(events)
+        begun.set()
         with pytest.raises(UsageError) as refused:
-            for _ in jet.tail(follow=True):
-                begun.set()
+            next(events)
         return str(refused.value)
 
     with ThreadPoolExecutor(1) as pool:
