@@ -122,6 +122,28 @@ def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) 
         left.await_nothing(_END_S)
 
 
+def test_a_server_alone_prints_its_url_and_keeps_its_data_where_it_is_told(app: Program, ended_processes: Keep) -> None:
+    urls: list[str] = []
+    for created in (True, False):
+        process = app.start("server", "--port", urls[0].rpartition(":")[2] if urls else "0", "--store", "kept")
+        ended_processes(process)
+        assert process.stdout is not None
+        urls.append(process.stdout.readline().strip())
+        exports = {"EVENTJET_SERVERS": urls[-1], "EVENTJET_DATABASE": f"sqlite:///{app.folder / 'read.db'}"}
+        assert ("created  stream bank" in app("init", **exports).out) is created
+        for options, part in (
+            (("--port", urls[-1].rpartition(":")[2]), "taken"),
+            (("--store", "kept"), "runs on kept"),
+        ):
+            second = app("server", "--port", "0", *options)
+            assert (second.status, second.is_one_paragraph(), part in second.said()) == (2, True, True)
+        assert 'sync_interval: "always"' in (app.folder / "kept" / "nats.conf").read_text(encoding="utf-8")
+        errors = _stopped(process)
+        assert "For development and tests only" in errors
+        assert errors.endswith("stopped\n")
+    assert urls[0] == urls[1]
+
+
 def test_a_fault_in_the_app_is_told_before_anything_starts(app: Program) -> None:
     (app.folder / "bank.py").write_text("bank = 1\n")
     ended = app("dev")

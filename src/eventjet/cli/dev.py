@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,13 +19,14 @@ import typer
 from eventjet.cli.output import Lines, LogFormat, LogFormatOption, Table, log_format, log_to_stderr, note, show
 from eventjet.cli.running import interruptible, progress, run_until_stopped, until_signalled
 from eventjet.cli.setup import prepare
-from eventjet.cli.target import AppTarget, on_app, switch
+from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.cli.ui import HERE, PORT, check_installed
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable, UsageError
 
 if TYPE_CHECKING:
+    from eventjet.dev.nats import NatsServer
     from eventjet.dev.stack import Stack
 
 _ENDED_S = 20.0
@@ -240,6 +242,56 @@ def _free_port() -> int:
         except OSError:
             continue
     raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+
+
+def server(
+    port: Annotated[
+        int, option("--port", "N", "Its port on 127.0.0.1; 0 for any that is free.", min=0, max=65_535)
+    ] = 4222,
+    store: Annotated[
+        Path | None, option("--store", "DIR", "Keep JetStream's data there; else it is removed at the end.")
+    ] = None,
+) -> None:
+    """Run the embedded nats-server alone, with JetStream, until Ctrl-C; prints its URL. For development and tests.
+
+    It listens on this machine only, without passwords or TLS, and has each event on the disk before it acknowledges
+    it, as a server in production should.
+    """
+    from eventjet.dev.nats import NatsServer
+    from eventjet.dev.stack import is_free, sole_user
+
+    if port and not is_free(port):
+        raise UsageError(
+            f"Port {port} of {HERE} is taken, perhaps by another nats-server. Use that one, end it, or give another "
+            "--port; --port 0 takes any that is free."
+        )
+    with interruptible(_ENDED_S) as interruption, ExitStack() as ending:
+        if store is not None:
+            store.mkdir(parents=True, exist_ok=True)
+            ending.enter_context(sole_user(store))
+        try:
+            nats = ending.enter_context(NatsServer(store, port=port or None))
+            show(nats.url)
+            note("For development and tests only: everybody on this machine may use it.")
+            note(
+                "It keeps its data in a temporary folder until it ends."
+                if store is None
+                else f"Its data is in {store}."
+            )
+            note(f"In another shell: export EVENTJET_SERVERS={nats.url}")
+            note("ready; Ctrl-C stops it")
+            interruption.run(_until_ended(nats))
+        except KeyboardInterrupt:
+            note("stopped")
+        finally:
+            interruption.calm()
+
+
+async def _until_ended(nats: NatsServer) -> None:
+    """Wait until a signal cancels this; raises `Unreachable` where the server ends by itself."""
+    while nats.running:  # noqa: ASYNC110 - a process tells nobody of its end
+        await asyncio.sleep(_POLL_S)
+    raise Unreachable(nats.component, "it has ended", f"Its log says why: {nats.log}")
 
 
 def demo(

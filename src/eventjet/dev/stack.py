@@ -63,7 +63,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         ports: dict[str, int] = {}
         if folder is not None:
             _make_private(folder, passable=postgres and os.geteuid() == 0)
-            ending.enter_context(_sole_user(folder))
+            ending.enter_context(sole_user(folder))
             ports = _remembered(folder / _PORTS)
         data = None if folder is None else folder / "nats"
         nats = ending.enter_context(closing(NatsServer(data, port=ports.get("nats")))).start()
@@ -106,14 +106,15 @@ def _make_private(folder: Path, *, passable: bool) -> None:
 
 
 @contextmanager
-def _sole_user(folder: Path) -> Generator[None]:
-    """Lock the folder for one stack, and have Git ignore it; raises `UsageError` while another stack uses it."""
+def sole_user(folder: Path) -> Generator[None]:
+    """Lock a folder for one stack or server, and have Git ignore it; raises `UsageError` while another uses it."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"Another `eventjet dev` runs on {folder}. Use that one, stop it, or run this one with --temporary."
+                f"Another `eventjet dev` or `server` runs on {folder}. Use that one, stop it, or run this one "
+                "elsewhere: `dev --temporary`, `server --store DIR`."
             ) from None
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
@@ -126,12 +127,13 @@ def _remembered(file: Path) -> dict[str, int]:
     """Return the ports of the last run that are still free, or no ports if the file cannot be read."""
     try:
         ports: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {name: port for name, port in ports.items() if isinstance(port, int) and _free(port)}
+        return {name: port for name, port in ports.items() if isinstance(port, int) and is_free(port)}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def _free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a server may listen on this port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
