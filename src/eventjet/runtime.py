@@ -126,7 +126,7 @@ class LoopGuard:
             where = "that loop is closed: each `asyncio.run` makes a loop of its own"
         raise UsageError(
             f"This connection belongs to {whose} that opened it, and {where}. Open one in each loop and process "
-            "that uses one, or hand the call to the loop that has it with `asyncio.run_coroutine_threadsafe`."
+            "that uses one, or share one among threads with `App.connect_blocking`."
         )
 
 

@@ -274,7 +274,7 @@ def _git(*arguments: str) -> bytes:
     try:
         completed = subprocess.run([git, *arguments], capture_output=True, timeout=_GIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise UsageError(f"git {arguments[0]} did not end within {_GIT_S:g} s. Try it by hand.") from None
+        raise UsageError(f"git {arguments[0]} did not end within {_GIT_S:g} s. Run it yourself.") from None
     return completed.stdout if completed.returncode == 0 else b""
 
 
