@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,7 @@ from eventjet.cli.running import interruptible, progress, run_until_stopped, unt
 from eventjet.cli.setup import prepare
 from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.cli.ui import HERE, PORT, check_installed
+from eventjet.cli.unique import unbuilt
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable, UsageError
@@ -84,7 +85,7 @@ def dev(
 
 async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
     if not reload:
-        await prepare(at)
+        await prepare_here(at)
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
@@ -94,19 +95,55 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
     print(f". {shlex.quote(str(shown))}", flush=True)
     environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
-    console = ConsoleProcess(at, environ, allow_actions=allow_actions) if ui else None
+    console = ConsoleProcess(at, environ, _console_port(stack), allow_actions=allow_actions) if ui else None
+    for moved in stack.ports.notes:
+        note(moved)
     if reload:
         await work_reloading(at, environ, console)
         return
     names = at.work([]).names
-    names_text = ", ".join(names) or "nothing to work on"
+    names_text = ", ".join([*names, *served_names(at)]) or "nothing to work on"
     try:
         if console is not None:
             await console.start()
-        await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
+        async with serving(at):
+            await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
     finally:
         if console is not None:
             await console.stop()
+
+
+async def prepare_here(at: AppTarget) -> None:
+    """Create all that the app needs on local servers, streams that others would bring included; say what is wrong.
+
+    Raises `UnknownAggregate` for a log of aggregates that the app does not declare.
+    """
+    from eventjet.dev.streams import make_streams
+
+    async with at.client() as client:
+        for words in await make_streams(client, at.app()):
+            note(words)
+    topology, _ = await prepare(at)
+    if topology.unknown:
+        note("Where nobody needs what is recorded here, remove the folder .eventjet and begin anew. Else:")
+        raise topology.unknown[0]
+    for fault in (*map(str, topology.unusable), *await unbuilt(at)):
+        note(fault)
+
+
+@asynccontextmanager
+async def serving(at: AppTarget) -> AsyncGenerator[None]:
+    """Answer the commands that the app serves during the block, if it serves any, as `eventjet serve` does."""
+    async with AsyncExitStack() as ending:
+        if at.app().served:
+            jet = await ending.enter_async_context(at.app().connect(at.settings))
+            await ending.enter_async_context(jet.service())
+        yield
+
+
+def served_names(at: AppTarget) -> list[str]:
+    """Return the names of the commands that the app serves."""
+    return [f"{at.app().aggregates[command.aggregate].name}.{command.name}" for command in at.app().served]
 
 
 async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
@@ -189,15 +226,15 @@ def _paths_text(paths: set[str], folder: Path) -> str:
 class ConsoleProcess:
     """The console in a process of its own: at most one at a time, always on the same port."""
 
-    def __init__(self, at: AppTarget, environ: Mapping[str, str], *, allow_actions: bool) -> None:
-        """Choose a port; `environ` says where server and database are.
+    def __init__(self, at: AppTarget, environ: Mapping[str, str], port: int, *, allow_actions: bool) -> None:
+        """Describe a console on this port; `environ` says where server and database are.
 
         `allow_actions` lets everybody on this machine act in the console.
         """
         self._at = at
         self._allow_actions = allow_actions
         self._environ = environ
-        self._port = _free_port()
+        self._port = port
         self._process: ServerProcess | None = None
         self._is_announced = False
 
@@ -230,18 +267,13 @@ class ConsoleProcess:
         return True
 
 
-def _free_port() -> int:
-    """Return the console's usual port, or any free one where it is taken.
-
-    Raises `UsageError` where no port is free.
-    """
-    for port in (PORT, 0):
-        try:
-            with socket.create_server((HERE, port)) as probe:
-                return probe.getsockname()[1]
-        except OSError:
-            continue
-    raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+def _console_port(stack: Stack) -> int:
+    """Return the console's port: that of the last time, at first the usual one, or the next that is free."""
+    port = stack.ports.of("console", PORT)
+    if port is None:
+        raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+    stack.ports.keep("console", port)
+    return port
 
 
 def server(
