@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from eventjet.cli.dev import prepare_here, served_names, serving
@@ -10,6 +9,7 @@ from eventjet.cli.output import Answer, LogFormat, LogFormatOption, log_to_stder
 from eventjet.cli.running import run_until_stopped, until_signalled
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.errors import UsageError
+from eventjet.runtime import run_async
 
 NamesArgument = Annotated[list[str], argument("NAME", "Which ones.", "work")]
 RevisionOption = Annotated[int | None, option("--revision", "N", "Another revision than the app declares.", min=1)]
@@ -52,7 +52,7 @@ def worker(
         async with serving(at):
             await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}"), http=address)
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @on_app(database=False)
@@ -80,7 +80,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
             note("stopping: what is in hand is finished first")
             await service.close()
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @on_app()
@@ -92,7 +92,7 @@ def pause(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) 
     """
     from eventjet.operations import actions
 
-    done = asyncio.run(actions.pause(at.app(), at.settings, names, revision))
+    done = run_async(actions.pause(at.app(), at.settings, names, revision))
     return Answer(done, [actions.change_text(at.app(), change) for change in done])
 
 
@@ -101,5 +101,5 @@ def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None)
     """Let what is paused go on, all of it or none; a worker that stands by takes it at its next look."""
     from eventjet.operations import actions
 
-    done = asyncio.run(actions.resume(at.app(), at.settings, names, revision))
+    done = run_async(actions.resume(at.app(), at.settings, names, revision))
     return Answer(done, [actions.change_text(at.app(), change, resumed=True) for change in done])

@@ -6,7 +6,6 @@ Neither servers nor temporary folders outlive the program, however it ends.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -19,7 +18,9 @@ from typing import Any
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
+from eventjet.dev.process import check_platform
 from eventjet.errors import UsageError
+from eventjet.runtime import try_lock
 
 _PORTS = "ports.json"
 _SHOWN = {"nats": "NATS", "postgres": "PostgreSQL", "console": "the console"}
@@ -89,6 +90,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
     `folder` is an absolute path; without it everything is temporary. Raises `Unreachable` when a server does not start,
     and `UsageError` when another stack uses the folder or another user owns it.
     """
+    check_platform("`eventjet dev`")
     with ExitStack() as ending:
         if folder is not None:
             _make_private(folder, passable=postgres and os.geteuid() == 0)
@@ -136,14 +138,12 @@ def _make_private(folder: Path, *, passable: bool) -> None:
 @contextmanager
 def sole_user(folder: Path) -> Generator[None]:
     """Lock a folder for one stack or server, and have Git ignore it; raises `UsageError` while another uses it."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with (folder / "lock").open("wb") as lock:
+        if not try_lock(lock):
             raise UsageError(
                 f"Another `eventjet dev` or `server` runs on {folder}. Use that one, stop it, or run this one "
                 "elsewhere: `dev --temporary`, `server --store DIR`."
-            ) from None
+            )
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
             yield
