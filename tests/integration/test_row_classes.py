@@ -24,7 +24,7 @@ PATIENT_S = 300.0
 NINE = datetime(2030, 7, 1, 9, tzinfo=ZoneInfo("Europe/Berlin"))
 BOOKED = [
     (NINE, Kind.van, Size.large, Decimal("9.5")),
-    (NINE.astimezone(UTC), Kind.car, Size.small, Decimal("10")),
+    (NINE.astimezone(UTC), Kind.car, Size.small, Decimal(10)),
     (NINE + timedelta(hours=1), Kind.car, Size.small, Decimal("100.25")),
     (NINE + timedelta(days=9), Kind.van, Size.small, Decimal("9.50")),
 ]
@@ -84,7 +84,9 @@ async def test_times_decimals_and_enums_are_keys_in_every_engine(postgres: bool,
             (Kind.car, Size.small, "2030-07-01T08:00:00", 1),
             (Kind.van, Size.small, "2030-07-10T07:00:00", 1),
         }
-        assert {price for price, _ in live["prices"]} == {Decimal(price) for price in ("10", "-10", "100.25", "-100.25")}
+        assert {price for price, _ in live["prices"]} == {
+            Decimal(price) for price in ("10", "-10", "100.25", "-100.25")
+        }
         await shows_and_takes_its_keys(database)
 
         await rebuild(REF, NAMES, jet.settings, engine=engine)
@@ -94,10 +96,13 @@ async def test_times_decimals_and_enums_are_keys_in_every_engine(postgres: bool,
 
         with database.sync_engine().begin() as connection:
             connection.execute(delete(kinds.table).where(kinds.table.c.kind == Kind.van))
-            connection.execute(update(prices.table).values(n=7).where(prices.table.c.price == Decimal("-10")))
+            connection.execute(update(prices.table).values(n=7).where(prices.table.c.price == Decimal(-10)))
             connection.execute(update(slots.table).values(n=7))
         for name, keys in {
-            "kinds": [("van", "small", datetime(2030, 7, 10, 7)), ("van", "large", datetime(2030, 7, 1, 7))],
+            "kinds": [
+                ("van", "small", (NINE + timedelta(days=9)).astimezone(UTC).replace(tzinfo=None)),
+                ("van", "large", NINE.astimezone(UTC).replace(tzinfo=None)),
+            ],
             "prices": [(Decimal("-10.00"),)],
             "slots": [(NINE,), (NINE + timedelta(hours=1),), (NINE + timedelta(days=9),)],
         }.items():

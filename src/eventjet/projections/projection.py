@@ -116,15 +116,16 @@ def projection(
     keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
     on_error: OnError = "stop",
 ) -> Any:
-    """Declare a fold of one row that is stored in `table`; the annotation of its event is the subscription.
+    """Declare a fold of one row; the annotation of its event is the subscription.
 
+    The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
     Raise `revision` when the same events should give other rows. `key` and `keys` are named, annotated functions: a
     lambda inside the decorator defeats the type checkers. With `on_error="quarantine"` an event that cannot be handled
     is quarantined with its reason, later events of its aggregate wait behind it, and all others go on; only where the
     key is the aggregate id.
 
     ```python
-    @projection("openings", table=balances_table)
+    @projection("openings")
     def openings(row: Balance | None, event: Recorded[Opened]) -> Balance:
         return Balance(event.aggregate_id, event.data.owner)
 
@@ -175,12 +176,13 @@ class Entering(Protocol):
 def entries(
     name: str, /, *, table: TableSource | None = None, revision: int = 1, on_error: Literal["stop"] = "stop"
 ) -> Entering:
-    """Declare a function that makes rows of `table` from one event; the annotation of its event is the subscription.
+    """Declare a function that makes rows from one event; the annotation of its event is the subscription.
 
+    The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
     Raise `revision` when the same events should give other rows.
 
     ```python
-    @entries("deposits", table=postings_table)
+    @entries("deposits")
     def deposits(event: Recorded[Deposited]) -> Posting:
         return Posting(event.position, event.aggregate_id, event.data.amount)
 

@@ -24,7 +24,13 @@ from eventjet.projections.row_type import annotated
 T = TypeVar("T")
 
 Key: TypeAlias = Annotated[T, Column(primary_key=True)]
-"""Marks a field of a row that is (a part of) the primary key of its table: `account_id: Key[str]`."""
+"""Marks a field of a row that is (a part of) the primary key of its table: `account_id: Key[str]`.
+
+A row class with a key declares its table. The type of a field gives the type of its column, and `Annotated` takes a
+type, a `mapped_column` or a `Column` of SQLAlchemy for what it does not say:
+`account_id: Annotated[Key[str], String(40)]`, `owner: Annotated[str, mapped_column(index=True)]`,
+`amount: Annotated[Decimal, Numeric(12, 2)]`. A field that may be None is a column that may be NULL.
+"""
 
 TableSource: TypeAlias = Table | type[Any]
 """A table, or a mapped class that has one: a `DeclarativeBase`, a `MappedAsDataclass`, an `SQLModel`."""
@@ -145,6 +151,12 @@ def _default_of(classes: list[Any], field: str, faults: list[str]) -> sa.TypeEng
     kind = default_type(named[0]) if len(named) == 1 else None
     if kind is None:
         names = " | ".join(map(shown_name, named)) or "None"
+        if named == [Any]:
+            faults.append(
+                f"{field} is Any, or names what is not found in the class's module; import it for real (not under "
+                "TYPE_CHECKING) and at module level"
+            )
+            return sa.NullType()
         faults.append(
             f"{field} is {names}, which says no type of column; name it, as in "
             f"`{field.rpartition('.')[2]}: Annotated[{names}, String(200)]`"
