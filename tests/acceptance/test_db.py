@@ -12,8 +12,8 @@ from tests.acceptance.conftest import Program
 def altered(bank: Program) -> None:
     """The next deploy: another revision."""
     source = (bank.folder / "bank.py").read_text()
-    assert '@projection("balances", table=balances_table)' in source
-    newer = source.replace("table=balances_table)", "table=balances_table, revision=2)")
+    assert '@projection("balances")' in source
+    newer = source.replace('@projection("balances")', '@projection("balances", revision=2)')
     (bank.folder / "newer.py").write_text(newer)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
 import pytest
 
@@ -11,12 +12,14 @@ from eventjet import (
     App,
     Deadline,
     DefinitionError,
+    Incoming,
     Reaction,
     Recorded,
     Retry,
     Step,
     aggregate,
     event,
+    inbox,
     listens,
     process,
     projection,
@@ -192,3 +195,60 @@ def test_names_are_shared_by_all_that_commands_take_a_name_for() -> None:
 
     assert "a projection and a reactor are both called 'balances'" in told(projections=[balances], reactors=[also])
     assert projection  # what a projection is called is checked with it
+
+
+class Mailer:
+    """What a reactor may want."""
+
+
+class SentBy(Protocol):
+    def send(self) -> None: ...
+
+
+@asynccontextmanager
+async def mailer() -> AsyncIterator[Mailer]:
+    yield Mailer()
+
+
+@asynccontextmanager
+async def undeclared():  # type: ignore[no-untyped-def]
+    yield 1
+
+
+async def wants_nothing(event: Recorded[Asked], to: Reaction[None]) -> None: ...
+async def wants_mailer(event: Recorded[Asked], to: Reaction[Mailer]) -> None: ...
+async def may_want_mailer(event: Recorded[Asked], to: Reaction[Mailer | None]) -> None: ...
+async def wants_sent_by(event: Recorded[Asked], to: Reaction[SentBy]) -> None: ...
+async def wants_list(event: Recorded[Asked], to: Reaction[list[str]]) -> None: ...
+async def takes_message(message: Incoming[Asked], to: Reaction[list[str]]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handle", "deps", "fault"),
+    [
+        (wants_mailer, None, "wants_mailer wants deps of the type Mailer, and the app has none; give App(deps=…)"),
+        (wants_sent_by, None, "wants_sent_by wants deps of the type SentBy, and the app has none"),
+        (wants_list, mailer, "wants deps of the type list, and mailer, which App(deps=…) names, opens Mailer"),
+        (wants_nothing, None, None),
+        (may_want_mailer, None, None),
+        (wants_mailer, mailer, None),
+        (wants_nothing, mailer, None),
+        (wants_sent_by, mailer, None),  # left to a type checker
+        (wants_list, undeclared, None),
+    ],
+)
+def test_a_reactor_that_wants_other_deps_than_the_app_opens_is_refused(
+    handle: Any, deps: Any, fault: str | None
+) -> None:
+    wanting: Any = reactor("wanting")(handle)
+    if fault is None:
+        assert App("bank", aggregates=[Plain], reactors=[wanting], deps=deps)
+    else:
+        assert fault in told(aggregates=[Plain], reactors=[wanting], deps=deps)
+
+
+def test_an_inbox_that_wants_deps_is_refused_without_them() -> None:
+    taking: Any = inbox("taking", stream="S", subject="s.>")(takes_message)
+    assert "takes_message wants deps of the type list, and the app has none" in told(
+        aggregates=[Plain], reactors=[taking]
+    )

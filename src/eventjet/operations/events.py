@@ -171,11 +171,11 @@ class Effects:
     """The effects of an event, as far as the search read."""
 
     nodes: Sequence[Node]
-    looked_from: int
-    looked_to: int
+    first_searched: int
+    last_searched: int
     """The last position that was read."""
     is_end: bool
-    """Whether `looked_to` is the end of the log."""
+    """Whether `last_searched` is the end of the log."""
     cut: bool
     """Whether there are more effects than are listed."""
 
@@ -187,7 +187,7 @@ class Cause:
     id: str
     record: RawRecord | None
     """The event with this id, or the last event of the command with this id; None where neither was found."""
-    looked: str = ""
+    searched: str = ""
     """Which records were searched, in words; empty where the record was found."""
 
 
@@ -289,7 +289,7 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         if type(recorded.data) not in resolved.events:
             continue
         if not isinstance(resolved, ResolvedProjection):
-            touched.append(RowsTouched(name, reason="Its SQL is written by hand: which rows it changed is not known."))
+            touched.append(RowsTouched(name, reason="It is an SQL projection: which rows it changed is not known."))
             continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
             touched.append(RowsTouched(name, reason="Its key is personal, and not shown."))

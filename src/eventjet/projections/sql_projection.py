@@ -21,7 +21,13 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import (
+    raw_annotations,
+    recorded_events_of,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
@@ -192,7 +198,7 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
 def _takes_session(handler: Handler) -> bool:
     """Return whether a handler's second parameter is annotated as an `AsyncSession`."""
     name = list(inspect.signature(handler).parameters)[1]
-    if name not in handler.__annotations__:
+    if name not in raw_annotations(handler):
         return False
     hint = resolved_hint(handler, name)
     return isinstance(hint, type) and issubclass(hint, AsyncSession)
