@@ -86,18 +86,21 @@ class Asked(Generic[T, F]):
 
     @overload
     def then(
-        self, decide: Callable[Concatenate[S, P], Sequence[E]], /, *args: P.args, **kwargs: P.kwargs
+        self, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Step[S, E]: ...
     @overload
     def then(
-        self, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
+        self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Step[S, E]: ...
     def then(self, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Add the process's own decision, recorded in the same atomic append; it must record something."""
+        """Add the process's own decision, recorded in the same atomic append.
+
+        It returns one event or several, and must record something.
+        """
         step: Step[Any, Any] = Step(cast("Asked[Any, Any]", self), Call.of(decide, args, kwargs))
         return step
 
-    def then_with(self, decide: Callable[[S, Outcome[T, F]], E | None], /) -> Step[S, E]:
+    def then_with(self, decide: Callable[[S, Outcome[T, F]], E | Sequence[E] | None], /) -> Step[S, E]:
         """Do as `then`, for a decision that takes the `Outcome` of the other aggregate."""
         return Step(cast("Asked[Any, Any]", self), Call(decide), tells=True)
 
@@ -118,7 +121,7 @@ class Step(Generic[S_co, E_co]):
     tells: bool = False
     """Whether `done` takes an `Outcome`."""
 
-    def refused(self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | None], /) -> Step[S, E | E2]:
+    def refused(self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | Sequence[E2] | None], /) -> Step[S, E | E2]:
         """Add what the process decides when the other aggregate's decision raises this domain error."""
         refusals = (*self.refusals, (error, Call(decide)))
         return cast("Any", Step(self.asked, self.done, refusals, self.tells))
@@ -169,9 +172,15 @@ class Deadline(Generic[S_co, E_co]):
         return in_utc(self.when) if self.when is not None else later(last_event, cast("timedelta", self.delay))
 
 
+@overload
 def at(
-    when: datetime, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
-) -> Deadline[S, E]:
+    when: datetime, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+@overload
+def at(
+    when: datetime, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+def at(when: datetime, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return a deadline at a time, when the process makes `decide`; raises `ValueError` for a time without a zone.
 
     ```python
@@ -181,12 +190,19 @@ def at(
     """
     if when.utcoffset() is None:
         raise ValueError(f"{when.isoformat()} has no time zone. Give a time with its zone.")
-    return Deadline(Call.of(decide, args, kwargs), when=when)
+    deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), when=when)
+    return deadline
 
 
+@overload
 def after(
-    delay: timedelta, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
-) -> Deadline[S, E]:
+    delay: timedelta, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+@overload
+def after(
+    delay: timedelta, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+def after(delay: timedelta, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return a deadline at a delay after the process's last event, by the log's clock, when it makes `decide`.
 
     ```python
@@ -194,7 +210,8 @@ def after(
     assert after(timedelta(minutes=15), Transfer.try_again).due_at(noon) == noon + timedelta(minutes=15)
     ```
     """
-    return Deadline(Call.of(decide, args, kwargs), delay=delay)
+    deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), delay=delay)
+    return deadline
 
 
 class ProcessType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
