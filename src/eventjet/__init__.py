@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eventjet.domain.reactor import (
         Inbox,
         Incoming,
+        PermanentFailure,
         Publication,
         Reaction,
         Reactor,
@@ -77,6 +78,7 @@ __all__ = [
     "NotUnique",
     "Outcome",
     "OutcomeUnknown",
+    "PermanentFailure",
     "Personal",
     "Planned",
     "Projection",
@@ -122,7 +124,8 @@ __getattr__ = lazy(
         "eventjet.domain.aggregate": "aggregate event",
         "eventjet.domain.personal": "Personal",
         "eventjet.domain.process": "Deadline Outcome Step after at do listens process",
-        "eventjet.domain.reactor": "Inbox Incoming Publication Reaction Reactor Retry inbox publication reactor",
+        "eventjet.domain.reactor": "Inbox Incoming PermanentFailure Publication Reaction Reactor Retry "
+        "inbox publication reactor",
         "eventjet.domain.recorded": "Metadata Recorded with_metadata",
         "eventjet.domain.decision": "served",
         "eventjet.domain.unique": "unique",

@@ -97,7 +97,8 @@ def test_each_parameter_counts() -> None:
 
 def test_the_same_arguments_of_another_command_look_different() -> None:
     told = {
-        request_of(put, ("ada@example.org",), {}, whose=whose).text for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
+        request_of(put, ("ada@example.org",), {}, whose=whose).text
+        for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
     }
     assert len(told) == 4
 
@@ -106,7 +107,9 @@ def test_a_decision_behind_a_plain_wrapper_still_has_its_arguments() -> None:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         place(*args, **kwargs)
 
-    told = {request_of(wrapper, args, kwargs, whose="c").text for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))}
+    told = {
+        request_of(wrapper, args, kwargs, whose="c").text for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))
+    }
     assert len(told) == 3
 
 
@@ -176,6 +179,8 @@ def test_an_ignored_argument_needs_no_form_and_must_exist() -> None:
     first, other = [request_of(order, (LINES, 1, odd), {}, whose="c", ignoring="now").text for odd in (object(), NOON)]
     assert first == other
     assert first.startswith("order:")
-    with pytest.raises(UsageError, match=r"order has no argument 'state' that could be ignored. Its arguments are lines"):
+    with pytest.raises(
+        UsageError, match=r"order has no argument 'state' that could be ignored. Its arguments are lines"
+    ):
         request_of(order, (LINES, 1, NOON), {}, whose="c", ignoring=("now", "state"))
     assert request_of(place, (1,), {"x": 1}, whose="c", ignoring=("x",)).text == asked(1)

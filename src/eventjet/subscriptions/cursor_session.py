@@ -17,6 +17,7 @@ from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
 from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRIED, AggregateKey, Quarantined
+from eventjet.domain.reactor import PermanentFailure
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
@@ -67,8 +68,8 @@ WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
-_HOPELESS = (UsageError, DefinitionError)
-"""Errors of eventjet about the code itself: another try would fail in the same way."""
+_HOPELESS = (PermanentFailure, UsageError, DefinitionError)
+"""The application's word, and errors of eventjet about the code itself: another try would fail in the same way."""
 
 
 class Reading(Protocol):
@@ -431,9 +432,10 @@ class CursorSession:
                 async with limit:
                     await called(attempt(number))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
-                passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
+                is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
+                passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
-                if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
+                if not passing and (number >= retry.tries or is_permanent):
                     return number, error
                 self._log_failed_try(key, position, number, error)
                 if number >= _NOTE_AFTER_TRIES:
