@@ -157,7 +157,7 @@ class RepeatedContract:
         for members in (plans, plans[::-1]):
             with pytest.raises(InsufficientFunds):
                 await transact(store, members)
-        with pytest.raises(Refused, match="account 'p12'.* records nothing"):
+        with pytest.raises(Refused, match=r"account 'p12'.* records nothing"):
             await transact(store, plans[:1])
 
     async def test_a_transaction_of_which_a_part_is_recorded_is_refused(

@@ -119,8 +119,8 @@ class CommandReused(Refused):
             f"The command {command_id!r} on {where}",
             f"at version {version} its id recorded the request {recorded}, and this one is {asked}"
             + (f", with another {names}" if names else ""),
-            "Give each command an id of its own; one that is repeated, the same decision and arguments. An argument that "
-            "may differ, such as the time, is left out with `command(id, ignoring=(…,))`.",
+            "Give each command an id of its own; one that is repeated, the same decision and arguments. An argument "
+            "that may differ, such as the time, is left out with `command(id, ignoring=(…,))`.",
         )
 
 

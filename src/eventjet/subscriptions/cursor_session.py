@@ -24,6 +24,7 @@ from eventjet.errors import (
     CursorFenced,
     DefinitionError,
     EventjetError,
+    HandlerBlocked,
     LogRolledBack,
     OutcomeUnknown,
     ReactionFailed,
@@ -44,6 +45,7 @@ from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor
 from eventjet.subscriptions.handlers import EventHandler, ProcessHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
+from eventjet.subscriptions.loop_watch import LoopWatch, RunningTry
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
@@ -99,6 +101,8 @@ class ReactionContext:
     endpoint: Endpoint
     owner: str
     options: WorkerOptions
+    watch: LoopWatch | None = None
+    """The watch over handlers that block; None where nothing blocks, as in a simulation."""
     open_reader: OpenReader = EventReader.open
 
 
@@ -423,15 +427,22 @@ class CursorSession:
                 self._executor.changed.set()
 
     async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        retry, number, since = self._handler.retry, 0, time_text()
+        retry, label, since = self._handler.retry, self._handler.label, time_text()
+        number = self._stored.cursor.tries_of(position)
+        if number >= retry.tries:
+            return number, HandlerBlocked(label)
         while True:
             number += 1
             await self._renew_if_late()
             limit = asyncio.timeout(retry.timeout_s)
+            running = RunningTry(label, position, self._stored, time.monotonic() + retry.timeout_s)
             try:
                 async with limit:
-                    await called(attempt(number))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
+                    await called(self._watched(attempt(number), running))
+            except Exception as raised:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
+                error = raised
+                if limit.expired() and running.blocked_s >= self._context.options.lease_s:
+                    error = HandlerBlocked(label, round(running.blocked_s, 1))
                 is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
@@ -444,6 +455,11 @@ class CursorSession:
             else:
                 self._meter.tries["done"] += 1
                 return number, None
+
+    async def _watched(self, work: Awaitable[None], running: RunningTry) -> None:
+        watch = self._context.watch
+        with nullcontext() if watch is None else watch.trying(running):
+            await work
 
     def _log_failed_try(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"
