@@ -24,7 +24,8 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 PROCESSES ?= 4
 SLOW_PROCESSES ?= 2
 
-# What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes.
+# What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes. Then each rule is broken
+# on purpose, and a schedule must show it.
 SCHEDULES ?= 1000000
 
 # How many of each kind `make faults` tries, several times what the suite does of them every day. For longer runs name more:
@@ -56,7 +57,7 @@ $(installed): pyproject.toml constraints.txt
 	@touch $@
 
 pytest := $(bin)/python -m pytest --dist worksteal
-quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow"
+quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow and not campaign"
 
 # Seven minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
 test: compiled
@@ -85,6 +86,7 @@ compiled: setup
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
+	$(pytest) --numprocesses $(SLOW_PROCESSES) -m campaign tests/unit
 
 # Servers and workers that are killed, stopped, cut off and starved, each scenario with its figures in REPORT. Most of the
 # time they wait, so JOBS of them run at once.

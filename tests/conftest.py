@@ -1,7 +1,7 @@
 """The servers that tests share, which tests are slow, and properties that are not held to a time.
 
-`make test` runs what is not slow. Slow is what starts a JVM or a cluster, the demo, and what kills, stops or cuts off
-a process: all of `tests/faults`, whatever asks for the fixture `spark`, and what carries the mark `slow`.
+`make test` runs what is neither slow nor a campaign. Slow is what starts a JVM or a cluster, the demo, and what kills,
+stops or cuts off a process: all of `tests/faults`, whatever asks for the fixture `spark`, and what carries the mark.
 
 A test that restarts, stops or limits a server starts one of its own. On those here it uses a stream and a database that
 no other test has.

@@ -29,7 +29,7 @@ def test_garbage_is_skipped_and_its_aggregate_goes_on(bank: Program) -> None:
     Bank(bank).deposit("a-1", 2)
     sound = bank("audit")
     assert sound.status == 0, sound.out
-    assert "Records are void: 1 finding" in sound.out
+    assert "Events are skipped: 1 finding" in sound.out
     again = "account.a-1", block("account.deposited", version=1), b'{"amount":"1"}'
     forged = append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [again])
     voided = bank("skip", str(forged), "--reason", "a version that was there before", "--yes")

@@ -22,7 +22,7 @@ from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import cursor_at, put
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, QuarantinedEntry
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import WorkStatus, status
 from eventjet.subscriptions.supervisor import run_workers
@@ -593,7 +593,7 @@ async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_reques
     held = await cursors.read("echo")
     for start in range(0, most, CHANGES_MAX):
         entries = [
-            ParkedEntry(
+            QuarantinedEntry(
                 Quarantined(1_000 + n, "bell", f"b-{n}", "", "bell.rung", QUARANTINED, "no"),
                 tries=1,
                 log=held.cursor.log,

@@ -24,7 +24,7 @@ from eventjet.jetstream.client import connected
 from eventjet.operations import processes
 from eventjet.operations.processes import deadlines_waiting, open_processes
 from eventjet.settings import Settings
-from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from tests.integration.reacting import eventually, working
 from tests.ui.shelf import looking, settings_of
 
@@ -137,7 +137,7 @@ async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None
             parked = Quarantined(
                 9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "<b>it broke</b>", "", None
             )
-            await cursors.write(held, held.cursor, to_write=[ParkedEntry(parked, tries=1, log=held.cursor.log)])
+            await cursors.write(held, held.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=held.cursor.log)])
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
         assert "<b>it broke" not in answer.text

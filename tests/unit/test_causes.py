@@ -62,7 +62,7 @@ async def test_what_followed_is_a_tree() -> None:
     fourth = await log.add("d", Ej_Causation="c-1")
     tree, found = await log.effects(first)
     assert tree == [(second, [third]), fourth]
-    assert (found.is_end, found.cut, found.looked_to) == (True, False, fourth)
+    assert (found.is_end, found.cut, found.last_searched) == (True, False, fourth)
     assert (await log.effects(third))[0] == []
 
 
@@ -72,8 +72,8 @@ async def test_the_look_forward_says_how_far_it_went_and_goes_on_from_there() ->
     await log.add("noise", FORWARD)
     late = await log.add("b", Ej_Causation=await log.id_at(first))
     tree, found = await log.effects(first)
-    assert (tree, found.is_end, found.looked_to) == ([], False, first + FORWARD)
-    tree, found = await log.effects(first, found.looked_to)
+    assert (tree, found.is_end, found.last_searched) == ([], False, first + FORWARD)
+    tree, found = await log.effects(first, found.last_searched)
     assert (tree, found.is_end) == ([late], True)
 
 
@@ -110,10 +110,10 @@ async def test_a_command_that_is_near_is_found_and_what_is_not_there_is_told() -
     assert found.record[0] == first + 1
     missing = await cause_of(log.store, effect, "inbox/1")
     assert missing.record is None
-    assert "tells no time" in missing.looked
+    assert "tells no time" in missing.searched
     unknown = await cause_of(log.store, effect, new_event_id())
     assert unknown.record is None
-    assert "and about" in unknown.looked
+    assert "and about" in unknown.searched
 
 
 async def test_events_of_one_save_and_of_one_command_are_neighbours() -> None:

@@ -16,7 +16,7 @@ from eventjet.domain.position import ACTIVE, FAILED, PAUSED, STATES, Transition
 from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.errors import CursorDamaged
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import ParkedEntry
+from eventjet.subscriptions.cursor_store import QuarantinedEntry
 from eventjet.subscriptions.retry import OwnerWatch
 
 TRANSITIONS: dict[str, tuple[Transition, Callable[[Cursor], Cursor]]] = {
@@ -144,18 +144,18 @@ def test_releases_before_and_after_this_one_read_each_other() -> None:
 
 
 def test_an_entry_of_a_quarantine_that_a_later_release_wrote_is_read() -> None:
-    entry = ParkedEntry(
+    entry = QuarantinedEntry(
         Quarantined(7, "account", "ada", "e", "account.opened", QUARANTINED, "why"), 1.5, tries=2, log="log"
     )
     told = orjson.loads(entry.encoded())
     told["parked"] |= {"added_later": 1}
-    assert ParkedEntry.decoded(orjson.dumps({**told, "added_later": {"some": 1}}), 9) == replace(entry, sequence=9)
+    assert QuarantinedEntry.decoded(orjson.dumps({**told, "added_later": {"some": 1}}), 9) == replace(entry, sequence=9)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"parked": 1}', b'{"parked": "position"}', b"\xff"])
 def test_what_is_no_entry_of_a_quarantine_is_said_to_be_none(body: bytes) -> None:
     with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
-        ParkedEntry.decoded(body)
+        QuarantinedEntry.decoded(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"name": 1}', b"\xff", b'{"done": [[1]]}'])

@@ -15,7 +15,7 @@ from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import Conversation, is_page, reading_records
 from eventjet.jetstream.client import Client
 from eventjet.nats.protocol import Frame
-from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from eventjet.subscriptions.retry import renewing
 
 
@@ -45,7 +45,8 @@ async def test_a_worker_that_tells_of_itself_meanwhile_is_counted_once() -> None
 
 async def test_an_entry_that_is_decided_about_meanwhile_is_read_once() -> None:
     parked, retried = (
-        ParkedEntry(Quarantined(7, "thing", "one", "", "", resolution)).encoded() for resolution in (QUARANTINED, RETRY)
+        QuarantinedEntry(Quarantined(7, "thing", "one", "", "", resolution)).encoded()
+        for resolution in (QUARANTINED, RETRY)
     )
     found = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
     assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 2)]

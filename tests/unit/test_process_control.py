@@ -56,7 +56,7 @@ async def test_a_step_in_two_saves_is_taken_twice(monkeypatch: pytest.MonkeyPatc
             nonlocal count
             step = (await jet.repository(Transfer).load(name)).step()
             assert step is not None
-            answer_of = step.asked
+            answer_of = step.request
             await jet.repository(answer_of.aggregate).execute(answer_of.aggregate_id, answer_of.call.on)
             count += 1
             if count % 3 == 0:

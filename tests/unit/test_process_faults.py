@@ -208,7 +208,7 @@ class Alarm:
     fault: str = ""
 
     def ring(self, at: datetime | None = None) -> Asked:
-        return Asked(item="alarm")
+        return Asked()
 
     def step(self) -> None:
         return None
@@ -223,7 +223,7 @@ class Alarm:
             case "number":
                 return [after(second, Alarm.ring)] * next(COUNT)
             case _:
-                return [at(noon, Alarm.ring), after(second, lambda state: state.ring(noon))]
+                return [at(noon, Alarm.ring), after(second, lambda state: Asked())]
 
     def evolve(self, event: Asked) -> Alarm:
         return self

@@ -82,12 +82,14 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         "the events of an aggregate are handled at once",
     ],
 )
-@pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
     assert is_caught(rules, says, SEEDS_TO_CATCH)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_a_timer_that_is_cleared_before_it_is_dealt_with_is_caught() -> None:
     """It takes a crash between the two, on a process that nothing else wakes: about one schedule of 800."""
     assert is_caught(Rules(clears_last=False), "has not ended", 10 * SEEDS_TO_CATCH)

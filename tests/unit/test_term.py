@@ -17,7 +17,7 @@ from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_session import CursorSession, ReactionContext, ReactionSubscription
-from eventjet.subscriptions.cursor_store import ParkedEntry, StoredCursor
+from eventjet.subscriptions.cursor_store import QuarantinedEntry, StoredCursor
 from eventjet.subscriptions.declarations import Declaration
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
@@ -35,15 +35,15 @@ class Written:
         self.failures = failures
         self.writes: list[tuple[int, list[tuple[int, str]]]] = []
 
-    async def parked(self, name: str) -> list[ParkedEntry]:
+    async def parked(self, name: str) -> list[QuarantinedEntry]:
         return []
 
     async def write(
         self,
         held: StoredCursor,
         cursor: Cursor,
-        kept: Sequence[ParkedEntry] = (),
-        gone: Sequence[ParkedEntry] = (),
+        kept: Sequence[QuarantinedEntry] = (),
+        gone: Sequence[QuarantinedEntry] = (),
     ) -> None:
         await asyncio.sleep(0)
         if self.failures:
@@ -113,15 +113,15 @@ def record_at(position: int) -> RawRecord:
     return position, 0, b"app.thing.one", b"", b""
 
 
-def parked_at(position: int, resolution: str) -> ParkedEntry:
-    return ParkedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
+def parked_at(position: int, resolution: str) -> QuarantinedEntry:
+    return QuarantinedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
 
 
 def term_of(
     cursors: Written,
     lanes: KeyedExecutor,
     records: Records,
-    parked: Sequence[ParkedEntry] = (),
+    parked: Sequence[QuarantinedEntry] = (),
     followed: Handled | None = None,
     written_at: float = NOW,
 ) -> CursorSession:

@@ -11,7 +11,7 @@ from eventjet.domain.quarantined import DROPPED, QUARANTINED, RETRY, Quarantined
 from eventjet.errors import CursorFenced
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry, StoredCursor
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry, StoredCursor
 
 
 class Busy(Cursors):
@@ -22,21 +22,21 @@ class Busy(Cursors):
         super().__init__(client, "app")
         self.at = 1
         self.changes = changes
-        self.entry = ParkedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=7)
+        self.entry = QuarantinedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=7)
         self.decided: list[str] = []
 
     async def read(self, name: str) -> StoredCursor:
         return StoredCursor(Cursor(name, "reactor", "log"), self.at)
 
-    async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
+    async def parked(self, name: str, *, resolved: bool = False) -> list[QuarantinedEntry]:
         self.at += 1
         read = self.entry
         if self.changes:
             self.changes -= 1
-            self.entry = ParkedEntry(read.parked, tries=read.tries + 1, sequence=read.sequence + 1)
+            self.entry = QuarantinedEntry(read.parked, tries=read.tries + 1, sequence=read.sequence + 1)
         return [read]
 
-    async def decide(self, held: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+    async def decide(self, held: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
         if held.sequence != self.at or [one.sequence for one in entries] != [self.entry.sequence]:
             raise CursorFenced(cursor.name)
         self.decided += [one.parked.resolution for one in entries]
@@ -66,5 +66,5 @@ async def test_what_is_lost_with_its_log_is_dropped_although_the_cursor_moves() 
 
 @pytest.mark.parametrize("sequence", [0, 12])
 def test_where_an_entry_was_read_is_no_part_of_its_value(sequence: int) -> None:
-    entry = ParkedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=3)
-    assert ParkedEntry.decoded(entry.encoded(), sequence).sequence == sequence
+    entry = QuarantinedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=3)
+    assert QuarantinedEntry.decoded(entry.encoded(), sequence).sequence == sequence

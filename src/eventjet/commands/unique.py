@@ -21,7 +21,7 @@ from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, execute, retry
 from eventjet.commands.loading import LAG_PAUSES_S
-from eventjet.domain.claim import CLAIM_EVENTS, Claim, ClaimEvent, Held
+from eventjet.domain.claim import CLAIM_EVENTS, AlreadyClaimed, Claim, ClaimEvent
 from eventjet.domain.history import FoldedState
 from eventjet.domain.unique import CLAIMS, Unique, changed_claims, claims_of, register_id
 from eventjet.errors import (
@@ -154,7 +154,7 @@ class UniqueValues:
         plan = Planned(self.claims, claim, move.decide, metadata=move.decision.plan.metadata)
         try:
             return await self.claims.decide(plan, await self.claims.newest(claim))
-        except Held as error:
+        except AlreadyClaimed as error:
             # `Executor.decide` has confirmed that this is the newest state of the claim.
             raise NotUnique(self.aggregate, move.constraint, move.takers[-1], error.holder) from None
 
@@ -180,9 +180,9 @@ class _Move:
     takers: list[str] = field(default_factory=list[str])
 
     def decide(self, claim: Claim) -> list[ClaimEvent]:
-        """Return the events of the claim; raises `Held` if another aggregate has the value, or two take it."""
+        """Return the events of the claim; raises `AlreadyClaimed` if it has a holder or two takers."""
         if len(self.takers) > 1:
-            raise Held(self.takers[0])
+            raise AlreadyClaimed(self.takers[0])
         return claim.move(self.aggregate, self.constraint, self.released, self.takers[0] if self.takers else None)
 
 

@@ -31,8 +31,8 @@ async def _statuses(actions: Actions) -> tuple[list[WorkStatus], str]:
     Those of the poller may be a second old, from before an action.
     """
     sources = actions.sources
-    seen = await sources.see("The server or the database", status(sources.app, sources.settings))
-    return seen.value or [], seen.fault
+    result = await sources.attempt("The server or the database", status(sources.app, sources.settings))
+    return result.value or [], result.fault
 
 
 def _label(work: WorkStatus) -> str:
@@ -84,8 +84,8 @@ async def _pause(actions: Actions, request: ActionRequest, _record: ActionRecord
 
 async def _preview_decision(actions: Actions, request: ActionRequest, *, drop: bool) -> Preview:
     quarantine = Quarantine(actions.sources, request.names[0])
-    seen = await actions.sources.see("The quarantine", quarantine.listed(limit=POSITIONS_MAX))
-    events, is_cut = seen.value or ((), True)
+    result = await actions.sources.attempt("The quarantine", quarantine.listed(limit=POSITIONS_MAX))
+    events, is_cut = result.value or ((), True)
     quarantined = {event.position: event for event in events if event.revision == quarantine.revision}
     chosen = [quarantined[position] for position in request.positions if position in quarantined]
     missing = [position for position in request.positions if position not in quarantined]
@@ -104,13 +104,13 @@ async def _preview_decision(actions: Actions, request: ActionRequest, *, drop: b
             f"{counted(behind, 'event')} wait behind them." if behind != 1 else "1 event waits behind them.",
         ]
     facts = [("events", _positions(request.positions))]
-    if seen.value is not None:
+    if result.value is not None:
         facts.append(("events that wait behind them", f"{behind:,}"))
     facts += [(f"position {event.position}", cut(event.reason, 200)) for event in chosen[:_NAMED_MAX] if event.reason]
     refusal = ""
     if missing and not is_cut:
         refusal = f"Not quarantined any more: {_positions(missing)}. Go back and choose again."
-    return Preview(says, facts, refusal, seen.fault)
+    return Preview(says, facts, refusal, result.fault)
 
 
 async def _decide(actions: Actions, request: ActionRequest, _record: ActionRecord, *, drop: bool) -> str:
@@ -129,17 +129,17 @@ async def _preview_rebuild(actions: Actions, request: ActionRequest) -> Preview:
     """Preview a rebuild with the plan that `eventjet rebuild --dry-run` shows."""
     app, settings, engine = actions.sources.app, actions.sources.settings, EngineOptions(request.engine)
     look = preview(app, request.names, settings, engine=engine, from_archive=request.from_archive or None)
-    seen = await actions.sources.see("The plan", look)
+    result = await actions.sources.attempt("The plan", look)
     says = [
         "The read model is made again from the log beside the live one, while workers, commands and readers go on.",
         "Then it is swapped in, complete.",
         "Cancelled, or after a fault anywhere, the live one stays as it is.",
     ]
-    if seen.value is None:
-        return Preview(says, fault=seen.fault)
-    lines = list(preview_lines(seen.value))[:-1]
+    if result.value is None:
+        return Preview(says, fault=result.fault)
+    lines = list(preview_lines(result.value))[:-1]
     facts = [("plan", line) for line in lines if not line.startswith("Refused: ")]
-    return Preview(says, facts, "\n".join(seen.value.refusals))
+    return Preview(says, facts, "\n".join(result.value.refusals))
 
 
 async def _preview_verify(_actions: Actions, request: ActionRequest) -> Preview:

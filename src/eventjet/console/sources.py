@@ -38,7 +38,7 @@ _ABANDONED_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class Result(Generic[T]):
     """The result of a look: a value, or a fault as text."""
 
     value: T | None
@@ -110,26 +110,26 @@ class Sources:
         finally:
             self._sessions.release()
 
-    async def see(
+    async def attempt(
         self,
         what: str,
         look: Coroutine[Any, Any, T],
         within_s: float = ANSWER_S,
         *,
         refusals: type[EventjetError] | tuple[()] = (),
-    ) -> Seen[T]:
+    ) -> Result[T]:
         """Take a look, and return its value or its fault, in which `what` names the source, such as "The database".
 
         An error of `refusals` says that the query is wrong, and becomes an `HTTPException` 400.
         """
         try:
-            return Seen(await self.seen(what, look, within_s))
+            return Result(await self.fetch(what, look, within_s))
         except refusals as error:
             raise HTTPException(400, str(error)) from None
         except (EventjetError, TimeoutError) as error:
-            return Seen(None, str(error) or f"{what} did not answer in time.")
+            return Result(None, str(error) or f"{what} did not answer in time.")
 
-    async def seen(self, what: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
+    async def fetch(self, what: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
         """Take a look and return its value; raises what the look raises, or `TimeoutError` after `within_s`.
 
         A look that is late is cancelled but not waited for, since its end may never come.

@@ -200,13 +200,13 @@ class StatusPoller:
             return SeenCheckpoints([], {})
         app, declared = self._app.name, self._declared
         look = self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
-        return await self._sources.seen("The database", look, _ANSWER_S)
+        return await self._sources.fetch("The database", look, _ANSWER_S)
 
     async def _look_at_log(self) -> LogStatus:
         async def look() -> LogStatus:
             return await log_now(await self._sources.client(), self._app.name, self.log.value, _ANSWER_S)
 
-        status = await self._sources.seen("The NATS server", look(), _ANSWER_S)
+        status = await self._sources.fetch("The NATS server", look(), _ANSWER_S)
         now = time.monotonic()
         if self._ends and (self._ends[-1][1] > status.last or now - self._ends[-1][0] > _PACE_S):
             self._ends.clear()  # another log, or a long time without looks: no rate is measured across that
@@ -249,7 +249,7 @@ class StatusPoller:
         async def look() -> dict[str, Deadlines]:
             return await deadlines_by_process(await self._sources.client(), self._app)
 
-        return await self._sources.seen("The NATS server", look())
+        return await self._sources.fetch("The NATS server", look())
 
     async def _look_at_monitoring(self) -> list[Finding]:
         """Check the monitoring endpoints as `eventjet doctor` does, and return the findings."""

@@ -12,7 +12,7 @@ from eventjet.domain.aggregate import aggregate, event
 from eventjet.domain.unique import CLAIMS
 
 
-class Held(Exception):
+class AlreadyClaimed(Exception):
     """Raised when another aggregate already has the value."""
 
     def __init__(self, holder: str) -> None:
@@ -70,7 +70,7 @@ class Claim:
     """For a register, whether all values in use are claimed; None when that was never recorded."""
 
     def move(self, aggregate: str, constraint: str, released: Collection[str], taker: str | None) -> list[ClaimEvent]:
-        """Release the value for the ids in `released` and claim it for `taker`; raises `Held` if another has it.
+        """Release the value for the ids in `released` and claim it for `taker`; raises `AlreadyClaimed`.
 
         Each change is recorded even if the claim already says so. A save that changes a value always appends to its
         claim, so a comparison of claims with states can tell that nothing was recorded in between.
@@ -79,7 +79,7 @@ class Claim:
         if taker is not None:
             other_holders = self.holders.difference(released, [taker])
             if other_holders:
-                raise Held(min(other_holders))
+                raise AlreadyClaimed(min(other_holders))
             events.append(self.take(aggregate, constraint, taker))
         return events
 

@@ -77,7 +77,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T, F]):
+class Request(Generic[T, F]):
     """A decision to be made by another aggregate; `then` adds what the process records together with it."""
 
     aggregate: Any
@@ -97,12 +97,12 @@ class Asked(Generic[T, F]):
 
         It returns one event or several, and must record something.
         """
-        step: Step[Any, Any] = Step(cast("Asked[Any, Any]", self), Call.of(decide, args, kwargs))
+        step: Step[Any, Any] = Step(cast("Request[Any, Any]", self), Call.of(decide, args, kwargs))
         return step
 
     def then_with(self, decide: Callable[[S, Outcome[T, F]], E | Sequence[E] | None], /) -> Step[S, E]:
         """Do as `then`, for a decision that takes the `Outcome` of the other aggregate."""
-        return Step(cast("Asked[Any, Any]", self), Call(decide), tells=True)
+        return Step(cast("Request[Any, Any]", self), Call(decide), takes_outcome=True)
 
     def __str__(self) -> str:
         name = getattr(self.aggregate, "__name__", self.aggregate)
@@ -113,12 +113,12 @@ class Asked(Generic[T, F]):
 class Step(Generic[S_co, E_co]):
     """A decision of another aggregate and one of the process, in one atomic append; made by `do` and `then`."""
 
-    asked: Asked[Any, Any]
+    request: Request[Any, Any]
     done: Call
     """The process's own decision."""
     refusals: tuple[tuple[type[Exception], Call], ...] = ()
     """The process's decisions for errors of the other aggregate's decision; the first error that matches counts."""
-    tells: bool = False
+    takes_outcome: bool = False
     """Whether `done` takes an `Outcome`."""
 
     def refused(
@@ -126,7 +126,7 @@ class Step(Generic[S_co, E_co]):
     ) -> Step[S, E | E2]:
         """Add what the process decides when the other aggregate's decision raises this domain error."""
         refusals = (*self.refusals, (error, Call(decide)))
-        return cast("Any", Step(self.asked, self.done, refusals, self.tells))
+        return cast("Any", Step(self.request, self.done, refusals, self.takes_outcome))
 
     def after_refusal(self, error: Exception) -> Call | None:
         """Return the decision that follows an error; None if the step has no decision for it."""
@@ -140,19 +140,19 @@ def do(
     /,
     *args: P.args,
     **kwargs: P.kwargs,
-) -> Asked[T, F]:
+) -> Request[T, F]:
     """Ask an aggregate of the same app for a decision.
 
     Nothing happens here: `then` makes it a `Step`, which the process's `step` returns and a worker carries out.
     `then_with` passes the `Outcome` on.
 
     ```python
-    asked = do(Account, "a-1", Account.withdraw, Decimal(5))
-    step = asked.then(Transfer.debited).refused(InsufficientFunds, Transfer.failed)
-    assert str(step.asked) == "Account 'a-1': withdraw"
+    request = do(Account, "a-1", Account.withdraw, Decimal(5))
+    step = request.then(Transfer.debited).refused(InsufficientFunds, Transfer.failed)
+    assert str(step.request) == "Account 'a-1': withdraw"
     ```
     """
-    return Asked(target, aggregate_id, Call.of(decide, args, kwargs))
+    return Request(target, aggregate_id, Call.of(decide, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +223,22 @@ class ProcessType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[repo
     def step(self, instance: S, /) -> Step[S, E] | None: ...
 
 
-class Hears(Protocol[H]):
+class ListenerDecorator(Protocol[H]):
     """A decorator that declares a listener to the events that its `by` takes."""
 
     def __call__(self, handler: Callable[[S, Recorded[H]], E], /) -> Callable[[S, Recorded[H]], E]: ...
 
 
-class HearsAny(Protocol):
+class AnyListenerDecorator(Protocol):
     """A decorator that declares a listener to the events in the listener's own annotation."""
 
     def __call__(self, handler: Callable[[S, Recorded[H]], E], /) -> Callable[[S, Recorded[H]], E]: ...
 
 
 @overload
-def listens() -> HearsAny: ...
+def listens() -> AnyListenerDecorator: ...
 @overload
-def listens(by: Callable[[Recorded[H]], str | None], /) -> Hears[H]: ...
+def listens(by: Callable[[Recorded[H]], str | None], /) -> ListenerDecorator[H]: ...
 def listens(by: Any = None, /) -> Any:
     """Make the decorated decision on the process that `by` returns, once for each of these events and in their order.
 

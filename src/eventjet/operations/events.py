@@ -170,11 +170,11 @@ class Effects:
     """The effects of an event, as far as the search read."""
 
     nodes: Sequence[Node]
-    looked_from: int
-    looked_to: int
+    first_searched: int
+    last_searched: int
     """The last position that was read."""
     is_end: bool
-    """Whether `looked_to` is the end of the log."""
+    """Whether `last_searched` is the end of the log."""
     cut: bool
     """Whether there are more effects than are listed."""
 
@@ -186,7 +186,7 @@ class Cause:
     id: str
     record: RawRecord | None
     """The event with this id, or the last event of the command with this id; None where neither was found."""
-    looked: str = ""
+    searched: str = ""
     """Which records were searched, in words; empty where the record was found."""
 
 

@@ -75,7 +75,7 @@ class LogPage:
     """The first position that was searched."""
     end: int = 0
     """The position after the last that was searched."""
-    looked: int = 0
+    examined: int = 0
     """Records that were examined."""
 
 
@@ -88,7 +88,7 @@ async def page_before(client: Client, app: str, end: int, first: int, log_filter
     deadline = time.monotonic() + LOOK_S
     size = ROWS if subject is None and not log_filter.scans else _SCAN
     while page.start > first and len(page.records) < ROWS:
-        if page.end > page.start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
+        if page.end > page.start and (time.monotonic() > deadline or page.examined >= RECORDS_MAX):
             break
         begin = max(first, page.start - size)
         window = await _window(client, app, subject, begin, page.start)
@@ -96,7 +96,7 @@ async def page_before(client: Client, app: str, end: int, first: int, log_filter
             size = max(1, (page.start - begin) // 8)
             continue
         window = window or []
-        page.looked += len(window)
+        page.examined += len(window)
         matches = [record for record in window if log_filter.takes(record)]
         missing = ROWS - len(page.records)
         page.records[:0] = matches[-missing:]
@@ -116,7 +116,7 @@ async def page_from(client: Client, app: str, start: int, last: int, log_filter:
     subject, page = log_filter.subject(app), LogPage(start=start, end=start)
     deadline = time.monotonic() + LOOK_S
     while page.end <= last and len(page.records) < ROWS:
-        if page.end > start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
+        if page.end > start and (time.monotonic() > deadline or page.examined >= RECORDS_MAX):
             break
         count = ROWS - len(page.records) if not log_filter.scans else _REQUEST
         records, remaining = await page_of_log(client, app, page.end, subject, count)
@@ -127,7 +127,7 @@ async def page_from(client: Client, app: str, start: int, last: int, log_filter:
             if record[0] > last:
                 page.end = last + 1
                 break
-            page.end, page.looked = record[0] + 1, page.looked + 1
+            page.end, page.examined = record[0] + 1, page.examined + 1
             if log_filter.takes(record):
                 page.records.append(record)
                 if len(page.records) == ROWS:

@@ -331,7 +331,7 @@ async def deadlines_by_process(client: Client, app: App) -> dict[str, Deadlines]
 
 def step_text(step: Step[Any, Any]) -> str:
     """Return a step as text, such as `account ada: withdraw("4", transfer="t-1")`."""
-    command = step.asked
+    command = step.request
     return f"{aggregate_info(command.aggregate).name} {command.aggregate_id}: {_call_text(command.call)}"
 
 

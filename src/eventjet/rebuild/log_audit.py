@@ -59,7 +59,7 @@ class Kind(StrEnum):
     FOREIGN = "foreign"
     UNDECODABLE = "undecodable"
     UNKNOWN = "unknown"
-    VOID = "void"
+    SKIPPED = "void"
     ID = "id"
     TIME = "time"
 
@@ -151,10 +151,10 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "of their events; add the upcaster that is missing. Only what nobody needs goes into `retired_events`: it is "
         "passed over.",
     ),
-    Kind.VOID: _explanation(
-        Kind.VOID,
+    Kind.SKIPPED: _explanation(
+        Kind.SKIPPED,
         Level.NOTE,
-        what="Records are void",
+        what="Events are skipped",
         cost="Every reader passes over them, as somebody declared with `eventjet skip`.",
         fix="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
@@ -410,7 +410,7 @@ class LogAudit:
 
     def _take_skipped(self, record: RawRecord, version: int) -> None:
         """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
-        self._report(Kind.VOID, record, self._skipped[record[0]])
+        self._report(Kind.SKIPPED, record, self._skipped[record[0]])
         record_version = number_of(record[3], VERSION)
         self._last_events[hash(record[2])] = packed(
             record[0], version + 1 if record_version == version + 1 else version

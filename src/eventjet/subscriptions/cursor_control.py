@@ -26,7 +26,7 @@ from eventjet.projections.fold import is_of
 from eventjet.sql.quarantine import DecisionOutcome, Listed, Shown
 from eventjet.sql.revisions import Paused
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, QuarantinedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
 
 T = TypeVar("T")
@@ -96,21 +96,21 @@ class _Quarantine:
     """The quarantine of one cursor as it was read: entries by position."""
 
     cursor: Cursor
-    entries: Sequence[ParkedEntry]
+    entries: Sequence[QuarantinedEntry]
 
     @property
-    def heads(self) -> list[ParkedEntry]:
+    def heads(self) -> list[QuarantinedEntry]:
         """The entries that do not only wait behind another one."""
         return [entry for entry in self.entries if entry.parked.resolution != BLOCKED]
 
-    def open_of(self, entry: ParkedEntry) -> list[ParkedEntry]:
+    def open_of(self, entry: QuarantinedEntry) -> list[QuarantinedEntry]:
         """Return the open entries of the same aggregate."""
         return [candidate for candidate in self.entries if candidate.key == entry.key and candidate.is_open]
 
-    def listed(self, entries: Sequence[ParkedEntry]) -> list[Listed]:
+    def listed(self, entries: Sequence[QuarantinedEntry]) -> list[Listed]:
         return [self._listed(entry) for entry in entries]
 
-    def _listed(self, entry: ParkedEntry) -> Listed:
+    def _listed(self, entry: QuarantinedEntry) -> Listed:
         parked, candidates = entry.parked, self.open_of(entry)
         is_first = bool(candidates) and candidates[0].position == entry.position
         return Listed(
@@ -224,7 +224,7 @@ async def _retry_fenced(write: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
-async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) -> None:
+async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[QuarantinedEntry]) -> None:
     """Write resolved entries together with the cursor, which its owner must not move between this read and write.
 
     The cursor is therefore read after the entries: reading many entries takes longer than the owner's next write.
@@ -236,7 +236,7 @@ async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[ParkedE
         await cursors.decide(stored, stored.cursor.decided(), entries[start : start + CHANGES_MAX])
 
 
-def _select(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
+def _select(name: str, heads: Sequence[QuarantinedEntry], positions: Sequence[int] | None) -> list[QuarantinedEntry]:
     if positions is None:
         return list(heads)
     by_position = {head.position: head for head in heads}
@@ -398,7 +398,7 @@ async def _divide_anew(
     mismatch = _mismatch(parts, len(existing))
     await _check_silent(cursors, mismatch, existing)
     lost: list[int] = []
-    moved: list[tuple[str, str, ParkedEntry]] = []
+    moved: list[tuple[str, str, QuarantinedEntry]] = []
     for cursor_entry in existing:
         for entry in await cursors.parked(cursor_entry.name):
             new_name = cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
@@ -427,7 +427,7 @@ async def _divide_anew(
     return sorted(lost)
 
 
-async def _is_lost(entry: ParkedEntry, log: str, record_at: RecordAt) -> bool:
+async def _is_lost(entry: QuarantinedEntry, log: str, record_at: RecordAt) -> bool:
     """Return whether this log does not have the event, since it is another log or was restored."""
     return entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
 

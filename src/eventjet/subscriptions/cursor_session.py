@@ -42,7 +42,7 @@ from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, QuarantinedEntry, StoredCursor
 from eventjet.subscriptions.handlers import EventHandler, ProcessHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
 from eventjet.subscriptions.loop_watch import LoopWatch, RunningTry
@@ -165,8 +165,8 @@ class CursorSession:
         self._initial_cursor = self._noted_cursor = stored.cursor
         self._waker: InstanceWaker | None = None
         self._previous_reason = stored.cursor.reason
-        self._to_write: list[ParkedEntry] = []
-        self._to_delete: list[ParkedEntry] = []
+        self._to_write: list[QuarantinedEntry] = []
+        self._to_delete: list[QuarantinedEntry] = []
         self._write_lock = asyncio.Lock()
         self._wait_reasons: dict[AggregateKey, str] = {}
         self._pause_reason: str | None = None
@@ -222,7 +222,7 @@ class CursorSession:
             await reader.close()
         self._subscription.backoff.progressed()
 
-    def start(self, executor: KeyedExecutor, reader: Reading, parked: Sequence[ParkedEntry]) -> None:
+    def start(self, executor: KeyedExecutor, reader: Reading, parked: Sequence[QuarantinedEntry]) -> None:
         """Begin to use a reader and an executor; `parked` is the quarantine of the cursor."""
         self._executor = executor
         self._reader = reader
@@ -412,7 +412,7 @@ class CursorSession:
     def _park(self, parked: Quarantined, tries: int = 0) -> None:
         if parked.resolution == QUARANTINED:
             self._meter.tries["quarantined"] += 1
-        self._to_write.append(ParkedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
+        self._to_write.append(QuarantinedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
         self._executor.changed.set()
 
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
@@ -506,14 +506,14 @@ class CursorSession:
 
     def _retry_parked(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
-        by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
+        by_key: defaultdict[AggregateKey, list[QuarantinedEntry]] = defaultdict(list)
         for entry in self._parked_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != QUARANTINED:
                 self._executor.add_due(key, self._retrying(key, entries))
 
-    def _retrying(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
+    def _retrying(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
                 if entry.parked.resolution == QUARANTINED:
@@ -539,13 +539,13 @@ class CursorSession:
 
         return again
 
-    def _forget(self, entry: ParkedEntry) -> None:
+    def _forget(self, entry: QuarantinedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
         logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
         self._to_write.append(entry.resolved(DROPPED))
         self._executor.changed.set()
 
-    async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
+    async def _try_again(self, entry: QuarantinedEntry, record: RawRecord | None) -> Offered | None:
         """Try a quarantined event again; return it with its error when it failed again, None when it is done."""
         if record is None or not is_of(entry.parked.event_id, record):
             reason = (

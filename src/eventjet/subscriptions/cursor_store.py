@@ -40,7 +40,7 @@ _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedEntry:
+class QuarantinedEntry:
     """One event of the quarantine of a cursor."""
 
     parked: Quarantined
@@ -68,7 +68,7 @@ class ParkedEntry:
         """Whether the event is still quarantined, blocked, or to be retried."""
         return self.parked.resolution in BLOCKING
 
-    def resolved(self, resolution: str) -> ParkedEntry:
+    def resolved(self, resolution: str) -> QuarantinedEntry:
         """Return the entry with a resolution that an operator or a worker decided just now."""
         return replace(self, parked=replace(self.parked, resolution=resolution), resolved_at=time.time())
 
@@ -78,7 +78,7 @@ class ParkedEntry:
         return orjson.dumps(value)
 
     @classmethod
-    def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
+    def decoded(cls, body: bytes, sequence: int = 0) -> QuarantinedEntry:
         """Return the entry in a stored value, without the fields that a later release added.
 
         Raises `CursorDamaged` for a value that is not an entry.
@@ -152,8 +152,8 @@ class Cursors:
         self,
         stored: StoredCursor,
         cursor: Cursor,
-        to_write: Sequence[ParkedEntry] = (),
-        to_delete: Sequence[ParkedEntry] = (),
+        to_write: Sequence[QuarantinedEntry] = (),
+        to_delete: Sequence[QuarantinedEntry] = (),
     ) -> None:
         """Replace the cursor and change its quarantine in one atomic write.
 
@@ -166,7 +166,7 @@ class Cursors:
         changes += [(_key(name, entry), b"", list(_DELETE_HEADERS)) for entry in to_delete]
         await self._replace(stored, cursor, changes)
 
-    async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+    async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
         """Replace the cursor and entries that may have been read before it; raises as `write`.
 
         Also raises `CursorFenced` when an entry has changed since it was read.
@@ -197,7 +197,10 @@ class Cursors:
         return entries
 
     async def divide(
-        self, existing: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+        self,
+        existing: Sequence[CursorEntry],
+        cursors: Sequence[Cursor],
+        moved: Sequence[tuple[str, str, QuarantinedEntry]],
     ) -> None:
         """Replace the cursors that were read (`existing`) with these cursors in one atomic write; raises as `write`.
 
@@ -223,7 +226,7 @@ class Cursors:
                 messages.append((_key(old_name, entry), b"", list(_DELETE_HEADERS)))
         await self._send(cursors[0].name, messages)
 
-    async def drop(self, stored: StoredCursor, entries: Sequence[ParkedEntry]) -> None:
+    async def drop(self, stored: StoredCursor, entries: Sequence[QuarantinedEntry]) -> None:
         """Remove a cursor and its quarantine entries; raises as `write`.
 
         Of more than `CHANGES_MAX` entries the first are removed before the cursor, so an interrupted removal can be
@@ -284,16 +287,16 @@ class Cursors:
                     return True
         return False
 
-    async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:
+    async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[QuarantinedEntry]:
         """Return the quarantined and blocked events of a cursor, by position.
 
         `resolved` includes events that were retried or dropped. At most `limit` entries are read, those that were
         written first.
         """
         records = await self._client.values(self._bucket, f"q.{name}.*", limit)
-        entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
+        entries = [QuarantinedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((entry for entry in entries if resolved or entry.is_open), key=lambda entry: entry.position)
 
 
-def _key(name: str, entry: ParkedEntry) -> str:
+def _key(name: str, entry: QuarantinedEntry) -> str:
     return f"q.{name}.{entry.position}"

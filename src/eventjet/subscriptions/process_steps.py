@@ -159,7 +159,7 @@ class ProcessRunner:
 
     async def _take(self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any]) -> int:
         """Take one step unless the instance has moved; return the position that the next state must contain."""
-        request = step.asked
+        request = step.request
         target = self._repositories.of(request.aggregate).executor
         places = [
             (executor.subject(aggregate_id), executor.cache, aggregate_id)
@@ -190,7 +190,7 @@ class ProcessRunner:
         current = await self._own_executor.load(process_id, races_lost > 0)
         if (current.position, current.event_id) != (folded.position, folded.event_id):
             raise _Moved
-        request = step.asked
+        request = step.request
         target = self._repositories.of(request.aggregate).executor
         metadata = self._metadata(process_id, folded.event_id)
         command_id = self._step_id(process_id, folded)
@@ -291,7 +291,7 @@ class ProcessRunner:
 
 def _outcome_of(step: Step[Any, Any], decision: Decision[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
     """Return the outcome to pass to the process's decision first, if the step asks for it."""
-    if not step.tells:
+    if not step.takes_outcome:
         return ()
     events = () if decision.append is None else tuple(own_copy(new.encoded.event) for new in decision.append.events)
     return (Outcome(own_copy(decision.state), events),)

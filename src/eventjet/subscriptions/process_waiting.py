@@ -79,7 +79,7 @@ def waits_for(folded: FoldedState[Any], record: RawRecord | None) -> str:
         return "it has no events, so it has not begun"
     step: Step[Any, Any] | None = own_copy(folded.state).step()
     if step is not None:
-        return f"its next step is not taken yet: {step.asked}"
+        return f"its next step is not taken yet: {step.request}"
     last = recorded_at(record)
     deadlines = sorted((deadline.due_at(last), deadline.call.name) for deadline in deadlines_of(folded.state))
     if not deadlines:

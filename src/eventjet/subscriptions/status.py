@@ -45,7 +45,7 @@ from eventjet.sql.dialect import READ_ONLY, Fault
 from eventjet.sql.quarantine import quarantined_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
-from eventjet.subscriptions.cursor_store import ParkedEntry
+from eventjet.subscriptions.cursor_store import QuarantinedEntry
 from eventjet.subscriptions.declarations import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
 from eventjet.text import cut
 
@@ -185,7 +185,7 @@ def _look_at_cursor(
     """
     try:
         records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
-        entries = [ParkedEntry.decoded(record[4]) for record in records]
+        entries = [QuarantinedEntry.decoded(record[4]) for record in records]
     except NoResponders as error:
         # Where the settings may not be read, the failed listing is all that is known.
         standstill, entries = standstill or error, []

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from eventjet.codec.catalog import Catalog
 from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
-from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
+from eventjet.domain.process import Call, Deadline, Outcome, ProcessType, Request, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events, shown_name
@@ -66,15 +66,15 @@ class Story(Generic[S, E]):
         step = self._step()
         if step is None:
             raise AssertionError(f"it rests in {self.state!r}")
-        expected: Asked[Any, Any] = Asked(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
-        if step.asked != expected:
-            raise AssertionError(f"it asks {_shown(step.asked)}\nexpected {_shown(expected)}")
+        expected: Request[Any, Any] = Request(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
+        if step.request != expected:
+            raise AssertionError(f"it asks {_shown(step.request)}\nexpected {_shown(expected)}")
         return Doing(self, step)
 
     def rests(self) -> Story[S, E]:
         """Assert that the process has no next step."""
         if (step := self._step()) is not None:
-            raise AssertionError(f"it does not rest: it asks {_shown(step.asked)}")
+            raise AssertionError(f"it does not rest: it asks {_shown(step.request)}")
         return self
 
     def waits_until(self, when: datetime, *, last_event: datetime | None = None) -> Story[S, E]:
@@ -136,9 +136,9 @@ class Doing(Generic[S, E]):
 
     def done(self, outcome: Outcome[Any, Any] | None = None) -> Happened[S, E]:
         """Let the other aggregate accept the step; `outcome` is for a step made with `then_with`."""
-        if self._step.tells and outcome is None:
+        if self._step.takes_outcome and outcome is None:
             raise AssertionError(f"{self._step.done.name} wants to know the outcome; give done(Outcome(state, events))")
-        return self._decided(self._step.done, *((outcome,) if self._step.tells else ()))
+        return self._decided(self._step.done, *((outcome,) if self._step.takes_outcome else ()))
 
     def refused(self, error: Exception) -> Happened[S, E]:
         """Let the other aggregate's decision raise this error."""
@@ -195,5 +195,5 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     return Story(cast("S", cls()), Catalog(folded_events(cls)))
 
 
-def _shown(asked: Asked[Any, Any]) -> str:
-    return f"{shown_name(asked.aggregate)} {asked.aggregate_id!r}: {asked.call.whole()}"
+def _shown(request: Request[Any, Any]) -> str:
+    return f"{shown_name(request.aggregate)} {request.aggregate_id!r}: {request.call.whole()}"

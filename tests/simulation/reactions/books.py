@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from eventjet.domain.quarantined import DROPPED, QUARANTINED, RETRIED, AggregateKey
 from eventjet.domain.reactor import partition_of
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import ParkedEntry
+from eventjet.subscriptions.cursor_store import QuarantinedEntry
 from tests.simulation.reactions.streams import Stored
 
 OPERATOR = "operator"
@@ -29,7 +29,7 @@ class Ledgers:
     """When each process sent the last write that was stored."""
     written_at: float = 0.0
     """When the last one was sent."""
-    entries: dict[int, ParkedEntry] = field(default_factory=dict[int, ParkedEntry])
+    entries: dict[int, QuarantinedEntry] = field(default_factory=dict[int, QuarantinedEntry])
 
 
 class Books:
@@ -56,7 +56,7 @@ class Books:
             if kind == "c":
                 changes.append((name, Cursor.decoded(one.body)))
             elif kind == "q":
-                self._entry(self.by_name[name], int(rest[0]), ParkedEntry.decoded(one.body) if one.body else None)
+                self._entry(self.by_name[name], int(rest[0]), QuarantinedEntry.decoded(one.body) if one.body else None)
         for name, cursor in changes:
             known = self.by_name.get(name)
             if known is None:
@@ -122,7 +122,7 @@ class Books:
                 if entry.parked.resolution != QUARANTINED:
                     raise Broken(f"position {entry.position} is {entry.parked.resolution}, and nothing is before it")
 
-    def _entry(self, known: Ledgers, position: int, entry: ParkedEntry | None) -> None:
+    def _entry(self, known: Ledgers, position: int, entry: QuarantinedEntry | None) -> None:
         if entry is None:
             if position not in self.first:
                 raise Broken(f"position {position} left the quarantine and was never handled")
@@ -160,7 +160,7 @@ class Books:
         number, _, partitions = partition.partition("-of-")
         return not partition or partition_of(key, int(partitions)) == int(number) - 1
 
-    def _head(self, known: Ledgers, position: int) -> ParkedEntry:
+    def _head(self, known: Ledgers, position: int) -> QuarantinedEntry:
         key = known.entries[position].key
         return min((one for one in known.entries.values() if one.key == key and one.is_open), key=lambda e: e.position)
 

@@ -60,10 +60,10 @@ async def _with_all_positions(request: Request, action_request: ActionRequest) -
     """Return (the request for all events in quarantine now, up to the limit; a note if there are more)."""
     sources: Sources = request.app.state.sources
     quarantine = Quarantine(sources, action_request.names[0])
-    seen = await sources.see("The quarantine", quarantine.listed(limit=POSITIONS_MAX))
-    if seen.value is None:
-        raise HTTPException(503, seen.fault)
-    events, is_cut = seen.value
+    result = await sources.attempt("The quarantine", quarantine.listed(limit=POSITIONS_MAX))
+    if result.value is None:
+        raise HTTPException(503, result.fault)
+    events, is_cut = result.value
     positions = tuple(event.position for event in events if event.revision == quarantine.revision)
     note = f"These are the first {len(positions):,}; others are quarantined, too." if is_cut else ""
     return replace(action_request, positions=positions), note
@@ -76,10 +76,10 @@ async def actions(request: Request) -> dict[str, Any]:
     target = query_text(request, "target", 100)
     skip = (number - 1) * _PAGE
     ask = partial(audit_entries, app=sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
-    seen = await sources.see("The database", sources.ask(ask))
-    entries = seen.value or []
+    result = await sources.attempt("The database", sources.ask(ask))
+    entries = result.value or []
     return {
-        "fault": seen.fault and f"{seen.fault} {request.app.state.actions.remedy}",
+        "fault": result.fault and f"{result.fault} {request.app.state.actions.remedy}",
         "entries": [_entry(request, entry) for entry in entries[:_PAGE]],
         "number": number,
         "has_more": len(entries) > _PAGE,
@@ -108,14 +108,14 @@ async def action(request: Request) -> dict[str, Any]:
     sources: Sources = request.app.state.sources
     action_id = _id_of(request)
     ask = partial(audit_entry, app=sources.app.name, action_id=action_id)
-    seen = await sources.see("The database", sources.ask(ask))
-    entry, fault = seen.value, seen.fault
+    result = await sources.attempt("The database", sources.ask(ask))
+    entry, fault = result.value, result.fault
     if entry is None and not fault:
         raise HTTPException(404, "No such action was recorded.")
     lines, is_open = list[str](), False
     if entry is not None and entry.record.action in _DECISIONS and entry.outcome == "done":
         positions, (name, *_) = entry.record.details.get("positions", []), entry.record.targets
-        outcomes = await sources.see("The quarantine", Quarantine(sources, name).outcomes(positions))
+        outcomes = await sources.attempt("The quarantine", Quarantine(sources, name).outcomes(positions))
         fault, lines = fault or outcomes.fault, [*map(outcome_text, outcomes.value or ())]
         is_open = any(outcome.is_open for outcome in outcomes.value or ())
         lines += [pending_text(name)] if is_open else []

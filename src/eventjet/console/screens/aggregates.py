@@ -14,7 +14,7 @@ from eventjet.codec.headers import stored_at
 from eventjet.codec.subjects import entity_key, is_name
 from eventjet.commands.history import Bounds, Head, History
 from eventjet.console.pages import ID_MAX, page, query_number, query_text
-from eventjet.console.sources import ANSWER_S, OpenLog, Seen, Sources
+from eventjet.console.sources import ANSWER_S, OpenLog, Result, Sources
 from eventjet.domain.identity import decode_id
 from eventjet.errors import Refused
 from eventjet.operations.aggregates import (
@@ -61,7 +61,7 @@ async def aggregates(request: Request) -> dict[str, Any] | Response:
         return await changed_last((await sources.log()).repositories.store)
 
     problem = "Choose a type as well: ids of different types may be the same." if prefix else ""
-    return values | {"problem": problem, "last": await sources.see("The server", last())}
+    return values | {"problem": problem, "last": await sources.attempt("The server", last())}
 
 
 async def _search(sources: Sources, kind: str, prefix: str, after: str) -> dict[str, Any]:
@@ -72,13 +72,13 @@ async def _search(sources: Sources, kind: str, prefix: str, after: str) -> dict[
 
     by_index = sources.ask(lambda connection: ids_beginning(sources.app, connection, kind, prefix, after))
     exact, index = await asyncio.gather(
-        sources.see("The server", with_ids([prefix] if prefix and not after else []), ANSWER_S / 2),
-        sources.see("The database", by_index, ANSWER_S / 2),
+        sources.attempt("The server", with_ids([prefix] if prefix and not after else []), ANSWER_S / 2),
+        sources.attempt("The database", by_index, ANSWER_S / 2),
     )
-    by_prefix: Seen[list[AggregateMatch]] = Seen([])
+    by_prefix: Result[list[AggregateMatch]] = Result([])
     ids = [aggregate_id for aggregate_id in (index.value.ids if index.value else ()) if aggregate_id != prefix]
     if ids and not exact.fault:
-        by_prefix = await sources.see("The server", with_ids(ids), ANSWER_S / 2)
+        by_prefix = await sources.attempt("The server", with_ids(ids), ANSWER_S / 2)
     matches = [*(exact.value or ()), *(by_prefix.value or ())]
     return {"matches": matches, "index": index, "fault": exact.fault or by_prefix.fault}
 
@@ -102,9 +102,9 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
     async def snapshot() -> SnapshotInfo | None:
         return await log.travel.snapshot(kind, aggregate_id) if log.travel.knows(kind) else None
 
-    seen_rows, seen_snapshot, state = await asyncio.gather(
-        sources.see("The server", rows(), remaining_s),
-        sources.see("The server", snapshot(), remaining_s),
+    rows_result, snapshot_result, state = await asyncio.gather(
+        sources.attempt("The server", rows(), remaining_s),
+        sources.attempt("The server", snapshot(), remaining_s),
         _state(sources, log, values, ends, remaining_s),
     )
     return {
@@ -113,8 +113,8 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
         "head": ends,
         "first_at": stored_at(ends.first),
         "last_at": stored_at(ends.last),
-        "rows": seen_rows,
-        "snapshot": seen_snapshot,
+        "rows": rows_result,
+        "snapshot": snapshot_result,
         "upto": upto,
         "newer": min(upto + PAGE_MAX, ends.version) if upto < ends.version else None,
         "older": upto - PAGE_MAX if upto > PAGE_MAX else None,
@@ -132,7 +132,7 @@ async def aggregate_state(request: Request) -> dict[str, Any] | Response:
     return {**values, **state, "head": ends}
 
 
-async def _head(request: Request) -> tuple[dict[str, Any], float, Seen[tuple[OpenLog, Head] | None]]:
+async def _head(request: Request) -> tuple[dict[str, Any], float, Result[tuple[OpenLog, Head] | None]]:
     """Return (values that every page of an aggregate has, the seconds that its parts may take, both ends of it).
 
     Raises `HTTPException` 400 for an invalid type or id. Forms send the encoded id as `token`, since browsers change
@@ -165,8 +165,8 @@ async def _head(request: Request) -> tuple[dict[str, Any], float, Seen[tuple[Ope
         head = await History(log.repositories.store, kind, aggregate_id).head()
         return None if head is None else (log, head)
 
-    seen = await sources.see("The server", look())
-    return values, max(ANSWER_S - (time.monotonic() - started), 0.2), seen
+    result = await sources.attempt("The server", look())
+    return values, max(ANSWER_S - (time.monotonic() - started), 0.2), result
 
 
 async def _state(
@@ -179,13 +179,13 @@ async def _state(
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
         return values
-    record_look = sources.see(
+    record_look = sources.attempt(
         "The server", History(log.repositories.store, *entity).record(version, head.last), remaining_s
     )
     if travel.knows(entity[0]):
         other = version - 1 if other_asked is None else min(other_asked, head.version)
         folded_max = FOLDED_MAX if version_asked is not None else _UNASKED_MAX
-        state_look = sources.see("The server", _compared(log, entity, version, other, folded_max), remaining_s)
+        state_look = sources.attempt("The server", _compared(log, entity, version, other, folded_max), remaining_s)
         state, record = await asyncio.gather(state_look, record_look)
         values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": travel.snapshots(entity[0])}
     else:

@@ -79,8 +79,8 @@ async def log(request: Request) -> dict[str, Any]:
     """Show one page of the log."""
     query = _query(request)
     sources: Sources = request.app.state.sources
-    seen = await sources.see("The NATS server", _look(sources, query))
-    return {"view": seen.value, "fault": seen.fault, "is_live": query.is_live, **_shared(sources.app, query)}
+    result = await sources.attempt("The NATS server", _look(sources, query))
+    return {"view": result.value, "fault": result.fault, "is_live": query.is_live, **_shared(sources.app, query)}
 
 
 async def log_live(request: Request) -> Response:
@@ -98,8 +98,8 @@ async def log_live(request: Request) -> Response:
         await tail.step(log.jet, log.client)
 
     async def values() -> dict[str, Any]:
-        seen = await sources.see("The NATS server", step())
-        return {"rows": list(tail.rows), "fault": seen.fault, "marked": None, **shared}
+        result = await sources.attempt("The NATS server", step())
+        return {"rows": list(tail.rows), "fault": result.fault, "marked": None, **shared}
 
     return LiveResponse(request, "log_rows.html", values, _EVERY_S)
 
@@ -291,10 +291,10 @@ async def event(request: Request) -> dict[str, Any] | Response:
         record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.skipped())
         return log, record, state.last
 
-    seen = await sources.see("The server", look())
-    if seen.value is None:
-        return page(request, "event_none.html", 502, position=position, fault=seen.fault, last=None)
-    log, record, last = seen.value
+    result = await sources.attempt("The server", look())
+    if result.value is None:
+        return page(request, "event_none.html", 502, position=position, fault=result.fault, last=None)
+    log, record, last = result.value
     if record is None:
         return page(request, "event_none.html", 404, position=position, fault="", last=last)
     remaining_s = max(ANSWER_S - (time.monotonic() - started), 0.2)
@@ -313,10 +313,10 @@ async def event(request: Request) -> dict[str, Any] | Response:
         return [] if recorded is None else await asyncio.to_thread(rows_touched, sources.app, recorded)
 
     batch, cause, effects, touched = await asyncio.gather(
-        sources.see("The server", neighbours(store, record), remaining_s),
-        sources.see("The server", cause_of_event(), remaining_s),
-        sources.see("The server", effects_of(store, record, after), remaining_s),
-        sources.see("The app", rows(), remaining_s),
+        sources.attempt("The server", neighbours(store, record), remaining_s),
+        sources.attempt("The server", cause_of_event(), remaining_s),
+        sources.attempt("The server", effects_of(store, record, after), remaining_s),
+        sources.attempt("The app", rows(), remaining_s),
     )
     skipped = log.repositories.catalog.skipped
     trace = (metadata.traceparent or "").split("-")

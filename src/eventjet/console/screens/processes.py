@@ -54,7 +54,7 @@ async def process(request: Request) -> dict[str, Any]:
         return await Processes(sources.app, log.repositories, log.client, name).history(log.jet, process_id)
 
     view, moments = await asyncio.gather(
-        sources.see("The server", now(), refusals=Refused), sources.see("The log", history(), refusals=Refused)
+        sources.attempt("The server", now(), refusals=Refused), sources.attempt("The log", history(), refusals=Refused)
     )
     return {"name": name, "process_id": process_id, "view": view, "history": moments}
 

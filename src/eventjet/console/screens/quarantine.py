@@ -27,10 +27,10 @@ async def quarantine(request: Request) -> dict[str, Any]:
     quarantines = [_quarantine(sources, each) for each in ([name] if name else names_with_quarantine(sources.app))]
     limit = _PAGE if name else _EACH_MAX
     looks = [
-        sources.see(f"The quarantine of {each.name}", each.listed(limit=limit, after=after)) for each in quarantines
+        sources.attempt(f"The quarantine of {each.name}", each.listed(limit=limit, after=after)) for each in quarantines
     ]
-    seen = await asyncio.gather(*looks)
-    return {"quarantines": list(zip(quarantines, seen, strict=True)), "name": name, "after": after}
+    results = await asyncio.gather(*looks)
+    return {"quarantines": list(zip(quarantines, results, strict=True)), "name": name, "after": after}
 
 
 async def quarantined(request: Request) -> dict[str, Any]:
@@ -40,10 +40,10 @@ async def quarantined(request: Request) -> dict[str, Any]:
     if not name or position is None:
         raise HTTPException(400, "Name one quarantine and one position.")
     look = _quarantine(sources, name).event(position, waiting=_WAITING_MAX)
-    seen = await sources.see("The quarantine", look)
-    if seen.value is None and not seen.fault:
+    result = await sources.attempt("The quarantine", look)
+    if result.value is None and not result.fault:
         raise HTTPException(404, f"The event at position {position:,} is not in the quarantine of {name}.")
-    return {"name": name, "position": position, "seen": seen}
+    return {"name": name, "position": position, "result": result}
 
 
 def _quarantine(sources: Sources, name: str) -> Quarantine:

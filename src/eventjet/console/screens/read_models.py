@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from eventjet.console.pages import query_number, query_text
-from eventjet.console.sources import Seen, Sources
+from eventjet.console.sources import Result, Sources
 from eventjet.console.status_poller import StatusPoller
 from eventjet.errors import UsageError
 from eventjet.operations.rows import RowSearch, compared, live_row, why_no_history
@@ -54,7 +54,7 @@ async def model(request: Request) -> dict[str, Any]:
         newest = max((status.revision for status in revisions), default=1)
         revision = newest if declared is None else declared.revision
     ask = partial(revision_tables, app=sources.app, name=name, revision=revision, table=table, after=after, start=start)
-    seen = await sources.see("The database", sources.ask(ask), refusals=UsageError)
+    result = await sources.attempt("The database", sources.ask(ask), refusals=UsageError)
     wire_names = {kind.event_type: kind.info.name for kind in sources.app.catalog.kinds()}
     events = () if declared is None else declared.events
     return {
@@ -65,7 +65,7 @@ async def model(request: Request) -> dict[str, Any]:
         "polled": poller,
         "revisions": revisions,
         "here": next((status for status in revisions if status.revision == revision), None),
-        "seen": seen,
+        "result": result,
         "start": start,
         "after": after,
         "no_history": why_no_history(sources.app, name),
@@ -107,7 +107,7 @@ async def row(request: Request) -> dict[str, Any]:
         raise HTTPException(404, f"The app has no read model {name!r}.")
     shown_key, key = _key_shown(key)
     values: dict[str, Any] = {"name": name, "key": key, "shown_key": shown_key, "at": at, "until": until}
-    values |= {"why": why_no_history(sources.app, name), "seen": Seen(None), "begun_anew": False}
+    values |= {"why": why_no_history(sources.app, name), "result": Result(None), "begun_anew": False}
     if not isinstance(resolved, ResolvedProjection):
         return values
     search_key = name, key, at, number, until
@@ -128,10 +128,10 @@ async def row(request: Request) -> dict[str, Any]:
         await row_search.go_on()
         return row_search
 
-    seen = await sources.see("The server or the database", look())
-    if seen.value is not None and not seen.value.done:
-        searches.keep(search_key, seen.value)
-    return values | {"seen": Seen(None if seen.value is None else _row_shown(seen.value), seen.fault)}
+    result = await sources.attempt("The server or the database", look())
+    if result.value is not None and not result.value.done:
+        searches.keep(search_key, result.value)
+    return values | {"result": Result(None if result.value is None else _row_shown(result.value), result.fault)}
 
 
 def _key_shown(key: str) -> tuple[str, str]:
