@@ -74,8 +74,8 @@ class Cursor:
         """
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            for name in ("done", "tries"):
-                values[name] = tuple((int(first), int(second)) for first, second in values.get(name, ()))
+            values["done"] = tuple((int(first), int(last)) for first, last in values["done"])
+            values["tries"] = tuple((int(position), int(count)) for position, count in values.get("tries", ()))
             if values.get("waking") is not None:
                 after, until = values["waking"]
                 values["waking"] = int(after), int(until)
