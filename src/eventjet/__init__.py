@@ -11,6 +11,7 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.app import App, load_app
+    from eventjet.blocking import BlockingCommand, BlockingJet, BlockingRepository
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.commands import Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.domain.aggregate import aggregate, event
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AppRef",
+    "BlockingCommand",
+    "BlockingJet",
+    "BlockingRepository",
     "Command",
     "CommandFailed",
     "Committed",
@@ -122,6 +126,7 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.app": "App load_app",
+        "eventjet.blocking": "BlockingCommand BlockingJet BlockingRepository",
         "eventjet.codec.catalog": "Upcaster upcaster",
         "eventjet.domain.aggregate": "aggregate event",
         "eventjet.domain.personal": "Personal",

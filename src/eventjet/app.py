@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from sqlalchemy import Table
 
+from eventjet.blocking import BlockingJet
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults
@@ -171,6 +172,22 @@ class App:
         """
         return GuardedBlock(open_jet(self, _settings(settings, overrides, client), client), LoopGuard())
 
+    def connect_blocking(
+        self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
+    ) -> BlockingJet:
+        """Return a `BlockingJet`: a `Jet` for code without `await`, such as threads, Django, Flask, Celery and scripts.
+
+        The arguments are those of `connect`. At its first use, or at the start of its `with` block, it reads
+        `EVENTJET_*` and connects; `close`, or the end of the block, closes it. One serves all threads of a process.
+
+        ```python
+        def greet(name: str) -> None:
+            with bank.connect_blocking() as jet:
+                jet.repository(Account).execute("a-1", Account.open, name)
+        ```
+        """
+        return BlockingJet(lambda: self.connect(settings, **overrides))
+
     def in_memory(self) -> AbstractAsyncContextManager[Jet]:
         """Return a context manager like `connect`, over a new log in memory, for an application's own tests.
 
@@ -187,6 +204,17 @@ class App:
         """
         open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
         return GuardedBlock(open_in_memory(self), LoopGuard())
+
+    def in_memory_blocking(self) -> BlockingJet:
+        """Return a `BlockingJet` like `connect_blocking`, over a new log in memory as that of `in_memory`.
+
+        ```python
+        with bank.in_memory_blocking() as jet:
+            done = jet.repository(Account).execute("a-1", Account.open, "ada")
+            jet.caught_up("balances", position=done.position)
+        ```
+        """
+        return BlockingJet(self.in_memory)
 
     def client(
         self,

@@ -40,6 +40,7 @@ NAMES = {
     "eventjet.console.console": eventjet.console.console,
 }
 MADE = {
+    "BlockingCommand": "BlockingRepository",
     "Command": "Repository",
     "Committed": "Repository",
     "Deadline": "after",
@@ -109,7 +110,8 @@ async def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     async with wired.bank.in_memory() as jet:
         for example in examples(SHOWN[name]):
             vars(module).update(known(), jet=jet)
-            made = eval(compile(example, name, "exec", flags), vars(module))
+            # In a thread, for what blocks.
+            made = await asyncio.to_thread(eval, compile(example, name, "exec", flags), vars(module))
             if inspect.iscoroutine(made):
                 await asyncio.wait_for(made, 60)
 

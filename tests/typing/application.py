@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import (
     App,
+    BlockingJet,
+    BlockingRepository,
     Committed,
     Jet,
     LogState,
@@ -181,6 +183,36 @@ async def use(jet: Jet) -> None:
     await jet.caught_up("ledger", token=done.token, timeout_s=1)
     assert_type(await jet.init(), Topology)
     assert_type(await jet.log(), LogState)
+
+
+def use_blocking(jet: BlockingJet) -> None:
+    accounts = jet.repository(Account)
+    counters = jet.repository(Counter)
+    assert_type(accounts, BlockingRepository[Account, Opened | Deposited | Withdrawn])
+    done = accounts.execute("a", Account.withdraw, Decimal(1), reason="x")
+    assert_type(done, Committed[Account, Opened | Deposited | Withdrawn])
+    accounts.execute("a", many, 3)
+    assert_type(accounts.command("c-1").execute("a", Account.open, "ada").state, Account)
+    assert_type(accounts.load("a", version=1), Account)
+    assert_type(accounts.history("a", limit=1), list[Recorded[Opened | Deposited | Withdrawn]])
+    first, second = jet.transact(
+        accounts.decide("a", Account.deposit, Decimal(1)), counters.command("c").decide("b", Counter.add, n=1)
+    )
+    assert_type(first.state, Account)
+    assert_type(second, Committed[Counter, Added])
+    jet.caught_up(balances, position=done.position)
+    jet.caught_up("ledger", token=done.token, timeout_s=1)
+    assert_type(jet.log(), LogState)
+    for recorded in jet.tail("new", follow=True):
+        assert_type(recorded, Recorded[Any])
+
+
+def connected_blocking() -> None:
+    with app.connect_blocking(servers="nats://127.0.0.1:4222", user="ada", request_timeout_s=2) as jet:
+        use_blocking(jet)
+    jet = app.in_memory_blocking()
+    use_blocking(jet)
+    jet.close()
 
 
 async def connected() -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, Jet, Recorded, Settings, aggregate, projection, unique
+from eventjet import App, BlockingJet, Jet, Recorded, Settings, aggregate, projection, unique
 from eventjet.testing import scenario
 from tests.typing.application import (
     Account,
@@ -81,6 +81,28 @@ async def use(jet: Jet) -> None:
     await jet.caught_up(balances, position=1, token="bank:1")  # wrong
     await jet.caught_up(balances, positon=1)  # wrong
     await jet.caught_up(balances)  # wrong
+
+
+def use_blocking(jet: BlockingJet) -> None:
+    accounts = jet.repository(Account)
+    counters = jet.repository(Counter)
+    accounts.execute("a", rogue)  # wrong
+    accounts.execute("a", stranger)  # wrong
+    accounts.execute("a", Account.withdraw)  # wrong
+    accounts.execute("a", Account.withdraw, "three")  # wrong
+    accounts.execute("a", Counter.add, 1)  # wrong
+    counters.decide("a", Account.deposit, Decimal(1))  # wrong
+    accounts.command("c").decide("a", Account.withdraw)  # wrong
+    accounts.command("c").execute("a", Account.deposit, amount="1")  # wrong
+    accounts.command(17)  # wrong
+    accounts.load("a", version="1")  # wrong
+    (paid,) = jet.transact(accounts.decide("a", Account.deposit, Decimal(1)))
+    str(paid.state.n)  # wrong
+    jet.transact(Account.deposit)  # wrong
+    jet.caught_up(balances, position="1")  # wrong
+    jet.caught_up(balances)  # wrong
+    jet.tail("newest")  # wrong
+    jet.repository(Balance)  # wrong
 
 
 @aggregate("other")

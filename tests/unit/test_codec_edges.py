@@ -401,6 +401,14 @@ def test_a_generic_event_or_aggregate_is_refused_where_it_is_declared() -> None:
         aggregate("edge")(new_class("Setting", (Generic[T],)))
 
 
+@pytest.mark.parametrize("decorator", [event("box.taken"), aggregate("box")])
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"slots": True}])
+def test_a_class_that_is_a_dataclass_already_is_refused(decorator: Callable[[type], type], options: Any) -> None:
+    box = dataclass(type("Box", (), {"__annotations__": {"size": int}}), **options)
+    with pytest.raises(DefinitionError, match=r"Box is a dataclass already.*: remove @dataclass from it"):
+        decorator(box)
+
+
 def test_a_generic_value_within_an_event_keeps_its_type() -> None:
     assert stored(Box[Decimal], Box(value=Decimal("1.50"))) == Box(value=Decimal("1.50"))
     with pytest.raises(UnencodableEvent, match="given"):

@@ -5,7 +5,6 @@ They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore` a
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -24,6 +23,7 @@ from eventjet.cli.target import (
     without_token,
 )
 from eventjet.errors import UsageError
+from eventjet.runtime import run_async
 
 if TYPE_CHECKING:
     from eventjet.rebuild import EngineOptions
@@ -70,7 +70,7 @@ def rebuild(
 
     options, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
-        planned = asyncio.run(preview(at.ref, names, at.settings, engine=options, from_archive=from_archive))
+        planned = run_async(preview(at.ref, names, at.settings, engine=options, from_archive=from_archive))
         return Answer(preview_value(planned), preview_lines(planned), ok=not planned.refusals)
     work = partial(run, at.ref, names, at.settings, engine=options, from_archive=from_archive)
     report = finished("No live read model was changed but by a swap that was complete.", work)

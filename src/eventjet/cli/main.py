@@ -7,6 +7,7 @@ eventjet's own · 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -175,6 +176,10 @@ def options(
 
 def run() -> None:
     """Run the command line of this process, and end it with the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What goes to files and pipes is written on Windows in a code page that lacks most letters.
+            stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
     sys.exit(main(sys.argv[1:]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ from eventjet.cli.output import (
     terminal_width,
 )
 from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app, option, switch
+from eventjet.runtime import run_async
 from eventjet.text import counted, duration, in_location
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def status(
     from eventjet.subscriptions.status import status as read_status
 
     if watch:
-        asyncio.run(_watch(at, interval, as_json=json))
+        run_async(_watch(at, interval, as_json=json))
     else:
-        statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
+        statuses = run_async(read_status(at.app(), at.settings, pause_s=1.0))
         Answer(statuses, status_blocks(at.app().name, statuses)).give(as_json=json)
 
 

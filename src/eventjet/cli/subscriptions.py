@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from eventjet.cli.output import Answer, Fields, Note, Table, confirm, note, show
 from eventjet.cli.target import AppTarget, YesOption, argument, on_app
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
+from eventjet.runtime import run_async
 from eventjet.text import counted, cut_values, listed, meant
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def show_process(
         async with open_processes(at.app(), at.settings, name) as processes:
             return await processes.view(process_id)
 
-    view = asyncio.run(look())
+    view = run_async(look())
     if not view.version:
         return Answer(view, Note(f"There are no events of {name} {process_id}."), ok=False)
     return Answer(view, Fields(list(process_fields(view))), ok=not view.faults)
@@ -92,7 +92,7 @@ def sync(
         async with open_processes(at.app(), at.settings, name) as processes:
             return await processes.wake(ids or [])
 
-    done = asyncio.run(wake())
+    done = run_async(wake())
     woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
     lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
     lines += [f"{name} {example['id']!r}: {example['reason']}" for example in done.examples]
@@ -116,7 +116,7 @@ def list_deadlines(
 
     rows = [
         {"process": process_name, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
-        for process_name, timer in asyncio.run(read())
+        for process_name, timer in run_async(read())
     ]
     return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")
 
@@ -157,10 +157,10 @@ def set_cursor(
     declared = at.work([name]).followers
     if not declared:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
-    before, _ = asyncio.run(_set(at, declared, position, write=False))
+    before, _ = run_async(_set(at, declared, position, write=False))
     question = f"Put {name} at position {position:,}? Now {_effect(before, position)}."
     confirm(question, yes=yes, otherwise="Nothing was changed.")
-    _, lost = asyncio.run(_set(at, declared, position, write=True))
+    _, lost = run_async(_set(at, declared, position, write=True))
     if lost:
         events = counted(len(lost), "quarantined event")
         show(f"{events} of a log that is gone: given up (`quarantine list {name} --all`).")
@@ -229,7 +229,7 @@ def drop_cursor(
     position = min(seen.cursor.position for seen in cursors)
     question = f"Remove the cursor of {name}, which stands at position {position:,}, and what is quarantined there?"
     confirm(question, yes=yes, otherwise="Nothing was removed.")
-    parked = asyncio.run(_drop(at, cursors))
+    parked = run_async(_drop(at, cursors))
     _delete_durables(at, cursors)
     events = counted(parked, "quarantined event")
     done = f"removed the cursor of {name}, which stood at position {position:,}, and {events}"

@@ -6,7 +6,6 @@ Neither servers nor temporary folders outlive the program, however it ends.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -19,7 +18,9 @@ from typing import Any
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
+from eventjet.dev.process import check_platform
 from eventjet.errors import UsageError
+from eventjet.runtime import try_lock
 
 _PORTS = "ports.json"
 _ENV = "env"
@@ -59,6 +60,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
     `folder` is an absolute path; without it everything is temporary. Raises `Unreachable` when a server does not start,
     and `UsageError` when another stack uses the folder or another user owns it.
     """
+    check_platform("`eventjet dev`")
     with ExitStack() as ending:
         ports: dict[str, int] = {}
         if folder is not None:
@@ -108,13 +110,11 @@ def _make_private(folder: Path, *, passable: bool) -> None:
 @contextmanager
 def _sole_user(folder: Path) -> Generator[None]:
     """Lock the folder for one stack, and have Git ignore it; raises `UsageError` while another stack uses it."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with (folder / "lock").open("wb") as lock:
+        if not try_lock(lock):
             raise UsageError(
                 f"Another `eventjet dev` runs on {folder}. Use that one, stop it, or run this one with --temporary."
-            ) from None
+            )
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
             yield

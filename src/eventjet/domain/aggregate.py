@@ -41,7 +41,7 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     Fields are strict: an `int` is not accepted for a `str`, nor a `float` for a `Decimal`. A keyword that is not a
     field raises `TypeError`; a field of a stored body that the class does not have is ignored. Nothing is registered;
     an `App` or a `scenario` finds the event through the annotation of the `evolve` that folds it. Raises
-    `DefinitionError` for a class that is generic, and for a field with an alias.
+    `DefinitionError` for a class that is generic or a dataclass already, and for a field with an alias.
 
     ```python
     @event("account.closed")
@@ -59,6 +59,7 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
         from pydantic.dataclasses import rebuild_dataclass
 
         _check_not_generic(cls, "event")
+        _check_not_a_dataclass(cls, "event")
         event_class: Any = pydantic_dataclass(
             frozen=True,
             kw_only=True,
@@ -117,7 +118,7 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     `snapshot_every` is the number of versions between two snapshots, None for no snapshots. Raise `revision` when the
     same events should fold to a different state. Methods decorated with `unique` return the values that no two
     aggregates of this type may have at once. Slots re-create the class, so `super()` without arguments does not work
-    inside it. Raises `DefinitionError` for a class that is generic.
+    inside it. Raises `DefinitionError` for a class that is generic or a dataclass already.
 
     ```python
     @aggregate("counter")
@@ -138,6 +139,7 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
 
     def declare(cls: type[T]) -> type[T]:
         _check_not_generic(cls, "aggregate")
+        _check_not_a_dataclass(cls, "aggregate")
         aggregate_class = dataclass(frozen=True, kw_only=True, slots=True)(cls)
         setattr(aggregate_class, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(aggregate_class)))
         return aggregate_class
@@ -157,6 +159,13 @@ def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
         raise DefinitionError(
             [f"{what}, and a generic {decorator} is not supported: declare one class for each type, with that type"]
         )
+
+
+def _check_not_a_dataclass(cls: type, decorator: str) -> None:
+    """Raise `DefinitionError` for a class that is a dataclass: one that is frozen or slotted cannot be made again."""
+    if "__dataclass_fields__" in vars(cls):
+        problem = f"{cls.__qualname__} is a dataclass already, and @{decorator} makes it one"
+        raise DefinitionError([f"{problem}: remove @dataclass from it"])
 
 
 def field_faults(cls: type) -> list[str]:

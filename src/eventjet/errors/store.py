@@ -127,7 +127,7 @@ class CommandReused(Refused):
 class NotUnique(Refused):
     """Another aggregate of the type has the unique value; nothing is stored.
 
-    That is the newest state of the stream's leader (ADR 0025).
+    That is the newest state of the stream's leader (ADR 0006).
     """
 
     def __init__(self, aggregate: str, constraint: str, aggregate_id: str, holder: str | None) -> None:

@@ -3,7 +3,7 @@
 A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
 keeps a `StreamIdentity`, which looks at the stream when the writer begins, every second while it is asked, and as soon
 as the server announces that the stream was deleted, created or changed. What is remembered of the log counts for three
-seconds after a look, and is forgotten when the log or a part of it is gone (ADR 0024). `repair` restores the settings.
+seconds after a look, and is forgotten when the log or a part of it is gone (ADR 0004). `repair` restores the settings.
 """
 
 from __future__ import annotations

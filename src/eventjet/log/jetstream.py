@@ -410,7 +410,7 @@ class PageReader:
     """Reads records of the log in pages, for any number of tasks of one event loop.
 
     Unless the application gave a client, histories have a connection of their own, so that a save does not wait behind
-    a long history, and pages are folded while the next ones arrive (ADR 0003).
+    a long history, and pages are folded while the next ones arrive (ADR 0056).
     """
 
     def __init__(self, stream: str, reader: Client, retry_policy: Callable[[], RetryPolicy]) -> None:

@@ -288,7 +288,7 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         if type(recorded.data) not in resolved.events:
             continue
         if not isinstance(resolved, ResolvedProjection):
-            touched.append(RowsTouched(name, reason="Its SQL is written by hand: which rows it changed is not known."))
+            touched.append(RowsTouched(name, reason="It is an SQL projection: which rows it changed is not known."))
             continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
             touched.append(RowsTouched(name, reason="Its key is personal, and not shown."))

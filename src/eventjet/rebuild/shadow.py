@@ -118,7 +118,7 @@ class Shadow(Generic[R_co]):
             raise RebuildRefused(
                 self.resolved.name,
                 f"its table declares {foreign_keys}, which the table that is loaded could not have",
-                "Take it out of the declaration, or make the projection one of SQL by hand.",
+                "Take it out of the declaration, or make the projection an `SqlProjection`.",
             )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
         live_tables = dialect.find_tables(connection, self._names, live.location if live else DECLARED)

@@ -48,7 +48,7 @@ from eventjet.sql.dialect import READ_ONLY
 EXAMPLES_MAX = 20
 """The maximum number of differences that a report shows; all differences are counted."""
 NEVER = "never equal"
-UNKNOWN_SINCE = "since when is not known of SQL by hand"
+UNKNOWN_SINCE = "the position is not known for an SQL projection"
 
 _FETCH = 2_000
 _REPORT_EVERY = 10_000

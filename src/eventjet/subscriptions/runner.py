@@ -4,7 +4,7 @@ A session begins once this process has the lease of the subscription's position:
 the key-value bucket. It ends when the process is to stop, when another process took the position over or an operator
 decided about it (the session is *fenced*), or at a fault. After faults of connections, leases and locks another session
 begins. Faults of events and of the log stop the subscription with their reason, until somebody acts or another process
-tries it. See decision 64.
+tries it. See decision 55.
 """
 
 from __future__ import annotations
