@@ -62,7 +62,18 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Reference": (
         "reference",
-        ("cli", "commands", "settings", "errors", "wire-format", "tables", "metrics", "bulk-jobs", "performance"),
+        (
+            "cli",
+            "commands",
+            "settings",
+            "platforms",
+            "errors",
+            "wire-format",
+            "tables",
+            "metrics",
+            "bulk-jobs",
+            "performance",
+        ),
     ),
     "API": (
         "reference/api",

@@ -24,8 +24,9 @@ from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import cursor_at, put
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, QuarantinedEntry
 from eventjet.subscriptions.declarations import declarations_of
-from eventjet.subscriptions.status import WorkStatus, status
+from eventjet.subscriptions.status import status
 from eventjet.subscriptions.supervisor import run_workers
+from eventjet.subscriptions.work_status import WorkStatus
 from tests.integration.reacting import (
     PATIENT_S,
     QUICK,

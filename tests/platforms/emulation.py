@@ -83,7 +83,7 @@ def macos() -> None:
     load = ctypes.CDLL
 
     def without_prctl(name: str | None, *arguments: Any, **options: Any) -> Any:
-        library = load(name, *arguments, **options)
+        library: Any = load(name, *arguments, **options)
         library.prctl = _missing
         return library
 
@@ -156,7 +156,7 @@ def _loops() -> None:
     windows.ProactorEventLoop, windows.SelectorEventLoop = ProactorEventLoop, SelectorEventLoop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        asyncio.set_event_loop_policy(Policy())
+        windows.set_event_loop_policy(Policy())
 
 
 def _open_files_stay() -> None:

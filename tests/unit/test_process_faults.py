@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,6 +14,7 @@ from eventjet import (
     App,
     Deadline,
     DefinitionError,
+    Incoming,
     Reaction,
     Recorded,
     Retry,
@@ -22,6 +24,7 @@ from eventjet import (
     aggregate,
     at,
     event,
+    inbox,
     listens,
     process,
     projection,
@@ -240,3 +243,60 @@ def test_a_deadline_that_does_not_look_at_the_state_alone_is_refused(fault: str)
 
 def test_a_deadline_is_the_same_however_often_it_is_looked_at() -> None:
     assert len(deadlines_of(Alarm())) == 2
+
+
+class Mailer:
+    """What a reactor may want."""
+
+
+class SentBy(Protocol):
+    def send(self) -> None: ...
+
+
+@asynccontextmanager
+async def mailer() -> AsyncIterator[Mailer]:
+    yield Mailer()
+
+
+@asynccontextmanager
+async def undeclared():  # type: ignore[no-untyped-def]
+    yield 1
+
+
+async def wants_nothing(event: Recorded[Asked], to: Reaction[None]) -> None: ...
+async def wants_mailer(event: Recorded[Asked], to: Reaction[Mailer]) -> None: ...
+async def may_want_mailer(event: Recorded[Asked], to: Reaction[Mailer | None]) -> None: ...
+async def wants_sent_by(event: Recorded[Asked], to: Reaction[SentBy]) -> None: ...
+async def wants_list(event: Recorded[Asked], to: Reaction[list[str]]) -> None: ...
+async def takes_message(message: Incoming[Asked], to: Reaction[list[str]]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handle", "deps", "fault"),
+    [
+        (wants_mailer, None, "wants_mailer wants deps of the type Mailer, and the app has none; give App(deps=…)"),
+        (wants_sent_by, None, "wants_sent_by wants deps of the type SentBy, and the app has none"),
+        (wants_list, mailer, "wants deps of the type list, and mailer, which App(deps=…) names, opens Mailer"),
+        (wants_nothing, None, None),
+        (may_want_mailer, None, None),
+        (wants_mailer, mailer, None),
+        (wants_nothing, mailer, None),
+        (wants_sent_by, mailer, None),  # left to a type checker
+        (wants_list, undeclared, None),
+    ],
+)
+def test_a_reactor_that_wants_other_deps_than_the_app_opens_is_refused(
+    handle: Any, deps: Any, fault: str | None
+) -> None:
+    wanting: Any = reactor("wanting")(handle)
+    if fault is None:
+        assert App("bank", aggregates=[Plain], reactors=[wanting], deps=deps)
+    else:
+        assert fault in told(aggregates=[Plain], reactors=[wanting], deps=deps)
+
+
+def test_an_inbox_that_wants_deps_is_refused_without_them() -> None:
+    taking: Any = inbox("taking", stream="S", subject="s.>")(takes_message)
+    assert "takes_message wants deps of the type list, and the app has none" in told(
+        aggregates=[Plain], reactors=[taking]
+    )

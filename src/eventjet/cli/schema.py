@@ -149,7 +149,7 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
 def _passes(changes: list[EventChange], readers_stopped: bool) -> bool:
     from eventjet.contracts.compatibility import Compatibility
 
-    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
+    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.UNSURE
     return all(change.compatibility.rank <= limit.rank for change in changes)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from eventjet.cli.dev import prepare_here, served_names, serving
 from eventjet.cli.output import Answer, LogFormat, LogFormatOption, log_to_stderr, note
 from eventjet.cli.running import run_until_stopped, until_signalled
-from eventjet.cli.setup import prepare
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.errors import UsageError
 from eventjet.runtime import run_async
@@ -37,15 +37,22 @@ def worker(
     log_to_stderr(logs)
     address = None if http is None else address_of(http)
     chosen = at.work(names or []).names
-    if not chosen:
+    if not chosen and not make:
         raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
-    if make:  # `dev --reload`, whose worker may come with new tables
-        run_async(prepare(at))
 
-    def ready() -> None:
-        note(f"ready: {', '.join(chosen)}; working or standing by")
+    async def run() -> None:
+        if not make:
+            await run_until_stopped(
+                at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address
+            )
+            return
+        # `dev --reload`, whose worker may come with new tables, and with new commands to serve
+        await prepare_here(at)
+        names_text = ", ".join([*chosen, *served_names(at)]) or "nothing to work on"
+        async with serving(at):
+            await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}"), http=address)
 
-    run_async(run_until_stopped(at, chosen, ready, http=address))
+    run_async(run())
 
 
 @on_app(database=False)

@@ -359,20 +359,21 @@ class UnknownEvent(CodecError):
 
 
 class UnknownAggregate(CodecError):
-    """The log has events of an aggregate that the application does not declare."""
+    """The log is of an aggregate that the application does not declare: it has its events, or was made for it."""
 
     def __init__(self, stream: str, aggregate: str, histories: int, event_type: str, position: int) -> None:
         self.stream = stream
         self.aggregate = aggregate
         self.histories = histories
-        """How many aggregates of this name have events."""
+        """How many aggregates of this name have events; 0 for a log that was made for this aggregate and is empty."""
         self.event_type = event_type
-        """The wire name of the last of their events."""
+        """The wire name of the last of their events; empty for an empty log."""
         self.position = position
-        """The position of the last of their events."""
+        """The position of the last of their events; 0 for an empty log."""
+        holds = f"has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position {position:,})"
         super().__init__(
-            f"The log {stream!r} has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position "
-            f"{position:,}), and this application declares no such aggregate or process. If it is called otherwise "
+            f"The log {stream!r} {holds if histories else f'was made for {aggregate!r} and is empty'}, "
+            "and this application declares no such aggregate or process. If it is called otherwise "
             f"now, give it its name back, whatever its class is called: @aggregate({aggregate!r}). If a newer release "
             "records it, deploy that. If it is another application's, give this one a name or an account of its own. "
             f"Only if nobody needs it any more, list it in `retired_aggregates`."
