@@ -19,7 +19,7 @@ from eventjet import App, Jet, Reaction, Recorded, Retry, reactor
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from eventjet.subscriptions.supervisor import run_workers
 from tests.forked import ForkedWorker
 from tests.integration.reacting import Bell, Rung, Tower, eventually
@@ -61,7 +61,7 @@ def calls(tmp_path: Path) -> Path:
     return path
 
 
-async def quarantined(cursors: Cursors) -> ParkedEntry:
+async def quarantined(cursors: Cursors) -> QuarantinedEntry:
     """The one event in quarantine, as soon as there is one."""
     (entry,) = await eventually(lambda: cursors.parked("strike"))
     return entry
