@@ -10,7 +10,8 @@ from eventjet.cli.status import remarks_on
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
-from eventjet.subscriptions.status import WorkStatus, watched
+from eventjet.subscriptions.status import watched
+from eventjet.subscriptions.work_status import WorkStatus
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, made
 

@@ -62,6 +62,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "history": ("eventjet history account a-1",),
     "tail": ("eventjet tail --follow", "eventjet tail --from 1 --json"),
+    "process list": (
+        "eventjet process list transfer",
+        "eventjet process list transfer --stage postponed --older-than 2h",
+    ),
     "process show": ("eventjet process show transfer t-1",),
     "process sync": ("eventjet process sync transfer", "eventjet process sync transfer t-1 t-2"),
     "deadlines list": ("eventjet deadlines list", "eventjet deadlines list transfer"),

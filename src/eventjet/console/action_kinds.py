@@ -16,8 +16,9 @@ from eventjet.operations.reports import preview_lines
 from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
-from eventjet.subscriptions.status import PROJECTION, WorkStatus, status
+from eventjet.subscriptions.status import status
 from eventjet.subscriptions.supervisor import chosen_of
+from eventjet.subscriptions.work_status import PROJECTION, WorkStatus
 from eventjet.text import counted, cut
 
 _NAMED_MAX = 20

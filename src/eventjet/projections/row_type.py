@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql
 
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.state import value_faults
-from eventjet.domain.subscription import shown_name, union_members
+from eventjet.domain.subscription import raw_annotations, shown_name, union_members
 from eventjet.projections.columns import column_type_of, element, plain, unsupported
 
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
@@ -174,8 +174,8 @@ def _classes(hint: Any) -> Iterator[type]:
 
 def annotated(row_type: type, name: str) -> Any:
     """Return the annotation of a field as an object; Any where it cannot be evaluated."""
-    owner = next(cls for cls in row_type.__mro__ if name in vars(cls).get("__annotations__", {}))
-    probe = types.SimpleNamespace(__annotations__={name: vars(owner)["__annotations__"][name]})
+    owner = next(cls for cls in row_type.__mro__ if name in raw_annotations(cls))
+    probe = types.SimpleNamespace(__annotations__={name: raw_annotations(owner)[name]})
     try:
         return typing.get_type_hints(probe, globalns=vars(sys.modules[owner.__module__]))[name]
     except Exception:  # noqa: BLE001 - whatever an annotation raises that only checkers read
