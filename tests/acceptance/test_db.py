@@ -60,7 +60,7 @@ def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> N
     refused = bank("db", "unused", "--drop", "balances:1", **newer)
     assert refused.status == 2
     assert "readers see its rows until revision 2 takes over" in refused.said()
-    assert "revision 1 went aside" in bank("db", "promote", "balances", **newer).out
+    assert "revision 1 is inactive now" in bank("db", "promote", "balances", **newer).out
     assert json.loads(bank("db", "promote", "balances", "--json").out)["left"] == [2]
     assert json.loads(bank("db", "promote", "balances", "--json", **newer).out)["left"] == [1]
     (listed,) = json.loads(bank("db", "unused", "--json", **newer).out)["revisions"]
