@@ -41,6 +41,7 @@ from eventjet.subscriptions.declarations import (
     checked_publications,
     checked_reactors,
     checked_served,
+    deps_faults,
     resolved_processes,
     shared_names,
 )
@@ -55,7 +56,8 @@ class App:
     """Everything that an application declares. Raises `DefinitionError` with all faults at once.
 
     * `name`: also the name of the app's stream and the first token of its subjects
-    * `deps`: a function that returns an async context manager of what reactors and inboxes need
+    * `deps`: a function that returns an async context manager of what reactors and inboxes need, which is the type in
+      their `Reaction[…]`
     * `served`: decisions that `eventjet serve` and `Jet.service` answer over NATS
     * `retired_events`, `retired_aggregates`: names that are in the log and no longer declared; their events are passed
       over
@@ -135,6 +137,8 @@ class App:
         log_reactors = [reactor for reactor in reactors if not isinstance(reactor, Inbox)]
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(log_reactors, self.catalog, faults)
         self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
+        if not faults:
+            faults += deps_faults(deps, [*self.reactors.values(), *self.inboxes.values()])
         self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         subscription_names = {

@@ -22,6 +22,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import UsageError
 from eventjet.jet import Jet
+from eventjet.runtime import run_async
 from eventjet.settings import Settings
 
 S = TypeVar("S")
@@ -276,7 +277,7 @@ class _Opened:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run_async(self._serve())
         except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
             self._ended.set_exception(error)
         else:

@@ -39,7 +39,8 @@ either, which loads its parts itself, by the writing of an archive, and by a res
 NAMES = tuple(f"{group}.{step}" for group, steps in _STEPS.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}
+_SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "interrupt": "SIGINT"}
+"""Names of signals, because Windows lacks two of them."""
 
 
 class FailpointError(Exception):
@@ -72,7 +73,7 @@ class _Armed:
         if self.action == "raise":
             raise FailpointError(self.name)
         if self.action != "tell":
-            os.kill(os.getpid(), _SIGNALS[self.action])
+            os.kill(os.getpid(), getattr(signal, _SIGNALS[self.action]))
 
 
 def reach(name: str) -> None:

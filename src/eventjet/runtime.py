@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
 from asyncio import AbstractEventLoop, get_running_loop
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import IO, Any, TypeVar
 
@@ -229,9 +230,58 @@ def uncollected() -> Generator[None]:
 def try_lock(file: IO[bytes]) -> bool:
     """Lock an open file for this process; return False if it is locked already, or the system has no such locks."""
     try:
-        import fcntl
+        if sys.platform == "win32":
+            import msvcrt
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.seek(_LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (ImportError, OSError):
         return False
     return True
+
+
+_LOCKED_BYTE = 1 << 30
+"""Where a file is locked on Windows, whose locks are of bytes and keep others from reading them."""
+_TICK_S = 0.25
+
+
+def loop_runner() -> asyncio.Runner:
+    """Return a runner of coroutines whose loop psycopg can use, on Windows too."""
+    if sys.platform != "win32":
+        return asyncio.Runner()
+
+    def new_loop() -> AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop()
+
+        def tick() -> None:
+            loop.call_later(_TICK_S, tick)
+
+        tick()  # because Ctrl-C does not end a `select` on Windows
+        return loop
+
+    return asyncio.Runner(loop_factory=new_loop)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as `asyncio.run` does, in a loop of `loop_runner`."""
+    with loop_runner() as runner:
+        return runner.run(work)
+
+
+def check_loop_for_psycopg() -> None:
+    """Raise `UsageError` in the loop that Windows chooses by itself, in which psycopg cannot read PostgreSQL."""
+    proactor: type | None = getattr(asyncio, "ProactorEventLoop", None)
+    try:
+        loop = get_running_loop()
+    except RuntimeError:
+        return
+    if proactor is not None and isinstance(loop, proactor):
+        raise UsageError(
+            "On Windows, PostgreSQL cannot be read in the event loop that `asyncio.run` starts (ProactorEventLoop). "
+            "Start the program by `asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)`, and uvicorn with "
+            "`--loop asyncio:SelectorEventLoop`."
+        )

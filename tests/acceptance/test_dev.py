@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import pty
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
+import nats
 import pytest
 
+from eventjet.app import load_app
+from eventjet.errors import Refused
 from tests.acceptance.conftest import BANK, Program
 from tests.acceptance.traces import traces
 
@@ -120,6 +128,165 @@ def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) 
         process.kill()
         process.communicate(timeout=_END_S)
         left.await_nothing(_END_S)
+
+
+SHOP = """
+from dataclasses import replace
+
+from eventjet import App, Incoming, Reaction, Recorded, aggregate, event, inbox, publication, served
+
+
+@event("order.paid")
+class Paid:
+    cents: int
+
+
+@aggregate("order")
+class Order:
+    cents: int = 0
+
+    def pay(self, cents: int) -> Paid:
+        return Paid(cents=cents)
+
+    def evolve(self, event: Paid) -> "Order":
+        return replace(self, cents=self.cents + event.cents)
+
+
+@event("told.paid")
+class Told:
+    cents: int
+
+
+@inbox("payments", stream="PAY", subject="pay.captured.>")
+async def payments(message: Incoming[Told], to: Reaction) -> None:
+    await to.repository(Order).execute(message.id, Order.pay, message.data.cents)
+
+
+@publication("news", stream="told", source="https://shop.example/news")
+def news(event: Recorded[Paid]) -> Told:
+    return Told(cents=event.data.cents)
+
+
+@inbox("echo", stream="told", subject="told.>")
+async def echo(message: Incoming[Told], to: Reaction) -> None:
+    assert message.data.cents
+
+
+shop = App(
+    "shop", aggregates=[Order], reactors=[payments, echo], publications=[news], served=[served(Order, Order.pay)]
+)
+"""
+
+
+def test_it_creates_the_streams_of_inboxes_and_publications_and_serves_commands(
+    app: Program, ended_processes: Keep
+) -> None:
+    (app.folder / "shop.py").write_text(SHOP, encoding="utf-8")
+    process = app.start("dev", EVENTJET_APP="shop:shop")
+    ended_processes(process)
+    exports = _exports(process, app.folder)
+
+    async def try_it() -> int:
+        client = await nats.connect(exports["EVENTJET_SERVERS"])
+        jetstream = client.jetstream()
+        assert (await jetstream.stream_info("told")).config.subjects == ["told.>"]  # of both, and they may not overlap
+        published = await jetstream.pull_subscribe("told.news.>", stream="told")
+        await jetstream.publish("pay.captured.1", b'{"cents": 5}')
+        (message,) = await published.fetch(1, timeout=_END_S)
+        assert json.loads(message.data)["data"] == {"cents": 5}
+        await client.close()
+        shop: Any = load_app("shop:shop", app.folder)
+        (order,) = shop.aggregates
+        async with shop.client(servers=exports["EVENTJET_SERVERS"]) as remote:
+            return (await remote.repository(order).execute("o-1", order.pay, 3)).version
+
+    assert asyncio.run(try_it()) == 1
+    errors = " ".join(_stopped(process).split())
+    assert "Created the stream PAY for the inbox payments; elsewhere it is not eventjet's to create." in errors
+    assert "publish to pay.captured.> to try it" in errors
+    assert "Created the stream told for the inbox echo, the publication news" in errors
+
+
+def test_a_port_that_another_program_took_is_said_and_comes_back_afterwards(
+    app: Program, ended_processes: Keep
+) -> None:
+    ports = app.folder / ".eventjet" / "ports.json"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ports.parent.mkdir()
+        ports.write_text(json.dumps({"nats": taken}), encoding="utf-8")
+        process = app.start("dev")
+        ended_processes(process)
+        instead = _exports(process, app.folder)["EVENTJET_SERVERS"]
+        assert instead != f"nats://127.0.0.1:{taken}"
+        said = " ".join(_stopped(process).split())
+        port = instead.rpartition(":")[2]
+        assert f"Another program has port {taken} of NATS, which is on port {port} this time." in said
+    assert json.loads(ports.read_text(encoding="utf-8"))["nats"] == taken
+
+
+def test_an_aggregate_that_was_renamed_is_named_before_anything_is_recorded(
+    app: Program, ended_processes: Keep
+) -> None:
+    """By `init`, `doctor`, `worker` and `dev`; a decision under the new name records nothing."""
+    source = (app.folder / "bank.py").read_text(encoding="utf-8")
+    (app.folder / "renamed.py").write_text(source.replace('@aggregate("account")', '@aggregate("acct")'))
+    process = app.start("dev")
+    ended_processes(process)
+    exports = _exports(process, app.folder)
+
+    async def open_account(name: str) -> int:
+        bank: Any = load_app(name, app.folder)
+        (account,) = bank.aggregates
+        async with bank.connect(servers=exports["EVENTJET_SERVERS"]) as jet:
+            return (await jet.repository(account).execute("a-1", account.open, "ada")).version
+
+    assert asyncio.run(open_account("bank:bank")) == 1
+    with pytest.raises(Refused, match="does not declare: account"):
+        asyncio.run(open_account("renamed:bank"))
+    renamed = {**exports, "EVENTJET_APP": "renamed:bank"}
+    wanted = "give it its name back, whatever its class is called: @aggregate('account')"
+    init = app("init", **renamed)
+    assert (init.status, wanted in " ".join(init.out.split())) == (1, True)
+    doctor = app("doctor", **renamed)
+    assert (doctor.status, "has events of 1 'account'" in " ".join(doctor.out.split())) == (1, True)
+    worker = app.start("worker", **renamed)
+    ended_processes(worker)
+    assert worker.stderr is not None
+    assert "has events of 1 'account'" in worker.stderr.readline()
+    worker.terminate()
+    worker.communicate(timeout=_END_S)
+    _stopped(process)
+
+    refused = app("dev", EVENTJET_APP="renamed:bank")
+    said = " ".join(refused.err.split())
+    assert (refused.status, wanted in said) == (1, True)
+    assert "remove the folder .eventjet and begin anew" in said
+    with sqlite3.connect(app.folder / ".eventjet" / "eventjet.db") as database:
+        assert database.execute("select count(*) from balances").fetchone() == (1,)
+    database.close()
+
+
+def test_a_server_alone_prints_its_url_and_keeps_its_data_where_it_is_told(app: Program, ended_processes: Keep) -> None:
+    urls: list[str] = []
+    for created in (True, False):
+        process = app.start("server", "--port", urls[0].rpartition(":")[2] if urls else "0", "--store", "kept")
+        ended_processes(process)
+        assert process.stdout is not None
+        urls.append(process.stdout.readline().strip())
+        exports = {"EVENTJET_SERVERS": urls[-1], "EVENTJET_DATABASE": f"sqlite:///{app.folder / 'read.db'}"}
+        assert ("created  stream bank" in app("init", **exports).out) is created
+        for options, part in (
+            (("--port", urls[-1].rpartition(":")[2]), "taken"),
+            (("--store", "kept"), "runs on kept"),
+        ):
+            second = app("server", "--port", "0", *options)
+            assert (second.status, second.is_one_paragraph(), part in second.said()) == (2, True, True)
+        assert 'sync_interval: "always"' in (app.folder / "kept" / "nats.conf").read_text(encoding="utf-8")
+        errors = _stopped(process)
+        assert "For development and tests only" in errors
+        assert errors.endswith("stopped\n")
+    assert urls[0] == urls[1]
 
 
 def test_a_fault_in_the_app_is_told_before_anything_starts(app: Program) -> None:

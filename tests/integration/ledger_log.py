@@ -26,8 +26,9 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.sql.sqlite import make_readable
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.status import WorkStatus, status
+from eventjet.subscriptions.status import status
 from eventjet.subscriptions.supervisor import run_workers
+from eventjet.subscriptions.work_status import WorkStatus
 from tests import logs
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened

@@ -179,7 +179,7 @@ FAULTS = [
         "nobody works",
         lambda sick: sick.deposited(Decimal(1)),
         {("read models", "worker", WARNING)},
-        "nobody works on deposits, 1 events behind",
+        "deposits has no worker, 1 event behind",
     ),
     Planted("paused", paused, {("read models", "paused", NOTE)}, "deposits is paused"),
     Planted("never made", newer_not_made, {("database", "tables", FAULT)}, "revision 1 holds 'deposits'"),
@@ -211,7 +211,7 @@ FAULTS = [
         "worker lost",
         sql("update eventjet_projection set owner = 'gone:1', lease_s = 5, lease_until = 1000"),
         {("read models", "lease", WARNING)},
-        "its worker gone:1 has not been seen for",
+        "has no worker: gone:1 has not been seen for",
         "events",
     ),
     Planted("revision not built", newer, {("read models", "revision", WARNING)}, "is not what readers see", "events"),
@@ -281,9 +281,9 @@ async def test_a_projection_that_waits_for_a_newer_deploy_is_told_with_its_reaso
         await eventually(waits, "the doctor to tell the reason")
     (told,) = [one for one in found if one.check == "waits"]
     assert told.level == WARNING
-    assert told.what.startswith("deposits waits at position 0, 1 events behind: ")
+    assert told.what.startswith("deposits is waiting at position 0, 1 event behind: ")
     assert "schema 9, which this application does not declare" in told.what
-    assert not any("nobody works" in one.what for one in found)
+    assert not any("no worker" in one.what for one in found)
 
 
 async def test_an_event_that_the_app_does_not_declare_is_told_as_init_tells_it(sick: Sick) -> None:

@@ -35,7 +35,8 @@ from eventjet.jetstream.api import call, create_stream, stream_info, update_stre
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.subscriptions.status import StatusReader, WorkStatus, status
+from eventjet.subscriptions.status import StatusReader, status
+from eventjet.subscriptions.work_status import WorkStatus
 from tests.integration.reacting import Bell, Counted, Rung, Tower, eventually, working
 from tests.logs import fresh_name
 from tests.tables import execute, reading

@@ -132,6 +132,14 @@ async def test_the_reason_the_traceback_and_the_bytes_are_kept(ledger: Ledger) -
     assert (shown.event.blocked, shown.event.event_type) == (1, "ledger.added")
     assert (kept[last].resolution, kept[last].payload, kept[last].reason) == ("blocked", None, "")
 
+    def with_text(text: str) -> list[int]:
+        listed = changed(ledger, lambda connection: verdict.listed(connection, ["balances"], text=text))
+        return [event.position for event in listed]
+
+    assert with_text("POISONED: no 666") == [positions["poison"]]
+    assert with_text("b-0") == [position for position in positions.values() if kept[position].aggregate_id == "b-0"]
+    assert with_text("no_66%") == []
+
 
 @pytest.mark.parametrize("rule", ["none", "of the database"])
 async def test_batches_of_any_size_give_the_same_rows_and_the_same_quarantine(ledger: Ledger, rule: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -203,6 +204,29 @@ async def test_a_reader_that_stays_in_its_transaction_delays_the_takeover_and_no
             reader.rollback()
             await stands(postgres, 2, location="")
     engine.dispose()
+
+
+async def test_a_takeover_that_goes_well_warns_of_nothing_and_says_who_serves_readers_until_then(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="eventjet")
+    last = await built(ledger)
+    async with ledger.working(options=OPTIONS), newer(ledger).working(options=OPTIONS):
+        await stands(ledger, 2, location="", position=last)
+    told = [(record.levelname, vars(record).get("event")) for record in caplog.records]
+    assert ("INFO", "eventjet.beside") in told
+    assert ("INFO", "eventjet.took_over") in told
+    of_this_stream = {"eventjet.log_drifted", "eventjet.log_unreadable"}  # the test has made it by hand
+    assert {event for level, event in told if level != "INFO"} <= of_this_stream
+    caplog.clear()
+    async with ledger.working(options=OPTIONS):
+        await stands(ledger, 1, position=ledger.append(history(5, seed=8)))
+    (text,) = [
+        record.getMessage() for record in caplog.records if vars(record).get("event") == "eventjet.beside_for_good"
+    ]
+    assert text == (
+        "balances revision 1: readers see another revision, until somebody runs `eventjet db promote balances`."
+    )
 
 
 async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_over_again(ledger: Ledger) -> None:

@@ -114,6 +114,24 @@ async def test_a_renamed_aggregate_begins_no_second_history(
     assert "aggregates that this application does not declare: account" in caplog.text
 
 
+async def test_an_app_that_finds_the_empty_log_of_another_of_its_name_records_nothing_there(
+    eventjet_nats: NatsServer,
+) -> None:
+    name = fresh_name()
+    async with App(name, aggregates=[Account]).connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+    async with App(name, aggregates=[Order]).connect(servers=eventjet_nats.url) as jet:
+        (unknown,) = (await jet.init()).unknown
+        assert (unknown.aggregate, unknown.histories, unknown.position) == ("account", 0, 0)
+        assert "was made for 'account' and is empty" in str(unknown)
+        with pytest.raises(Refused, match="does not declare: account"):
+            await jet.repository(Order).execute("o-1", Order.place, "tea")
+    # One of them was given up: this app goes on in the log that it made itself.
+    async with App(name, aggregates=[Order], retired_aggregates=["account"]).connect(servers=eventjet_nats.url) as jet:
+        assert (await jet.init()).unknown == ()
+        assert (await jet.repository(Order).execute("o-1", Order.place, "tea")).position == 1
+
+
 async def test_an_aggregate_that_is_given_up_is_retired_and_its_events_are_passed_over(
     name: str, eventjet_nats: NatsServer
 ) -> None:
@@ -210,13 +228,13 @@ async def test_two_inits_at_once_do_not_lose_each_others_names(eventjet_nats: Na
 async def test_any_number_of_first_inits_at_once_note_the_names_of_all(eventjet_nats: NatsServer) -> None:
     name = fresh_name()
 
-    async def init(aggregate: type[Any]) -> None:
-        async with App(name, aggregates=[aggregate]).connect(servers=eventjet_nats.url) as jet:
+    async def init(*more: type[Any]) -> None:
+        async with App(name, aggregates=[Account, *more]).connect(servers=eventjet_nats.url) as jet:
             assert (await jet.init()).unusable == ()
 
     async with asyncio.timeout(120):
-        await asyncio.gather(*map(init, [Account, Renamed, Order, Refund]))
-    assert {"account", "acct", "order", "refund"} <= noted_in(eventjet_nats, name)
+        await asyncio.gather(init(), init(Order), init(Refund), init(Order, Refund))
+    assert {"account", "order", "refund"} <= noted_in(eventjet_nats, name)
 
 
 async def test_an_edit_that_takes_the_names_out_is_kept_and_they_are_noted_again(

@@ -20,6 +20,7 @@ SCREENS: Mapping[str, str] = {
     "quarantine": "/quarantine",
     "quarantined": "/quarantine/one?name=balances&position={poison}",
     "processes": "/processes",
+    "instances": "/processes/list?name=transfer",
     "process": "/processes/one?name=transfer&id=t-009",
     "jobs": "/jobs",
     "act": "/actions/new?action=pause&name=balances",

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from eventjet import App, Recorded, Step, listens, process
+from eventjet.console.screens import processes as processes_screen
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.examples.bank.app import bank
@@ -150,6 +151,29 @@ async def test_timers_are_counted_up_to_a_bound(settings: Settings, monkeypatch:
         text = said(await client.get("/processes"))
         assert "or more" in text
         assert 10 <= len(re.findall(r"\bt-\d+", text)) <= 20
+
+
+async def test_processes_are_counted_by_stage_and_each_leads_to_its_instances(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ["t-1", "t-2", "<b>3</b>"]
+    async with transferred(settings, *ids) as client:
+        answer = await client.get("/processes")
+        assert "transfer.completed 3" in said(answer)
+        (stage,) = re.findall(r'href="(/processes/list[^"]*stage=[^"]*)"', answer.text)
+        text = said(await client.get(unescape(stage)))
+        assert all(each in text for each in ids)
+        assert text.count("a worker, which has not handled its last event") == 3  # none has run
+        older = said(await client.get("/processes/list?name=transfer&older=1d"))
+        assert "None of those that were looked at is so" in older
+        assert "3 instances of transfer, 3 open" in older
+        monkeypatch.setattr(processes_screen, "_LOOKED_MAX", 2)
+        part = await client.get("/processes/list?name=transfer&all=1")
+        assert "Looked at 1 to 2 of 3 instances" in said(part)
+        (following,) = re.findall(r'rel="next" href="([^"]*)"', part.text)
+        assert "Looked at 3 to 3 of 3 instances" in said(await client.get(unescape(following)))
+        for wrong, status in (("name=nothing", 404), ("name=transfer&older=soon", 400), ("name=transfer&stage=x", 400)):
+            assert (await client.get(f"/processes/list?{wrong}")).status_code == status
 
 
 async def test_hostile_ids_of_processes_do_nothing(settings: Settings) -> None:

@@ -62,6 +62,15 @@ def test_what_a_reactor_parked_is_tried_again_once_actions_can_be_recorded(
     with serving(tmp_path, office.program.environ, "--allow-actions") as url, leaving(page):
         page.goto(f"{url}/quarantine")
         expect(page.locator("tbody tr")).to_have_count(2)
+        page.get_by_label("Choose all 2 on this page").check()
+        page.get_by_role("button", name="Retry the chosen").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Retry 2 events of letters?")
+        page.goto(f"{url}/quarantine?text=B-2")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.get_by_role("link", name="Drop all that match").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Drop 1 event of letters?")
+        expect(page.locator("main")).to_contain_text("These are all 1 that have 'B-2' in them.")
+        page.goto(f"{url}/quarantine")
         first = page.locator("tbody tr").first
         expect(first).to_contain_text("ValueError: no stamp")
         expect(first.locator("td").nth(5)).to_have_text("1")

@@ -23,7 +23,7 @@ from eventjet.operations.processes import ProcessView
 from eventjet.operations.quarantine import QuarantinedEvent
 from eventjet.sql.quarantine import Listed, Shown
 from eventjet.sql.revisions import Unused
-from eventjet.subscriptions.status import WorkStatus
+from eventjet.subscriptions.work_status import WorkStatus
 
 WIDTH = 80
 NAME = "the_balances_of_all_customers_of_every_branch_and_of_those_that_left_us"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -118,3 +120,21 @@ def test_the_environment_of_libpq_counts(caplog: pytest.LogCaptureFixture, monke
     monkeypatch.setenv("PGSSLMODE", "require")
     Database("postgresql:///d").sync_engine()
     assert len(caplog.records) == 1
+
+
+def test_a_connection_that_was_cancelled_while_it_opened_is_closed(tmp_path: Path) -> None:
+    """Otherwise Python 3.13 warns of it, and its thread calls a loop that is closed."""
+
+    async def open_and_cancel(steps: int) -> None:
+        engine = Database(f"sqlite:///{tmp_path}/read.db").engine()
+        opening = asyncio.ensure_future(engine.connect().__aenter__())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        await engine.dispose()
+
+    for steps in range(8):
+        asyncio.run(open_and_cancel(steps))
+    gc.collect()

@@ -9,7 +9,7 @@ import pytest
 from eventjet.errors import UsageError
 from eventjet.observability.metrics import METRICS, POSITION, STATE, Meter, exposition
 from eventjet.subscriptions.health import HealthState, address_of
-from eventjet.subscriptions.status import StatusSnapshot, WorkStatus, paced
+from eventjet.subscriptions.work_status import StatusSnapshot, WorkStatus, paced
 
 ME, OTHER = "host:1:aa", "host:2:bb"
 BEHIND = WorkStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
+from eventjet import Settings
 from eventjet.codec.headers import RawRecord
+from eventjet.rebuild import job
 from eventjet.rebuild.progress import Stopped, Watch
 from eventjet.rebuild.replay_source import read_ahead
 
@@ -53,3 +58,32 @@ def test_what_the_local_engine_would_have_taken_is_reckoned_from_what_was_measur
     assert watch.local_at_most_s() is None
     watch.cores = 2
     assert watch.local_at_most_s() == pytest.approx(7.5)
+
+
+async def test_work_that_ends_after_nobody_waits_any_more_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "STOP_TIMEOUT_S", 0.01)
+    loop = asyncio.get_running_loop()
+    logged: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: logged.append(context))
+    began, may_end, ended = threading.Event(), threading.Event(), asyncio.Event()
+
+    def work(watch: Watch) -> None:
+        began.set()
+        try:
+            may_end.wait(60)
+            watch.check()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    task = asyncio.create_task(job.in_thread(Settings(), None, work))
+    await asyncio.to_thread(began.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_end.set()
+    await ended.wait()
+    await loop.shutdown_default_executor()
+    await asyncio.sleep(0)  # the executor's future hands its error to the loop's
+    del task
+    gc.collect()
+    assert logged == []

@@ -21,8 +21,9 @@ from eventjet.contracts.contract import Contract, contract_in, contract_of, text
 from eventjet.contracts.samples import bodies
 
 NAME = "order.placed"
-SAFE, READERS, UPCASTER, EVENTS = (
+SAFE, UNSURE, READERS, UPCASTER, EVENTS = (
     Compatibility.SAFE,
+    Compatibility.UNSURE,
     Compatibility.OLD_READERS,
     Compatibility.UPCASTER,
     Compatibility.OLD_EVENTS,
@@ -38,6 +39,33 @@ class MoreSizes(Enum):
     S = "s"
     M = "m"
     L = "l"
+
+
+class SwappedSizes(Enum):
+    S = "m"
+    M = "s"
+
+
+class RenamedSizes(Enum):
+    SMALL = "s"
+    M = "m"
+
+
+class MovedSizes(Enum):
+    M = "s"
+    L = "m"
+
+
+@dataclass(frozen=True)
+class Move:
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class MoveBack:
+    target: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -201,6 +229,28 @@ CHANGES = {
     "bytes read as text": Change(shape(n=bytes), shape(n=str), UPCASTER, "base64", False, True),
     "enum member added": Change(shape(size=Size), shape(size=MoreSizes), READERS, "'l'", False, True),
     "enum member removed": Change(shape(size=MoreSizes), shape(size=Size), EVENTS, "'l'", True),
+    "enum members that swap their values": Change(
+        shape(size=Size), shape(size=SwappedSizes), UPCASTER, "`size` is M where it is 's', which was S"
+    ),
+    "an enum's member takes the value of another": Change(
+        shape(size=Size), shape(size=MovedSizes), UPCASTER, "`size` is L where it is 'm', which was M"
+    ),
+    "enum members that swap their values, as keys": Change(
+        shape(prices=dict[Size, int]), shape(prices=dict[SwappedSizes, int]), UPCASTER, "is M where it is 's'"
+    ),
+    "enum member renamed": Change(shape(size=Size), shape(size=RenamedSizes), SAFE, ""),
+    "two fields of one type changed places": Change(
+        shape(source=str, target=str, n=int), shape(target=str, source=str, n=int), UNSURE, "`source` and `target`"
+    ),
+    "two fields with defaults changed places": Change(
+        shape(a=(str, ""), b=(str, "")), shape(b=(str, ""), a=(str, "")), UNSURE, "give both fields their names back"
+    ),
+    "two fields of a nested model changed places": Change(
+        shape(move=Move), shape(move=MoveBack), UNSURE, "`move.source` and `target`"
+    ),
+    "two fields of different types changed places": Change(
+        shape(source=str, n=int), shape(n=int, source=str), SAFE, ""
+    ),
     "enum made of text": Change(shape(size=str), shape(size=Literal["s"]), EVENTS, "takes only 's'", True),
     "optional made required": Change(shape(by=(str, "ada")), shape(by=str), EVENTS, "body.get(\"by\", 'ada')", True),
     "required made optional": Change(shape(by=str), shape(by=(str, "ada")), SAFE, ""),

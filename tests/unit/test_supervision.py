@@ -11,8 +11,9 @@ import pytest
 from eventjet import App, Settings
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.health import HealthMonitor
-from eventjet.subscriptions.status import StatusReader, StatusSnapshot, WorkStatus
+from eventjet.subscriptions.status import StatusReader
 from eventjet.subscriptions.supervisor import Workers
+from eventjet.subscriptions.work_status import StatusSnapshot, WorkStatus
 
 
 def workers() -> Workers:

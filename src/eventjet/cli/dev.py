@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,13 +19,15 @@ import typer
 from eventjet.cli.output import Lines, LogFormat, LogFormatOption, Table, log_format, log_to_stderr, note, show
 from eventjet.cli.running import interruptible, progress, run_until_stopped, until_signalled
 from eventjet.cli.setup import prepare
-from eventjet.cli.target import AppTarget, on_app, switch
+from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.cli.ui import HERE, PORT, check_installed
+from eventjet.cli.unique import unbuilt
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable, UsageError
 
 if TYPE_CHECKING:
+    from eventjet.dev.nats import NatsServer
     from eventjet.dev.stack import Stack
 
 _ENDED_S = 20.0
@@ -82,7 +85,7 @@ def dev(
 
 async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
     if not reload:
-        await prepare(at)
+        await prepare_here(at)
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
@@ -92,19 +95,55 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
     print(f". {shlex.quote(str(shown))}", flush=True)
     environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
-    console = ConsoleProcess(at, environ, allow_actions=allow_actions) if ui else None
+    console = ConsoleProcess(at, environ, _console_port(stack), allow_actions=allow_actions) if ui else None
+    for moved in stack.ports.notes:
+        note(moved)
     if reload:
         await work_reloading(at, environ, console)
         return
     names = at.work([]).names
-    names_text = ", ".join(names) or "nothing to work on"
+    names_text = ", ".join([*names, *served_names(at)]) or "nothing to work on"
     try:
         if console is not None:
             await console.start()
-        await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
+        async with serving(at):
+            await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
     finally:
         if console is not None:
             await console.stop()
+
+
+async def prepare_here(at: AppTarget) -> None:
+    """Create all that the app needs on local servers, streams that others would bring included; say what is wrong.
+
+    Raises `UnknownAggregate` for a log of aggregates that the app does not declare.
+    """
+    from eventjet.dev.streams import make_streams
+
+    async with at.client() as client:
+        for words in await make_streams(client, at.app()):
+            note(words)
+    topology, _ = await prepare(at)
+    if topology.unknown:
+        note("Where nobody needs what is recorded here, remove the folder .eventjet and begin anew. Else:")
+        raise topology.unknown[0]
+    for fault in (*map(str, topology.unusable), *await unbuilt(at)):
+        note(fault)
+
+
+@asynccontextmanager
+async def serving(at: AppTarget) -> AsyncGenerator[None]:
+    """Answer the commands that the app serves during the block, if it serves any, as `eventjet serve` does."""
+    async with AsyncExitStack() as ending:
+        if at.app().served:
+            jet = await ending.enter_async_context(at.app().connect(at.settings))
+            await ending.enter_async_context(jet.service())
+        yield
+
+
+def served_names(at: AppTarget) -> list[str]:
+    """Return the names of the commands that the app serves."""
+    return [f"{at.app().aggregates[command.aggregate].name}.{command.name}" for command in at.app().served]
 
 
 async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
@@ -187,15 +226,15 @@ def _paths_text(paths: set[str], folder: Path) -> str:
 class ConsoleProcess:
     """The console in a process of its own: at most one at a time, always on the same port."""
 
-    def __init__(self, at: AppTarget, environ: Mapping[str, str], *, allow_actions: bool) -> None:
-        """Choose a port; `environ` says where server and database are.
+    def __init__(self, at: AppTarget, environ: Mapping[str, str], port: int, *, allow_actions: bool) -> None:
+        """Describe a console on this port; `environ` says where server and database are.
 
         `allow_actions` lets everybody on this machine act in the console.
         """
         self._at = at
         self._allow_actions = allow_actions
         self._environ = environ
-        self._port = _free_port()
+        self._port = port
         self._process: ServerProcess | None = None
         self._is_announced = False
 
@@ -228,18 +267,63 @@ class ConsoleProcess:
         return True
 
 
-def _free_port() -> int:
-    """Return the console's usual port, or any free one where it is taken.
+def _console_port(stack: Stack) -> int:
+    """Return the console's port: that of the last time, at first the usual one, or the next that is free."""
+    port = stack.ports.of("console", PORT)
+    if port is None:
+        raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+    stack.ports.keep("console", port)
+    return port
 
-    Raises `UsageError` where no port is free.
+
+def server(
+    port: Annotated[
+        int, option("--port", "N", "Its port on 127.0.0.1; 0 for any that is free.", min=0, max=65_535)
+    ] = 4222,
+    store: Annotated[
+        Path | None, option("--store", "DIR", "Keep JetStream's data there; else it is removed at the end.")
+    ] = None,
+) -> None:
+    """Run the embedded nats-server alone, with JetStream, until Ctrl-C; prints its URL. For development and tests.
+
+    It listens on this machine only, without passwords or TLS, and has each event on the disk before it acknowledges
+    it, as a server in production should.
     """
-    for port in (PORT, 0):
+    from eventjet.dev.nats import NatsServer
+    from eventjet.dev.stack import is_free, sole_user
+
+    if port and not is_free(port):
+        raise UsageError(
+            f"Port {port} of {HERE} is taken, perhaps by another nats-server. Use that one, end it, or give another "
+            "--port; --port 0 takes any that is free."
+        )
+    with interruptible(_ENDED_S) as interruption, ExitStack() as ending:
+        if store is not None:
+            store.mkdir(parents=True, exist_ok=True)
+            ending.enter_context(sole_user(store))
         try:
-            with socket.create_server((HERE, port)) as probe:
-                return probe.getsockname()[1]
-        except OSError:
-            continue
-    raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+            nats = ending.enter_context(NatsServer(store, port=port or None))
+            show(nats.url)
+            note("For development and tests only: everybody on this machine may use it.")
+            note(
+                "It keeps its data in a temporary folder until it ends."
+                if store is None
+                else f"Its data is in {store}."
+            )
+            note(f"In another shell: export EVENTJET_SERVERS={nats.url}")
+            note("ready; Ctrl-C stops it")
+            interruption.run(_until_ended(nats))
+        except KeyboardInterrupt:
+            note("stopped")
+        finally:
+            interruption.calm()
+
+
+async def _until_ended(nats: NatsServer) -> None:
+    """Wait until a signal cancels this; raises `Unreachable` where the server ends by itself."""
+    while nats.running:  # noqa: ASYNC110 - a process tells nobody of its end
+        await asyncio.sleep(_POLL_S)
+    raise Unreachable(nats.component, "it has ended", f"Its log says why: {nats.log}")
 
 
 def demo(

@@ -24,6 +24,7 @@ from eventjet.cli.target import (
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
 from eventjet.projections.app_ref import aggregate_of
+from eventjet.runtime import run_async
 from eventjet.text import cut, cut_values, printable
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def history(
             records = await History(jet.store, aggregate, aggregate_id).records(bounds)
             return [event_view(jet, record, skipped, personal=personal) for record in records]
 
-    events = asyncio.run(read())
+    events = run_async(read())
     if not events:
         since = f" after version {after}" if after else ""
         return Answer([], Note(f"There are no events of {aggregate} {aggregate_id}{since}."), ok=False)
@@ -103,7 +104,7 @@ def tail(
                 if printed == limit:
                     return
 
-    asyncio.run(read())
+    run_async(read())
 
 
 def line(event: Mapping[str, Any], *, with_aggregate: bool) -> str:
@@ -157,7 +158,7 @@ def skip(
             confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
             return await record_skip_marker(jet.client, jet.name, position, reason)
 
-    is_new = asyncio.run(mark())
+    is_new = run_async(mark())
     value = {"position": position, "void": True, "recorded": is_new}
     if not is_new:
         return Answer(value, f"Position {position} was skipped already.")

@@ -7,6 +7,7 @@ eventjet's own · 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from typer.models import CommandInfo
 
 from eventjet import errors
 from eventjet.cli.bulk import archive, audit, rebuild, restore, snapshots, verify
-from eventjet.cli.dev import demo, dev
+from eventjet.cli.dev import demo, dev, server
 from eventjet.cli.log import history, skip, tail
 from eventjet.cli.new import new
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
@@ -44,6 +45,7 @@ _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidd
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "new": ("eventjet new shop",),
     "dev": ("eventjet dev", "eventjet dev --reload --ui", "eventjet dev --temporary --postgres"),
+    "server": ("eventjet server", "eventjet server --port 0 --store nats-data"),
     "demo": ("eventjet demo",),
     "init": ("eventjet init", "eventjet init --reset balances", "eventjet init --repair"),
     "worker": ("eventjet worker", "eventjet worker balances receipts --http 127.0.0.1:8080"),
@@ -60,6 +62,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "history": ("eventjet history account a-1",),
     "tail": ("eventjet tail --follow", "eventjet tail --from 1 --json"),
+    "process list": (
+        "eventjet process list transfer",
+        "eventjet process list transfer --stage postponed --older-than 2h",
+    ),
     "process show": ("eventjet process show transfer t-1",),
     "process sync": ("eventjet process sync transfer", "eventjet process sync transfer t-1 t-2"),
     "deadlines list": ("eventjet deadlines list", "eventjet deadlines list transfer"),
@@ -75,7 +81,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "eventjet rebuild balances --engine spark --master spark://head:7077",
         "eventjet rebuild balances --from-archive /var/archives/bank",
     ),
-    "verify": ("eventjet verify balances", "eventjet verify balances --engine local --json"),
+    "verify": ("eventjet verify balances postings", "eventjet verify balances --engine local --json"),
     "snapshots build": ("eventjet snapshots build account", "eventjet snapshots build account --min-events 500"),
     "db upgrade": ("eventjet db upgrade",),
     "db promote": ("eventjet db promote balances",),
@@ -144,7 +150,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Begin": (new, dev, demo),
+    "Begin": (new, dev, server, demo),
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots),
@@ -175,6 +181,10 @@ def options(
 
 def run() -> None:
     """Run the command line of this process, and end it with the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What goes to files and pipes is written on Windows in a code page that lacks most letters.
+            stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
     sys.exit(main(sys.argv[1:]))
 
 

@@ -76,9 +76,10 @@ def _write(name: str, folder: Path) -> list[Path]:
                 if template.is_dir() or template.suffix == ".pyc":
                     continue
                 place = template.relative_to(source)
-                target = project / _PLACES.get(str(place), str(place).replace(_TEMPLATE, name))
+                target = project / _PLACES.get(place.as_posix(), place.as_posix().replace(_TEMPLATE, name))
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(_renamed(template.read_text(encoding="utf-8"), name), encoding="utf-8")
+                text = _renamed(template.read_text(encoding="utf-8"), name)
+                target.write_text(text, encoding="utf-8", newline="\n")
             written = [file for file in project.rglob("*") if file.is_file()]
             if folder.exists():
                 folder.rmdir()

@@ -15,6 +15,7 @@ import typer
 from eventjet.cli.output import Answer, Block, Fields, Lines, Table, confirm
 from eventjet.cli.target import AppTarget, PersonalOption, YesOption, argument, on_app, option, switch
 from eventjet.errors import UsageError
+from eventjet.runtime import run_async
 from eventjet.text import cut, cut_values
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def list_(
                 revisions |= {event.projection: quarantine.revision for event in batch}
         return events, revisions
 
-    events, revisions = asyncio.run(read())
+    events, revisions = run_async(read())
     return Answer([_value(event) for event in events], list_blocks(events, revisions, everything))
 
 
@@ -136,7 +137,7 @@ def _run(at: AppTarget, name: str, work: Callable[[Quarantine], Coroutine[Any, A
         async with CommandConnections(at.app(), at.settings) as connections:
             return await work(Quarantine(connections, name))
 
-    return asyncio.run(run())
+    return run_async(run())
 
 
 async def _outcome(

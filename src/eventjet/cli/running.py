@@ -1,6 +1,6 @@
 """Run long work: show its progress on standard error, and end it in good order on a signal.
 
-The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closed terminal sends.
+The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closed terminal sends; on Windows SIGINT and SIGBREAK.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eventjet.cli.output import INTERRUPTED, note
 from eventjet.cli.target import AppTarget
 from eventjet.errors import UnexpectedExit
-from eventjet.runtime import settle_process
+from eventjet.runtime import run_async, settle_process
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -36,7 +36,9 @@ _CUT_OFF_S = 5.0
 """Further seconds after their cancellation, until the process is ended."""
 CLEARED_S = 60.0
 """Seconds that bulk work has to clean up after a signal."""
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING: list[signal.Signals] = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
+]
 _LINE_EVERY_S = 1.0
 _WORTH_S = 2.0
 """Seconds below which a phase gets no line when it is complete."""
@@ -93,7 +95,7 @@ class Interruption:
             return await work
 
         try:
-            return asyncio.run(main())
+            return run_async(main())
         except asyncio.CancelledError as error:
             if self._is_stopping:
                 raise KeyboardInterrupt from None
@@ -135,7 +137,7 @@ def _exit_timer(seconds: float) -> threading.Timer:
 
 @contextmanager
 def interruptible(bound_s: float) -> Generator[Interruption]:
-    """Let SIGINT, SIGTERM and SIGHUP end the work within the block, and the process `bound_s` after the signal."""
+    """Let the ending signals end the work within the block, and the process `bound_s` after the signal."""
     interruption = Interruption(bound_s)
     with _handling(interruption.ask):
         try:

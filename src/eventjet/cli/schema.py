@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import typer
 from eventjet.cli.output import Answer, Block, Lines, show
 from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.errors import UsageError
+from eventjet.runtime import run_async
 from eventjet.text import counted
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check(
     compared: tuple[str, list[EventChange]] | None = None
     if against is not None:
         compared = _compared(at, against, folder, sarif)
-    log = None if against_log is None else asyncio.run(_read_log(at, against_log))
+    log = None if against_log is None else run_async(_read_log(at, against_log))
     is_fine = (log is None or log.readable) and (compared is None or _passes(compared[1], readers_stopped))
 
     shown: list[Block] = []
@@ -149,7 +149,7 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
 def _passes(changes: list[EventChange], readers_stopped: bool) -> bool:
     from eventjet.contracts.compatibility import Compatibility
 
-    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
+    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.UNSURE
     return all(change.compatibility.rank <= limit.rank for change in changes)
 
 
@@ -218,7 +218,7 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
             before = path.read_text(encoding="utf-8") if path.is_file() else None
             if before != text:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                path.write_text(text, encoding="utf-8", newline="\n")
                 changed.append(f"{'new' if before is None else 'changed'} {name}")
         for path in sorted((folder / _COMMANDS_FOLDER).glob("*.json")):
             if f"{_COMMANDS_FOLDER}/{path.name}" not in documents:

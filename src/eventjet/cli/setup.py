@@ -24,6 +24,7 @@ from eventjet.cli.target import (
 )
 from eventjet.cli.unique import unbuilt
 from eventjet.errors import EventjetError, LogIncomplete, LogUnusable, UsageError
+from eventjet.runtime import run_async
 
 if TYPE_CHECKING:
     from eventjet.jetstream.api import StreamState
@@ -64,11 +65,11 @@ def init(
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
     _refuse_lost_log(at, reset or [])
     repaired = _repair(at, log, accept_loss=accept_loss) if repair else []
-    topology, tables = asyncio.run(prepare(at, reset or []))
+    topology, tables = run_async(prepare(at, reset or []))
     app, drifts, answerers = at.app().name, [str(drift) for drift in topology.drifts], list(topology.others)
     faults = [*map(str, (*topology.unknown, *topology.unusable)), *_faults(at)]
     if not topology.unknown:
-        faults += asyncio.run(unbuilt(at))
+        faults += run_async(unbuilt(at))
     undeclared = undeclared_cursors(at)
     database = f", {at.settings.shown()['database']}" if at.app().projections else ""
     lines = [f"repaired {change}" for change in repaired]

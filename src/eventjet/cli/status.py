@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,17 +29,18 @@ from eventjet.cli.output import (
     terminal_width,
 )
 from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app, option, switch
-from eventjet.text import counted, duration, in_location
+from eventjet.runtime import run_async
+from eventjet.text import counted, duration
 
 if TYPE_CHECKING:
     from eventjet.doctor.examine import Examined
     from eventjet.doctor.report import Finding
-    from eventjet.subscriptions.status import WorkStatus
+    from eventjet.subscriptions.work_status import WorkStatus
 
 PROJECTION = "projection"
 _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NUMBERS = ("rev", "position", "lag", "behind", "rate", "ETA")
-_FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
+_FLOWING = ("lag_s", "events_per_s", "lag_per_s", "eta_s", "lost_s")
 """Fields that change all the time: a watch that prints lines prints none for a change in these alone."""
 _INDENT = 14
 """Columns before the text of a finding: an indent of two, and the longest level."""
@@ -56,16 +55,17 @@ def status(
 ) -> None:
     """Show state, position, lag, pace, time left and worker of each projection, reactor and process.
 
-    Where one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the
-    output is no terminal, a line is printed for each change instead.
+    The state is a word, the same that doctor and the console use: working, falling behind, no worker, stopped. Where
+    one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the output is
+    no terminal, a line is printed for each change instead.
     """
     from eventjet.subscriptions.status import status as read_status
 
     if watch:
-        asyncio.run(_watch(at, interval, as_json=json))
+        run_async(_watch(at, interval, as_json=json))
     else:
-        statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
-        Answer(statuses, status_blocks(at.app().name, statuses)).give(as_json=json)
+        statuses = run_async(read_status(at.app(), at.settings, pause_s=1.0))
+        Answer([*map(_value, statuses)], status_blocks(at.app().name, statuses)).give(as_json=json)
 
 
 def status_blocks(app: str, statuses: Sequence[WorkStatus]) -> Iterator[Block]:
@@ -86,43 +86,25 @@ def status_table(statuses: Sequence[WorkStatus]) -> Table:
     return Table(columns, [_row(status) for status in statuses], right=_NUMBERS)
 
 
+def _value(status: WorkStatus) -> dict[str, Any]:
+    """Return a status as a value for JSON, with its condition."""
+    return {**asdict(status), "condition": status.condition.word}
+
+
 def _row(status: WorkStatus) -> tuple[object, ...]:
     rate = None if status.events_per_s is None else f"{status.events_per_s:,.0f}/s"
     name = status.name if status.kind == PROJECTION else f"{status.kind} {status.name}"
     behind, remaining = duration(status.lag_s), duration(status.eta_s)
     revision, numbers = str(status.revision), (status.position, status.lag_events)
-    return (name, revision, status.state, *numbers, behind, rate, remaining, status.owner or None)
+    return (name, revision, status.condition.word, *numbers, behind, rate, remaining, status.owner or None)
 
 
 def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
     """Return the remarks that have no column in the table, one line each."""
-    from eventjet.domain.position import RETIRED
+    from eventjet.subscriptions.work_status import labels
 
-    remarks: list[str] = []
-    revisions = Counter(status.name for status in statuses)
-    for status in statuses:
-        name = f"{status.name} revision {status.revision}" if revisions[status.name] > 1 else status.name
-        if status.parked:
-            events = counted(status.parked, "event")
-            remarks.append(f"{name}: {events} quarantined; see `eventjet quarantine list {status.name}`")
-        if status.reason:
-            remarks.append(f"{name}: {status.reason}")
-        if status.lost_owner:
-            silent = "since the database's clock was set back"
-            silent = silent if status.lost_s is None else f"for {duration(status.lost_s)}"
-            remarks.append(
-                f"{name}: its worker {status.lost_owner} has not been seen {silent}; none has taken over yet"
-            )
-        if status.location:
-            remarks.append(f"{name}: its rows are aside, {in_location(status.location)}, and not what readers see")
-        if status.state == RETIRED:
-            remarks.append(f"{name}: its tables were dropped, and nothing is left of it but this line")
-        elif not status.declared:
-            drop = f"db unused --drop {status.name}:{status.revision}"
-            drop = drop if status.kind == PROJECTION else f"cursor drop {status.name}"
-            unworked = "the app does not declare it, so only workers with other code advance it"
-            remarks.append(f"{name}: {unworked}; `eventjet {drop}` removes it")
-    return remarks
+    pairs = zip(labels(statuses), statuses, strict=True)
+    return [f"{label}: {remark}" for label, status in pairs for remark in status.remarks()]
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
@@ -164,7 +146,7 @@ def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]
 
     def update(statuses: Sequence[WorkStatus]) -> None:
         for status in statuses:
-            values = asdict(status)
+            values = _value(status)
             lasting = {key: value for key, value in values.items() if key not in _FLOWING}
             if printed.get((status.name, status.revision)) != lasting:
                 printed[status.name, status.revision] = lasting

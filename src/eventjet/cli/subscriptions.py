@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,19 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli.output import Answer, Fields, Note, Table, confirm, note, show
-from eventjet.cli.target import AppTarget, YesOption, argument, on_app
+from eventjet.cli.output import Answer, Block, Fields, Note, Table, confirm, note, show
+from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, switch
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
+from eventjet.runtime import run_async
 from eventjet.text import counted, cut_values, listed, meant
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
+    from eventjet.operations.instances import Instances
     from eventjet.operations.processes import ProcessView
     from eventjet.subscriptions.declarations import Declaration
     from eventjet.subscriptions.status import CursorSeen
 
-process = typer.Typer(name="process", help="What a process waits for; wake processes.", no_args_is_help=True)
+process = typer.Typer(
+    name="process", help="Processes by stage, and what one waits for; wake processes.", no_args_is_help=True
+)
 deadlines = typer.Typer(name="deadlines", help="The timers that will wake processes.", no_args_is_help=True)
 cursor = typer.Typer(name="cursor", help="How far reactors and processes have come.", no_args_is_help=True)
 
@@ -41,7 +44,7 @@ def show_process(
         async with open_processes(at.app(), at.settings, name) as processes:
             return await processes.view(process_id)
 
-    view = asyncio.run(look())
+    view = run_async(look())
     if not view.version:
         return Answer(view, Note(f"There are no events of {name} {process_id}."), ok=False)
     return Answer(view, Fields(list(process_fields(view))), ok=not view.faults)
@@ -74,6 +77,67 @@ def _text(value: Any) -> str:
     return json.dumps(cut_values(plain_json(value)), ensure_ascii=False)
 
 
+@process.command("list")
+@on_app(database=False)
+def list_processes(
+    at: AppTarget,
+    name: ProcessArgument,
+    stage: Annotated[
+        str | None, option("--stage", "EVENT", "Only those whose last event is this: transfer.debited, or debited.")
+    ] = None,
+    older_than: Annotated[
+        str | None, option("--older-than", "TIME", "Only those longer in their stage: 90s, 15m, 2h, 3d.")
+    ] = None,
+    everything: Annotated[bool, switch("--all", "Also those that wait for nothing of their own.")] = False,
+    limit: Annotated[int, option("--limit", "N", "So many are listed at the most.", min=1)] = 50,
+    look_at: Annotated[int, option("--look-at", "N", "So many are looked at, at the most.", min=1)] = 100_000,
+) -> Answer:
+    """Count the instances of a process by stage, and list them, those that are longest in their stage first.
+
+    The stage is the type of the last event. Without --stage only those are listed that are open: they wait for a
+    worker, a deadline, or a decision about a quarantined event. The counts by stage are of all.
+    """
+    from eventjet.operations import instances
+
+    async def read() -> instances.Instances:
+        async with at.client() as client:
+            return await instances.instances_of(
+                client,
+                at.app(),
+                name,
+                stage=stage,
+                older_than=None if older_than is None else instances.span_of(older_than),
+                everything=everything,
+                limit=limit,
+                looked_max=look_at,
+            )
+
+    found = run_async(read())
+    return Answer(instances.instances_value(found), instance_blocks(found))
+
+
+def instance_blocks(found: Instances) -> Iterator[Block]:
+    """Yield the blocks that show the instances of a process by stage, and those that were asked for."""
+    from eventjet.operations.instances import age_text, remarks_on, waits_text
+
+    if not found.total:
+        yield f"There are no instances of {found.process}."
+        return
+    rows = [
+        (each.stage, each.instances, each.open, age_text(each.oldest), age_text(each.oldest_open))
+        for each in found.stages
+    ]
+    yield Table(
+        ("stage", "instances", "open", "oldest", "oldest open"),
+        rows,
+        right=("instances", "open", "oldest", "oldest open"),
+    )
+    yield from remarks_on(found)
+    if found.instances:
+        listed_rows = [(each.id, each.stage, age_text(each.at), waits_text(each)) for each in found.instances]
+        yield Table(("id", "stage", "age", "waits for"), listed_rows, right=("age",))
+
+
 @process.command()
 @on_app(database=False)
 def sync(
@@ -92,7 +156,7 @@ def sync(
         async with open_processes(at.app(), at.settings, name) as processes:
             return await processes.wake(ids or [])
 
-    done = asyncio.run(wake())
+    done = run_async(wake())
     woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
     lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
     lines += [f"{name} {example['id']!r}: {example['reason']}" for example in done.examples]
@@ -116,7 +180,7 @@ def list_deadlines(
 
     rows = [
         {"process": process_name, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
-        for process_name, timer in asyncio.run(read())
+        for process_name, timer in run_async(read())
     ]
     return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")
 
@@ -157,10 +221,10 @@ def set_cursor(
     declared = at.work([name]).followers
     if not declared:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
-    before, _ = asyncio.run(_set(at, declared, position, write=False))
+    before, _ = run_async(_set(at, declared, position, write=False))
     question = f"Put {name} at position {position:,}? Now {_effect(before, position)}."
     confirm(question, yes=yes, otherwise="Nothing was changed.")
-    _, lost = asyncio.run(_set(at, declared, position, write=True))
+    _, lost = run_async(_set(at, declared, position, write=True))
     if lost:
         events = counted(len(lost), "quarantined event")
         show(f"{events} of a log that is gone: given up (`quarantine list {name} --all`).")
@@ -229,7 +293,7 @@ def drop_cursor(
     position = min(seen.cursor.position for seen in cursors)
     question = f"Remove the cursor of {name}, which stands at position {position:,}, and what is quarantined there?"
     confirm(question, yes=yes, otherwise="Nothing was removed.")
-    parked = asyncio.run(_drop(at, cursors))
+    parked = run_async(_drop(at, cursors))
     _delete_durables(at, cursors)
     events = counted(parked, "quarantined event")
     done = f"removed the cursor of {name}, which stood at position {position:,}, and {events}"

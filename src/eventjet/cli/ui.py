@@ -17,6 +17,7 @@ from eventjet.cli.running import CLEARED_S, until_signalled
 from eventjet.cli.target import AppTarget, MonitoringOption, on_app, option, switch
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.app_ref import AppRef
+from eventjet.runtime import run_async
 from eventjet.urls import Url, parse
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def ui(
         shown = f"[{host}]" if ":" in host else host
         if not told:  # `dev --ui` prints the URL itself
             show(f"http://{shown}:{listening.getsockname()[1]}/")
-        asyncio.run(_serve(served, site.state.streams.end, listening))
+        run_async(_serve(served, site.state.streams.end, listening))
 
 
 def behind(site: ASGIApp, public_url: str) -> ASGIApp:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from eventjet.cli.output import Answer, note
 from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, switch
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
+from eventjet.runtime import run_async
 from eventjet.text import counted, listed, meant
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build(
     For a constraint that is new on a log with events, after an import, and to put right what `unique check` finds.
     Run again, it stores only what is missing.
     """
-    reports = asyncio.run(_run(at, aggregate, name, keep_shared=keep_shared))
+    reports = run_async(_run(at, aggregate, name, keep_shared=keep_shared))
     done = all(
         report.built and (keep_shared or not report.shared.count) and not report.unreadable.count for report in reports
     )
@@ -57,7 +57,7 @@ def check(
     name: NameArgument = None,
 ) -> Answer:
     """Compare all claims with the states of all aggregates, and change nothing; exit status 1 when they do not fit."""
-    reports = asyncio.run(_run(at, aggregate, name, keep_shared=None))
+    reports = run_async(_run(at, aggregate, name, keep_shared=None))
     return Answer(reports, _lines(reports, mends=False), ok=all(report.sound for report in reports))
 
 

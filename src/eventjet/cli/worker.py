@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
+from eventjet.cli.dev import prepare_here, served_names, serving
 from eventjet.cli.output import Answer, LogFormat, LogFormatOption, log_to_stderr, note
 from eventjet.cli.running import run_until_stopped, until_signalled
-from eventjet.cli.setup import prepare
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.errors import UsageError
+from eventjet.runtime import run_async
 
 NamesArgument = Annotated[list[str], argument("NAME", "Which ones.", "work")]
 RevisionOption = Annotated[int | None, option("--revision", "N", "Another revision than the app declares.", min=1)]
@@ -37,15 +37,22 @@ def worker(
     log_to_stderr(logs)
     address = None if http is None else address_of(http)
     chosen = at.work(names or []).names
-    if not chosen:
+    if not chosen and not make:
         raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
-    if make:  # `dev --reload`, whose worker may come with new tables
-        asyncio.run(prepare(at))
 
-    def ready() -> None:
-        note(f"ready: {', '.join(chosen)}; working or standing by")
+    async def run() -> None:
+        if not make:
+            await run_until_stopped(
+                at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address
+            )
+            return
+        # `dev --reload`, whose worker may come with new tables, and with new commands to serve
+        await prepare_here(at)
+        names_text = ", ".join([*chosen, *served_names(at)]) or "nothing to work on"
+        async with serving(at):
+            await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}"), http=address)
 
-    asyncio.run(run_until_stopped(at, chosen, ready, http=address))
+    run_async(run())
 
 
 @on_app(database=False)
@@ -73,7 +80,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
             note("stopping: what is in hand is finished first")
             await service.close()
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @on_app()
@@ -85,7 +92,7 @@ def pause(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) 
     """
     from eventjet.operations import actions
 
-    done = asyncio.run(actions.pause(at.app(), at.settings, names, revision))
+    done = run_async(actions.pause(at.app(), at.settings, names, revision))
     return Answer(done, [actions.change_text(at.app(), change) for change in done])
 
 
@@ -94,5 +101,5 @@ def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None)
     """Let what is paused go on, all of it or none; a worker that stands by takes it at its next look."""
     from eventjet.operations import actions
 
-    done = asyncio.run(actions.resume(at.app(), at.settings, names, revision))
+    done = run_async(actions.resume(at.app(), at.settings, names, revision))
     return Answer(done, [actions.change_text(at.app(), change, resumed=True) for change in done])

@@ -3,7 +3,8 @@
 The schema is generated from the same core schema as the codec, with the same leaves in another form. What JSON Schema
 cannot express has names that begin with `x-`: `x-limits` (bounds of values that travel as text), `x-default` (the
 factory of an omitted value), `x-validator` (application code that may refuse more), `x-unknown` (application code that
-alone decides what fits).
+alone decides what fits), `x-members` (the values of an enum by the names of its members), `x-order` (the fields in the
+order of their declaration, which sorted files lose).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from eventjet.domain.aggregate import is_event
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 LIMITS, DEFAULT, VALIDATOR, UNKNOWN = "x-limits", "x-default", "x-validator", "x-unknown"
+MEMBERS, ORDER = "x-members", "x-order"
 
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "max_digits", "decimal_places", "min_length", "max_length", "now_op")
 Json = dict[str, Any]
@@ -33,6 +35,9 @@ Json = dict[str, Any]
 def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
     """Return the JSON Schema of a class's body: of an event, or of another class with a given core schema."""
     shape = _Shapes(by_alias=True).generate(readable(cls, core), mode="validation")
+    for node in (shape, *shape.get("$defs", {}).values()):
+        if len(node.get("properties", ())) > 1:
+            node[ORDER] = list(node["properties"])
     return _without_docs_of(shape, cls)
 
 
@@ -63,6 +68,10 @@ class _Shapes(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic passes it
         return False
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> Json:
+        members = cast("Mapping[str, Enum]", schema["cls"].__members__)
+        return {**super().enum_schema(schema), MEMBERS: {name: wire_value(member) for name, member in members.items()}}
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> Json:
         shape = _leaf(schema)

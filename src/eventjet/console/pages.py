@@ -43,6 +43,7 @@ def environment() -> Environment:
         "moment": moment,
         "duration": duration,
         "counted": counted,
+        "sentence": sentence,
     }
     templates.filters.update(filters)
     return templates
@@ -98,6 +99,7 @@ PATHS: Mapping[str, str] = {
     "quarantine": "/quarantine",
     "quarantined": "/quarantine/one",
     "processes": "/processes",
+    "instances": "/processes/list",
     "process": "/processes/one",
     "jobs": "/jobs",
     "job": "/jobs/one",
@@ -140,6 +142,13 @@ def shown_json(value: Any, most: int = BODY_MAX) -> str:
         return text(value, most)
     written = json.dumps(cut_values(value, 4_000), indent=2, ensure_ascii=False, default=str)
     return "\n".join(map(printable, cut(written, most).split("\n")))
+
+
+def sentence(value: str) -> Markup:
+    """Return untrusted text as HTML with a capital first letter, in which commands between backticks are code."""
+    parts = text(value[:1].upper() + value[1:], 1_000).split("`")
+    marked = (Markup("<code>{}</code>") if number % 2 else Markup("{}") for number in range(len(parts)))
+    return Markup("").join(mark.format(part) for mark, part in zip(marked, parts, strict=True))
 
 
 def number(value: float | None) -> str:

@@ -24,24 +24,22 @@ from eventjet.operations.processes import Deadlines, deadlines_by_process
 from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
-    PROJECTION,
     SeenCheckpoints,
     SeenLog,
-    StatusSnapshot,
-    WorkStatus,
     checkpoints_of,
     look_at_followers,
-    paced,
     see_checkpoints,
     see_log,
     statuses_of,
 )
+from eventjet.subscriptions.work_status import PROJECTION, StatusHistory, StatusSnapshot, WorkStatus
 
 T = TypeVar("T")
 
 _EVERY_S = 0.4
 _ANSWER_S = 1.2
 """Seconds that one look may take; with the pause before it, a fault shows within two seconds."""
+_OLD_S = 5.0
 _FRESH_S = 1.0
 """Age in seconds up to which a value is shown without waiting for the look that is under way."""
 SLOW_S = 1.3
@@ -141,7 +139,7 @@ class StatusPoller:
         self._endpoint = Endpoint.of(sources.settings).with_name("eventjet ui")
         self._connection: NatsConnection | None = None
         self._is_closed = False
-        self._snapshots: deque[StatusSnapshot] = deque()
+        self.history = StatusHistory(KEPT_S)
         self._ends: deque[tuple[float, int]] = deque()
 
     async def refreshed(self) -> StatusPoller:
@@ -150,19 +148,23 @@ class StatusPoller:
         if any(process.has_deadlines for process in self._app.processes.values()):
             self.deadlines.begin()
         await asyncio.gather(self.database.refresh(), self.log.refresh(), self.subscriptions.refresh())
-        last = self._snapshots[-1] if self._snapshots else None
+        last = self.history.last
         # A snapshot from before the first look at the database says nothing of read models.
         has_read_models = last is not None and any(status.kind == PROJECTION for status in last.projections)
         is_whole = has_read_models or not self._declared or self.database.value is None
         if last is not None and is_whole and not self.subscriptions.fault:
-            before = next((snapshot for snapshot in self._snapshots if snapshot.at >= last.at - _PACE_S), last)
             ages = [age for age in (self.subscriptions.seen_s, self.database.seen_s) if age is not None]
-            self.statuses, self.seen_s, self.is_log_known = paced(before, last), max(ages), True
+            self.statuses, self.seen_s, self.is_log_known = self.history.statuses(), max(ages), True
         elif self.database.value is not None:
             # Without the server, what the database says is still true.
             self.statuses = statuses_of(self.database.value, self._declared, SeenLog())
             self.seen_s, self.is_log_known = self.database.seen_s, False
         return self
+
+    @property
+    def is_old(self) -> bool:
+        """Whether `statuses` are so old that they say nothing of now."""
+        return self.seen_s is not None and self.seen_s > _OLD_S
 
     @property
     def fault(self) -> str:
@@ -176,16 +178,6 @@ class StatusPoller:
             return None
         (began, first), (ended, last) = self._ends[0], self._ends[-1]
         return max(0, last - first) / (ended - began)
-
-    def positions(self, name: str, revision: int) -> list[tuple[float, int, int]]:
-        """Return (seconds before now, position, the log's last position) for the last two minutes, oldest first."""
-        now = time.monotonic()
-        return [
-            (now - snapshot.at, status.position, status.log_position)
-            for snapshot in self._snapshots
-            for status in snapshot.projections
-            if (status.name, status.revision) == (name, revision)
-        ]
 
     async def close(self) -> None:
         """Cancel the looks that are under way and close the connections."""
@@ -220,10 +212,8 @@ class StatusPoller:
         checkpoints = self.database.value or SeenCheckpoints([], {})
         declared = self._declared if self.database.value is not None else set[tuple[str, int]]()
         log, followers = await in_thread(lambda: self._look_at_server(checkpoints, declared))
-        snapshot = StatusSnapshot(time.monotonic(), [*statuses_of(checkpoints, declared, log), *followers])
-        self._snapshots.append(snapshot)
-        while self._snapshots[0].at < snapshot.at - KEPT_S:
-            self._snapshots.popleft()
+        statuses = [*statuses_of(checkpoints, declared, log), *followers]
+        self.history.add(StatusSnapshot(time.monotonic(), statuses))
 
     def _look_at_server(
         self, checkpoints: SeenCheckpoints, declared: set[tuple[str, int]]

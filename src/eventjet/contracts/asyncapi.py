@@ -14,7 +14,7 @@ from typing import Any, cast
 from eventjet.codec.cloud_events import CONTENT_TYPE
 from eventjet.codec.commands import arguments_of
 from eventjet.codec.headers import COMMAND, MSG_ID, SCHEMA, TYPE, VERSION
-from eventjet.codec.shape import UNKNOWN, Json, shape_of
+from eventjet.codec.shape import MEMBERS, UNKNOWN, Json, shape_of
 from eventjet.contracts.contract import Contract, Declares, EventShape
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.subscription import shown_name
@@ -159,7 +159,7 @@ def _draft_7(node: Any, key: str) -> Any:
     schema = cast("Json", node)
     converted: Json = {}
     for name, value in schema.items():
-        if name in ("default", "const", "enum"):
+        if name in ("default", "const", "enum", MEMBERS):
             converted[name] = value
         elif name in ("properties", "patternProperties"):
             converted[name] = {field: _draft_7(part, key) for field, part in cast("Json", value).items()}

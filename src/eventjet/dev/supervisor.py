@@ -27,7 +27,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
 _SWEEPS_MAX = 1_500
-_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_SIGKILL = 9
+"""Its number, because Windows, where this module is imported and never run, has no such signal."""
 
 
 class Account(NamedTuple):
@@ -43,7 +44,7 @@ class Program:
 
     command: list[str]
     stop_signal: int = signal.SIGTERM
-    orphan_signal: int = signal.SIGKILL
+    orphan_signal: int = _SIGKILL
     """The signal that the kernel sends to the program if the supervisor itself is killed."""
     grace_s: float = 10.0
     """Seconds that the program has to end by itself before it is killed."""
@@ -59,12 +60,12 @@ def main(argument: str, parent: int) -> int:
     """
     program = Program(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    received: set[int] = set()
+    ending, received = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}, set[int]()
     wake, write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, *_ENDING):
+    for number in (signal.SIGCHLD, *ending):
         signal.signal(number, lambda number, _frame: received.add(number))
     try:
         child = _start(program)
@@ -76,7 +77,7 @@ def main(argument: str, parent: int) -> int:
         os.write(1, f"{child.pid}\n".encode())
     while child.poll() is None:
         # A forked child of the parent may hold standard input open, so its end is not enough.
-        if received & _ENDING or os.getppid() != parent or _is_closed(0):
+        if received & ending or os.getppid() != parent or _is_closed(0):
             _end(child, program)
             _sweep()
             if program.remove is not None:

@@ -205,9 +205,11 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
 def _check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> None:
     """Report the aggregates in the log that the app does not declare."""
     for aggregate in unknown:
+        name, histories = aggregate.aggregate, aggregate.histories
+        holds = f"has events of {histories:,} {name!r}" if histories else f"was made for {name!r}"
         report.fault(
             "aggregates",
-            f"the log has events of {aggregate.histories:,} {aggregate.aggregate!r}, which the app does not declare",
+            f"the log {holds}, which the app does not declare",
             "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
             "`eventjet init` says what to do",
         )

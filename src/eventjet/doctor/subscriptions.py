@@ -8,7 +8,6 @@ from contextlib import suppress
 from eventjet.doctor.database import SeenDatabase
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import Greeting
-from eventjet.domain.position import FAILED, NEW, PAUSED, RETIRED
 from eventjet.errors import Forbidden, LogUnusable
 from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
@@ -16,7 +15,9 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import identity_of, reading_log_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.subscriptions.declarations import declarations_of, filters_of
-from eventjet.subscriptions.status import PROJECTION, WorkStatus, look_at_followers, look_at_projections
+from eventjet.subscriptions.status import look_at_followers, look_at_projections
+from eventjet.subscriptions.work_status import PROJECTION, WorkStatus
+from eventjet.text import counted
 
 
 def check_read_models(
@@ -103,13 +104,9 @@ def check_reactions(
             check_work(report, status)
 
 
-LAG_MAX_S = 60.0
-"""Seconds of lag above which a subscription is reported although a worker is at it."""
-
-
 def check_work(report: Report, status: WorkStatus) -> None:
-    """Report the state of one subscription in at least one finding."""
-    name, is_projection = status.name, status.kind == PROJECTION
+    """Report the state of one subscription in at least one finding, with the word that `eventjet status` has for it."""
+    name, is_projection, condition = status.name, status.kind == PROJECTION, status.condition
     label = name if is_projection else f"{status.kind} {name}"
     stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
     if not status.declared:
@@ -121,23 +118,13 @@ def check_work(report: Report, status: WorkStatus) -> None:
         )
         return
     before = len(report.findings)
-    if status.state == FAILED:
-        fix = "`eventjet status` shows it again; a worker tries it when it starts"
-        report.fault("log", f"{label}: {status.reason or 'it failed'}", stale, fix)
-    elif status.state == RETIRED:
-        report.fault("checkpoint", f"{label} revision {status.revision} was retired", stale, "`eventjet init`")
-    elif not is_projection and status.state == NEW:
-        report.fault("cursor", f"{label} has no cursor", stale, "`eventjet init`")
-    elif status.state == PAUSED:
-        level = Level.WARNING if status.lag_events else Level.NOTE
-        fix = f"`eventjet resume {name}`"
-        report.add(level, "paused", f"{label} is paused, {status.lag_events:,} events behind", stale, fix)
-    else:
-        _check_worker(report, label, status, stale)
+    check, what, fix = _work_finding(label, status)
+    if check and condition.level is not Level.OK:
+        report.add(condition.level, check, what, stale, fix)
     if status.location:
         report.warning(
             "revision",
-            f"{label} revision {status.revision} is not what readers see: its rows are aside{_reason_text(status)}",
+            f"{label} revision {status.revision} is not what readers see: it is inactive{_reason_text(status)}",
             "they see an earlier revision until this one has caught up and taken over",
             f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
             "aside",
@@ -150,7 +137,7 @@ def check_work(report: Report, status: WorkStatus) -> None:
             f"`eventjet quarantine list {name}`",
         )
     if len(report.findings) == before:
-        report.ok("work", f"{label} stands at position {status.position:,}, kept by {status.owner}")
+        report.ok("work", f"{label} is {condition.word} at position {status.position:,}, by {status.owner}")
 
 
 def _reason_text(status: WorkStatus) -> str:
@@ -158,26 +145,36 @@ def _reason_text(status: WorkStatus) -> str:
     return f" ({status.reason.rstrip('.')})" if status.reason and status.owner else ""
 
 
-def _check_worker(report: Report, label: str, status: WorkStatus, stale: str) -> None:
-    if status.lost_owner:
-        since = "since the database's clock was set back" if status.lost_s is None else f"for {status.lost_s:,.0f} s"
-        report.warning(
-            "lease",
-            f"{label}: its worker {status.lost_owner} has not been seen {since}, and none has taken over",
-            stale,
-            f"`eventjet worker {status.name}`; a second one beside it takes over within seconds",
-        )
-    elif status.reason and (status.owner is None or not status.location):
-        where = f"at position {status.position:,}, {status.lag_events:,} events behind"
-        what = f"{label} waits {where}: {status.reason}"
-        fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {status.name}`"
-        report.warning("waits", what, stale, fix)
-    elif status.owner is None:
-        level = Level.WARNING if status.lag_events else Level.NOTE
-        what = f"nobody works on {label}, {status.lag_events:,} events behind"
-        report.add(level, "worker", what, stale, f"`eventjet worker {status.name}`")
-    elif status.lag_s is not None and status.lag_s > LAG_MAX_S:
-        what = f"{label} is {status.lag_events:,} events and {status.lag_s:,.0f} s behind"
-        fix = "`eventjet status --watch` shows its pace"
-        fix += f"; `eventjet rebuild {status.name}` is faster for many" if status.kind == PROJECTION else ""
-        report.warning("lag", what, stale, fix)
+def _work_finding(label: str, status: WorkStatus) -> tuple[str, str, str]:
+    """Return (check, what, fix) for the condition of a subscription; empty texts for one that other findings tell."""
+    name, word, behind = status.name, status.condition.word, counted(status.lag_events, "event") + " behind"
+    match word:
+        case "stopped":
+            fix = "`eventjet status` shows it again; a worker tries it when it starts"
+            return "log", f"{label} is stopped: {status.reason or 'it failed'}", fix
+        case "retired":
+            return "checkpoint", f"{label} revision {status.revision} was retired", "`eventjet init`"
+        case "not begun":
+            return "cursor", f"{label} has no cursor", "`eventjet init`"
+        case "paused":
+            return "paused", f"{label} is paused, {behind}", f"`eventjet resume {name}`"
+        case "no worker" if status.lost_owner:
+            since = "since the database's clock was set back"
+            since = since if status.lost_s is None else f"for {status.lost_s:,.0f} s"
+            what = f"{label} has no worker: {status.lost_owner} has not been seen {since}, and none has taken over"
+            return "lease", what, f"`eventjet worker {name}`; a second one beside it takes over within seconds"
+        case "no worker":
+            return "worker", f"{label} has no worker, {behind}", f"`eventjet worker {name}`"
+        case "waiting":
+            what = f"{label} is waiting at position {status.position:,}, {behind}: {status.reason}"
+            fix = "Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {}`"
+            return "waits", what, fix.format(name)
+        case "rebuilding":
+            return "rebuild", f"{label} is rebuilding", "`eventjet status --watch` shows when it is done"
+        case "behind" if status.condition.level is Level.WARNING:
+            what = f"{label} is {behind}, for {status.lag_s or 0:,.0f} s"
+            fix = "`eventjet status --watch` shows its pace"
+            faster = f"; `eventjet rebuild {name}` is faster for many" if status.kind == PROJECTION else ""
+            return "lag", what, fix + faster
+        case _:
+            return "", "", ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
+from eventjet.domain.subscription import raw_annotations
 from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
 from eventjet.text import listed, meant
@@ -182,7 +182,7 @@ def _annotated(base: type) -> list[str]:
     """Return the names that `@dataclass` would make fields of; none for a class that is a dataclass already."""
     if base is object or "__dataclass_fields__" in vars(base):
         return []
-    namespace = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
+    namespace = {"__annotations__": raw_annotations(base), "__module__": base.__module__}
     stand_in: Any = dataclass(type(base.__name__, (), namespace))
     return [field.name for field in fields(stand_in) if not field.name.startswith("__")]
 

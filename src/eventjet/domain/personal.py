@@ -10,11 +10,12 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
-from eventjet.domain.subscription import annotation
+from eventjet.domain.state import field_names
+from eventjet.domain.subscription import annotation, raw_annotations
 
 T = TypeVar("T")
 
@@ -70,12 +71,9 @@ def masked_whole(value: Any) -> Any:
 
 
 def masked_row(row: Any) -> Any:
-    """Return the fields of a dataclass object by name, with those hidden that are personal or contain something so."""
+    """Return the fields of a row by name, with those hidden that are personal or contain something so."""
     kind = cast("type[Any]", type(row))
-    return {
-        field.name: MASK if is_private(field_hint(kind, field.name)) else getattr(row, field.name)
-        for field in fields(row)
-    }
+    return {name: MASK if is_private(field_hint(kind, name)) else getattr(row, name) for name in field_names(kind)}
 
 
 def field_hint(cls: type, name: str) -> Any:
@@ -88,7 +86,7 @@ def decisions_are_private(cls: type) -> bool:
     for function in vars(cls).values():
         if not isinstance(function, types.FunctionType):
             continue
-        if any(is_private(parameter_hint(function, name)) for name in function.__annotations__ if name != "return"):
+        if any(is_private(parameter_hint(function, name)) for name in raw_annotations(function) if name != "return"):
             return True
     return False
 
@@ -98,7 +96,7 @@ def parameter_hint(function: Any, name: str) -> Any:
 
     The mark may be behind an alias, so the text of an unresolved annotation does not show whether it is personal.
     """
-    raw_hints = getattr(function, "__annotations__", {})
+    raw_hints = raw_annotations(function)
     if name not in raw_hints:
         return Any
     try:
@@ -195,7 +193,8 @@ def _hints(cls: type) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
-        return dict.fromkeys(getattr(cls, "__annotations__", {}), Personal[Any])  # better hidden than shown
+        names = [name for base in cls.__mro__ for name in raw_annotations(base)]
+        return dict.fromkeys(names, Personal[Any])  # better hidden than shown
 
 
 def _of_pydantic(field_info: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 import typing
 from pathlib import PurePath
@@ -52,7 +53,7 @@ def folded_events(aggregate: Any) -> tuple[type, ...]:
 
 def resolved_hint(function: Any, parameter: str) -> Any:
     """Return an annotation as an object (`return` for the result); raises `DefinitionError` if it is unresolvable."""
-    raw: dict[str, Any] = dict(getattr(function, "__annotations__", {}))
+    raw = raw_annotations(function)
     if parameter not in raw:
         fault = f"its parameter `{parameter}` has no annotation; name what it takes"
         if parameter == "return":
@@ -67,6 +68,16 @@ def resolved_hint(function: Any, parameter: str) -> Any:
             "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
         )
         raise DefinitionError([fault]) from None
+
+
+def raw_annotations(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function, or of a class without its bases, as they are before they are resolved."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        # Evaluated only now; a name that cannot be found becomes a forward reference, as it is in a text.
+        return dict(annotationlib.get_annotations(owner, format=annotationlib.Format.FORWARDREF))
+    return inspect.get_annotations(owner) if callable(owner) else {}
 
 
 def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool = False) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eventjet.errors.base import EventjetError, Unreachable
+from eventjet.text import listed
 
 
 class StoreError(EventjetError):
@@ -99,7 +100,9 @@ class Refused(StoreError):
 class CommandReused(Refused):
     """A command id was already used for a different request; nothing of this command is stored."""
 
-    def __init__(self, command_id: str, where: str, version: int, recorded: str, asked: str) -> None:
+    def __init__(
+        self, command_id: str, where: str, version: int, recorded: str, asked: str, arguments: Sequence[str] = ()
+    ) -> None:
         self.command_id = command_id
         self.where = where
         """The aggregate on which the id was used before."""
@@ -109,10 +112,15 @@ class CommandReused(Refused):
         """The request recorded under the id: its decision and a digest of its arguments."""
         self.asked = asked
         """The request of this command."""
+        self.arguments = tuple(arguments)
+        """The names of the arguments that differ, where the recorded events prove it; else empty."""
+        names = listed(map(repr, self.arguments)) if arguments else ""
         super().__init__(
             f"The command {command_id!r} on {where}",
-            f"at version {version} its id recorded the request {recorded}, and this one is {asked}",
-            "Give each command an id of its own; one that is repeated, the same decision and arguments.",
+            f"at version {version} its id recorded the request {recorded}, and this one is {asked}"
+            + (f", with another {names}" if names else ""),
+            "Give each command an id of its own; one that is repeated, the same decision and arguments. An argument "
+            "that may differ, such as the time, is left out with `command(id, ignoring=(…,))`.",
         )
 
 
@@ -351,20 +359,21 @@ class UnknownEvent(CodecError):
 
 
 class UnknownAggregate(CodecError):
-    """The log has events of an aggregate that the application does not declare."""
+    """The log is of an aggregate that the application does not declare: it has its events, or was made for it."""
 
     def __init__(self, stream: str, aggregate: str, histories: int, event_type: str, position: int) -> None:
         self.stream = stream
         self.aggregate = aggregate
         self.histories = histories
-        """How many aggregates of this name have events."""
+        """How many aggregates of this name have events; 0 for a log that was made for this aggregate and is empty."""
         self.event_type = event_type
-        """The wire name of the last of their events."""
+        """The wire name of the last of their events; empty for an empty log."""
         self.position = position
-        """The position of the last of their events."""
+        """The position of the last of their events; 0 for an empty log."""
+        holds = f"has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position {position:,})"
         super().__init__(
-            f"The log {stream!r} has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position "
-            f"{position:,}), and this application declares no such aggregate or process. If it is called otherwise "
+            f"The log {stream!r} {holds if histories else f'was made for {aggregate!r} and is empty'}, "
+            "and this application declares no such aggregate or process. If it is called otherwise "
             f"now, give it its name back, whatever its class is called: @aggregate({aggregate!r}). If a newer release "
             "records it, deploy that. If it is another application's, give this one a name or an account of its own. "
             f"Only if nobody needs it any more, list it in `retired_aggregates`."

@@ -411,6 +411,31 @@ def reading_values(bucket: str, keys: str, limit: int | None = None) -> Conversa
     return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
+def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[list[RawRecord]]:
+    """Read the last record of each of these subjects, of which 1,000 are the most; a subject without one is left out.
+
+    They come from any replica, which may lag behind the leader.
+    """
+    records: list[RawRecord] = []
+    pending = 1
+    while pending:
+        query = {
+            "multi_last": list(subjects),
+            "batch": len(subjects),
+            **({"seq": records[-1][0] + 1} if records else {}),
+        }
+        what = f"The last messages of {len(subjects)} subjects"
+        request = Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
+        frames: Sequence[Frame] = yield request
+        page_end = end_of_page(frames[-1], what)
+        page = direct_records(frames[:-1], stream, None)
+        if page_end is not None and (not page or page[-1][0] != page_end[0]):
+            raise StoreUnavailable(what, f"records up to position {page_end[0]} were lost on the way")
+        records += page
+        pending = 0 if page_end is None else page_end[1]
+    return records
+
+
 def shortened(request: Request[T]) -> Request[T]:
     """Return the request for a page, changed to ask for one message instead of many."""
     return request._replace(payload=orjson.dumps({**orjson.loads(request.payload), "batch": 1}))

@@ -30,6 +30,7 @@ from eventjet.errors import (
     StoreError,
     StoreUnavailable,
     StreamFull,
+    StreamMissing,
 )
 from eventjet.jetstream import api
 from eventjet.jetstream.answers import AMBIGUOUS_S
@@ -39,7 +40,7 @@ from eventjet.log.integrity import StreamIdentity
 from eventjet.log.publish import GRACE_S, Sender
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.store import Append, EventStore, LogState, check_save
-from eventjet.log.topology import Drift, drifted, full_stream, identity_of
+from eventjet.log.topology import Drift, drifted, full_stream, identity_of, missing_stream
 
 T = TypeVar("T")
 
@@ -326,7 +327,10 @@ class JetStreamStore(EventStore):
         return self._page_reader.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
 
     async def skip_markers(self) -> dict[int, str]:
-        return await self._until_answered(lambda: self._client.run(reading_skip_markers(self.app)))
+        try:
+            return await self._until_answered(lambda: self._client.run(reading_skip_markers(self.app)))
+        except StreamMissing:
+            raise missing_stream(self.app) from None
 
     async def position_at(self, at: datetime) -> int:
         record = await self._ask(api.direct_since(self.app, at, stream_subjects(self.app)))

@@ -200,11 +200,16 @@ async def _timers(client: Client, app: str, subject: str, limit: int | None, *, 
     return [
         TimerSet(
             decode_id(record[2].decode().rpartition(".")[2]),
-            datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z"),
+            timer_time(record[3]),
             due,
         )
         for record in records
     ]
+
+
+def timer_time(block: bytes) -> datetime:
+    """Return the time that a timer is set for, from the headers of its message."""
+    return datetime.fromisoformat(header(block, _AT) or "1970-01-01T00:00:00Z")
 
 
 def _timer_state(record: RawRecord, sequence: int) -> _TimerState:

@@ -51,6 +51,7 @@ def unknown_events(connection: NatsConnection, state: StreamState, catalog: Cata
 def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversation[list[UnknownAggregate]]:
     """Return an error for each aggregate that has events in an app's log and is not among `known_aggregates`.
 
+    An empty log that was made for other aggregates only is another app's, so its aggregates are returned too.
     The subjects of the known aggregates are counted. Only if the log has more subjects are they listed, 100,000 at a
     time, and the rest of an aggregate's subjects is left out once its name was met. The conversation is run with
     `LIST_S` as its timeout; it raises as `ask`, and `StreamMissing`.
@@ -61,6 +62,10 @@ def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversat
         _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
     # Asked last: subjects are only ever added, so one that was added meanwhile leads to a listing and is not missed.
     state: StreamState = yield stream_info(app)
+    if state.last == 0:
+        noted = set(state.metadata.get(AGGREGATES, "").split()) - {CLAIMS}
+        others = [] if noted & set(known_aggregates) else sorted(noted)[:UNKNOWN_MAX]
+        return [UnknownAggregate(app, name, 0, "", 0) for name in others]
     if state.subjects <= sum(sizes.values()):
         return []
     offset, total = 0, 1

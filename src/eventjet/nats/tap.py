@@ -248,15 +248,29 @@ class Tap:
 
     async def _logging_in(self) -> None:
         self._nats._ps.reset()  # nats-py does so only where it is reconnecting
-        transport, line = self._nats._transport, b""
+        transport, line, unsent = self._nats._transport, b"", b""
         read: Callable[[], Awaitable[bytes]] = transport.readline
+        send: Callable[[bytes], object] = transport.write
+        is_verbose: bool = self._nats.options["verbose"]  # then the server answers CONNECT, too
+
+        def write(frames: bytes) -> None:
+            """Send CONNECT together with the PING that follows.
+
+            A server that refuses a certificate closes the connection. It resets the connection when it gets more, and a
+            second write would then fail before the reason, a TLS alert, was read.
+            """
+            nonlocal unsent
+            unsent += frames
+            if is_verbose or unsent.endswith(b"PING\r\n"):
+                send(unsent)
+                unsent = b""
 
         async def readline() -> bytes:
             nonlocal line
             line = await read()
             return line
 
-        transport.readline = readline
+        transport.readline, transport.write = readline, write
         try:
             await self._process_connect_init()
             if not self._nats.is_connected:  # nats-py takes the end of the connection for a PONG
@@ -271,7 +285,7 @@ class Tap:
                 raise cause from None
             raise
         finally:
-            del transport.readline
+            del transport.readline, transport.write
         # Over a WebSocket, the limits of the user come in one frame with the PONG, and nats-py reads only the PONG.
         await self._nats._ps.parse(line.partition(b"PONG\r\n")[2])
 

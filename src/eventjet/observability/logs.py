@@ -48,7 +48,7 @@ _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
 STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s")
 TRYING_AGAIN = LogEvent("eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s")
-FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s")
+FENCED = LogEvent("eventjet.fenced", _I, "%(reason)s")
 QUARANTINED = LogEvent(
     "eventjet.quarantined", _W, "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s"
 )
@@ -74,6 +74,12 @@ CUT_OFF = LogEvent(
 HANDLER_CUT_OFF = LogEvent(
     "eventjet.handler_cut_off", _W, "%(name)s: what was being handled is cut off; its next worker does it again"
 )
+LOOP_BLOCKED = LogEvent(
+    "eventjet.loop_blocked",
+    _W,
+    "%(name)s blocked the event loop for %(seconds)g s, in which nothing else of this worker went on. Call what blocks "
+    "with `await asyncio.to_thread(…)`, and give it a timeout.",
+)
 GIVEN_UP = LogEvent(
     "eventjet.given_up",
     _W,
@@ -82,6 +88,17 @@ GIVEN_UP = LogEvent(
 )
 SHARES_UNKNOWN = LogEvent(
     "eventjet.shares_unknown", _W, "%(name)s: it is not known how many workers share it: %(reason)s"
+)
+BESIDE = LogEvent(
+    "eventjet.beside",
+    _I,
+    "%(name)s: readers still see another revision. This one takes over by itself once it has caught up; "
+    "`eventjet db promote %(projection)s` lets it take over at once.",
+)
+BESIDE_FOR_GOOD = LogEvent(
+    "eventjet.beside_for_good",
+    _I,
+    "%(name)s: readers see another revision, until somebody runs `eventjet db promote %(projection)s`.",
 )
 TAKE_OVER_WAITS = LogEvent("eventjet.take_over_waits", _I, "%(name)s waits to take over: %(reason)s")
 TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s")

@@ -112,7 +112,7 @@ class Moment:
 @asynccontextmanager
 async def open_processes(app: App, settings: Settings, name: str) -> AsyncGenerator[Processes]:
     """Open a connection for the processes of this name. Raises `UsageError` for a name that the app lacks."""
-    _class_of(app, name)
+    process_class(app, name)
     async with open_repositories(app, settings) as (repositories, client):
         repositories.catalog.skipped.update(await repositories.store.skip_markers())
         yield Processes(app, repositories, client, name)
@@ -123,7 +123,7 @@ class Processes:
 
     def __init__(self, app: App, repositories: Repositories, client: Client, name: str) -> None:
         """Choose the type of this name. Raises `UsageError` for a name that the app lacks."""
-        cls, info = _class_of(app, name)
+        cls, info = process_class(app, name)
         self.name = name
         self._runner = ProcessRunner(repositories, cls, info)
         self._client = client
@@ -255,7 +255,8 @@ class Processes:
             moment.faults = faults
 
 
-def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
+def process_class(app: App, name: str) -> tuple[Any, ProcessInfo]:
+    """Return the process of this name, class and declaration. Raises `UsageError` for a name that the app lacks."""
     declared = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
     if declared is None:
         names = [info.name for info in app.processes.values()]

@@ -114,15 +114,16 @@ class Quarantine:
         return "What it leads to will not happen, and what waits behind it goes on."
 
     async def listed(
-        self, *, resolved: bool = False, after: int = 0, limit: int | None = None
+        self, *, resolved: bool = False, after: int = 0, limit: int | None = None, text: str = ""
     ) -> tuple[Sequence[Listed], bool]:
         """Return the quarantined events of all revisions after a position, and whether there may be more of them.
 
-        With `resolved` also those that were retried or dropped. `limit` also bounds what is read.
+        With `resolved` also those that were retried or dropped; with `text` only those whose reason, type, aggregate or
+        id contains it, in upper or lower case. `limit` also bounds what is read.
         """
         if self._projection is not None:
             most = None if limit is None else limit + 1
-            ask = partial(rows.listed, names=[self.name], resolved=resolved, after=after, limit=most)
+            ask = partial(rows.listed, names=[self.name], resolved=resolved, after=after, limit=most, text=text)
             events = await self._ask(ask)
             return events[:limit], limit is not None and len(events) > limit
         cursors, events, is_cut = await self._store(), list[Listed](), False
@@ -134,6 +135,7 @@ class Quarantine:
                 events, is_cut = [*events, *entries], is_cut or may_be_more
         kind = _default_type(self._app, self._cursors[0])
         events = [replace(event, event_type=event.event_type or kind) for event in events if event.position > after]
+        events = [event for event in events if _contains(event, text.casefold())]
         events.sort(key=lambda event: event.position)
         return events[:limit], is_cut or (limit is not None and len(events) > limit)
 
@@ -270,6 +272,13 @@ class Quarantine:
         actual = "nothing is there" if record is None else "another one is there"
         missing = f"{where} no longer has this event at position {event.position}: {actual}"
         return None, event.event_type, None, missing
+
+
+def _contains(event: Listed, text: str) -> bool:
+    """Return whether the reason, type, aggregate or id of an event contains a text in lower case."""
+    return any(
+        text in each.casefold() for each in (event.reason, event.event_type, event.aggregate, event.aggregate_id)
+    )
 
 
 def _in_database(settings: Settings, question: Callable[[Connection], T], *, read_only: bool) -> T:

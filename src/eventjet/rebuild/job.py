@@ -274,10 +274,10 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
+        # Nobody awaits the future any more. Reading its exception, whenever it comes, keeps asyncio from logging it.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.to_thread(watch.stop)
         await asyncio.wait([future], timeout=STOP_TIMEOUT_S)
-        # Nobody awaits the future any more; reading its exception keeps asyncio from logging it as never retrieved.
-        future.exception() if future.done() and not future.cancelled() else None
         raise
 
 

@@ -12,7 +12,6 @@ A rebuild has five steps, and nothing live changes before the last one:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -40,6 +39,7 @@ from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import PURPOSE, Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
 from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
+from eventjet.runtime import loop_runner
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
@@ -302,7 +302,7 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[ShadowWriter]:
             await connection.close()
         await engine.dispose()
 
-    with asyncio.Runner() as runner, job.earlier() as earlier:
+    with loop_runner() as runner, job.earlier() as earlier:
         runner.run(connection.start())
         try:
             decode = reader(job.catalog, shadow.resolved, earlier=earlier)

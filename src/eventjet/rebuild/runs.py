@@ -28,7 +28,7 @@ from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
-from eventjet.sql.own_tables import Clock, rebuilds
+from eventjet.sql.own_tables import RUN_ITSELF, Clock, rebuilds
 
 PURPOSE = "eventjet rebuild"
 """The application name of sessions that do not belong to one run only, or that outlive it."""
@@ -37,8 +37,6 @@ RENEW_S = 5.0
 RUN = re.compile(r"[0-9a-f]{16}")
 
 _log = logging.getLogger(__name__)
-_RUN_ITSELF = -1
-"""The part number, in the table of rebuilds, of the row that stands for the run itself."""
 _ROW_ERRORS = (psycopg.IntegrityError, psycopg.DataError, sqlite3.IntegrityError, sqlite3.DataError)
 """The drivers' errors about values and rows."""
 
@@ -76,7 +74,7 @@ def new_run() -> str:
 
 def open_run(connection: Connection, run: str, resolved: AnyResolved) -> None:
     """Insert the row of a run before anything of it exists, so that other processes can find and remove the run."""
-    values = {"run": run, "part": _RUN_ITSELF, "projection": resolved.name, "revision": resolved.revision}
+    values = {"run": run, "part": RUN_ITSELF, "projection": resolved.name, "revision": resolved.revision}
     connection.execute(insert(rebuilds).values(**values, lease_until=Clock() + LEASE_S))
 
 
@@ -88,7 +86,7 @@ def close_run(connection: Connection, run: str) -> None:
 def known_runs(connection: Connection) -> dict[str, bool]:
     """Return every announced run, and whether its lease has ended."""
     ended = rebuilds.c.lease_until < Clock()
-    query = select(rebuilds.c.run, ended).where(rebuilds.c.part == _RUN_ITSELF)
+    query = select(rebuilds.c.run, ended).where(rebuilds.c.part == RUN_ITSELF)
     # The name of a run becomes that of a schema or a file, so only names made by `new_run` may pass.
     return {run: bool(has_ended) for run, has_ended in connection.execute(query) if RUN.fullmatch(run)}
 
@@ -99,7 +97,7 @@ def hold(connection: Connection, run: str) -> None:
     Raises `RebuildOvertaken` when the row is gone. A process that removes a run deletes its row in the transaction that
     removes its workspace, so a run whose row is there still has its workspace.
     """
-    condition = (rebuilds.c.run == run) & (rebuilds.c.part == _RUN_ITSELF)
+    condition = (rebuilds.c.run == run) & (rebuilds.c.part == RUN_ITSELF)
     if connection.execute(update(rebuilds).where(condition).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
         raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
 

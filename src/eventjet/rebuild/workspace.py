@@ -15,6 +15,7 @@ import logging
 import re
 import reprlib
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -470,6 +471,8 @@ class SqliteWorkspace:
                     try:
                         yield
                     finally:
+                        if sys.platform == "win32":
+                            file.close()  # removes no open file; what takes the lock now finds no run
                         self._lock.unlink(missing_ok=True)
                     return
             time.sleep(_CLAIM_S)

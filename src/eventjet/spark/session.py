@@ -122,6 +122,9 @@ def spark_session(
             )
         yield running_session(existing)
         return
+    if sys.platform == "win32":
+        reason = "eventjet starts it on Linux and macOS only, and this is Windows"
+        raise Unreachable("Spark", reason, "Use `--engine local`, or run this in WSL.")
     url, remote = _master_url(master)
     conf = {**(_BULK_CONF if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
     with scratch_folder() as scratch, _new_session(url, remote, scratch, conf) as spark:

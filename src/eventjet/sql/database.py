@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from eventjet.errors import Unreachable, UsageError
+from eventjet.runtime import check_loop_for_psycopg
 from eventjet.sql.dialect import Dialect, Fault, SessionLimits, qualified
 from eventjet.sql.postgres import POSTGRES
 from eventjet.sql.sqlite import SQLITE
@@ -63,7 +64,10 @@ class Database:
         """Return an async engine, not connected yet; dispose of it.
 
         PostgreSQL shows `purpose` as the application name of the sessions.
+        Raises `UsageError` for PostgreSQL in a loop in which psycopg cannot work.
         """
+        if self.dialect is POSTGRES:
+            check_loop_for_psycopg()
         url, arguments = self._arguments(0, purpose, limits)
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
         engine = create_async_engine(url, **pool, connect_args=arguments)

@@ -35,6 +35,8 @@ projections = sa.Table(
 )
 """The checkpoints, one row for each (name, revision): see `checkpoint.Checkpoint`."""
 
+RUN_ITSELF = -1
+"""The part number, in the table of rebuilds, of the row that stands for the run itself."""
 rebuilds = sa.Table(
     "eventjet_rebuild",
     metadata,

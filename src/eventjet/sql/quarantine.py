@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, update
 
 from eventjet.domain.quarantined import BLOCKED, BLOCKING, DROPPED, QUARANTINED, RETRY, AggregateKey, Quarantined
 from eventjet.errors import UsageError
@@ -154,13 +154,17 @@ def listed(
     resolved: bool = False,
     after: int = 0,
     limit: int | None = None,
+    text: str = "",
 ) -> list[Listed]:
     """Return the quarantined events of some projections, including those to be tried again.
 
     With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
+    With `text`, only those are returned whose reason, type, aggregate or id contains it, in upper or lower case.
     """
     resolution = _q.resolution != BLOCKED if resolved else _IS_HEAD
-    return _select(connection, _q.projection.in_(names), _q.position > after, resolution, limit=limit)
+    searched = (_q.reason, _q.event_type, _q.aggregate, _q.aggregate_id) if text else ()
+    contains = [or_(*(column.icontains(text, autoescape=True) for column in searched))] if text else []
+    return _select(connection, _q.projection.in_(names), _q.position > after, resolution, *contains, limit=limit)
 
 
 def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:

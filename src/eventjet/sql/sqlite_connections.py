@@ -6,6 +6,7 @@ each transaction begins with a check that the path still names the open file.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import aiosqlite
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
@@ -95,6 +97,24 @@ def connect(url: URL) -> sqlite3.Connection:
     return connection
 
 
+async def connect_async(*arguments: Any, **options: Any) -> aiosqlite.Connection:
+    """Open a connection for SQLAlchemy; if the caller is cancelled meanwhile, close it, which aiosqlite does not."""
+    opening = asyncio.ensure_future(_opened(*arguments, **options))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait({opening})
+        if opening.exception() is None:
+            await opening.result().close()
+        raise
+
+
+async def _opened(*arguments: Any, **options: Any) -> aiosqlite.Connection:
+    connection = aiosqlite.connect(*arguments, **options)
+    connection._thread.daemon = True  # pyright: ignore[reportPrivateUsage]  as SQLAlchemy sets it
+    return await connection
+
+
 def configure(engine: Engine) -> None:
     """Configure an engine: set the pragmas of its connections, begin its transactions and check the file at each begin.
 
@@ -102,9 +122,11 @@ def configure(engine: Engine) -> None:
     """
 
     @event.listens_for(engine, "do_connect")
-    def on_do_connect(_dialect: Any, record: Any, arguments: Any, _options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
+    def on_do_connect(dialect: Any, record: Any, arguments: Any, options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
         path = str(arguments[0])
         record.info[_OPEN_FILE] = _OpenFile(path, _file_id(path))
+        if dialect.is_async:
+            options["async_creator_fn"] = connect_async
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, record: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener

@@ -6,15 +6,16 @@ Each cursor that they need has one `Declaration`. Served commands are checked he
 from __future__ import annotations
 
 import inspect
+import types
 import typing
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
-from eventjet.codec.commands import arguments_of
+from eventjet.codec.commands import arguments_of, checked_names
 from eventjet.codec.subjects import cursor_name, declared_name, is_name, probes
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.decision import Served
@@ -29,10 +30,10 @@ from eventjet.domain.process import (
     same_id,
 )
 from eventjet.domain.quarantined import AggregateKey
-from eventjet.domain.reactor import Inbox, Publication, Reactor, Start, partition_of
+from eventjet.domain.reactor import Inbox, Publication, Reaction, Reactor, Start, partition_of
 from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable
+from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable, UsageError
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import exceptions_only
 from eventjet.subscriptions.cursor import PROCESS
@@ -208,6 +209,60 @@ def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> d
     return inboxes
 
 
+def deps_faults(deps: Any, handlers: Sequence[Reactor[Any, Any] | Inbox[Any, Any]]) -> Iterator[str]:
+    """Yield a fault for each handler that wants other deps than `App(deps=…)` opens, as far as annotations tell."""
+    given = type(None) if deps is None else _opened_type(deps)
+    for handler in handlers:
+        try:
+            hint = resolved_hint(handler.handle, list(inspect.signature(handler.handle).parameters)[1])
+        except DefinitionError:
+            continue  # without an annotation it takes anything
+        (wanted,) = typing.get_args(hint) if typing.get_origin(hint) is Reaction else (Any,)
+        if _is_instance(given, wanted):
+            continue
+        where = f"{shown_name(handler.handle)} wants deps of the type {shown_name(wanted)}"
+        if deps is None:
+            yield f"{where}, and the app has none; give App(deps=…), a function that opens them"
+        else:
+            yield f"{where}, and {shown_name(deps)}, which App(deps=…) names, opens {shown_name(given)}"
+
+
+def _opened_type(deps: Any) -> Any:
+    """Return the type of what a function of an async context manager opens; Any where its annotations do not say."""
+    function: Any = getattr(deps, "__aenter__", deps)  # of a class that is its own context manager
+    try:
+        hint = resolved_hint(inspect.unwrap(function), "return")
+    except (DefinitionError, TypeError, ValueError):
+        return Any
+    if function is not deps:
+        return hint
+    arguments = typing.get_args(hint)
+    return arguments[0] if typing.get_origin(hint) in _OPENING and arguments else Any
+
+
+_OPENING = (AbstractAsyncContextManager, AsyncGenerator, AsyncIterator, AsyncIterable)
+"""Annotations of a function that opens deps, `@asynccontextmanager` or not; their first argument is what it opens."""
+
+
+def _is_instance(given: Any, wanted: Any) -> bool:
+    """Return whether an object of the type `given` may be one of the type `wanted`; true where that is not known."""
+    if given is Any or wanted in (Any, None, type(None)):
+        return True  # a handler that wants None uses no deps
+    if typing.get_origin(given) in (typing.Union, types.UnionType):
+        return all(_is_instance(member, wanted) for member in typing.get_args(given))
+    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
+        return any(_is_instance(given, member) for member in typing.get_args(wanted))
+    given, wanted = (typing.get_origin(hint) or (type(None) if hint is None else hint) for hint in (given, wanted))
+    if not (isinstance(given, type) and isinstance(wanted, type)):
+        return True  # a type variable, a Literal
+    if getattr(wanted, "_is_protocol", False):
+        return given is not type(None)  # structure is compared by type checkers
+    try:
+        return issubclass(given, wanted) or (given, wanted) == (int, float)
+    except TypeError:
+        return True
+
+
 def checked_publications(
     declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Publication[Any]]:
@@ -245,8 +300,11 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
         known.add((command.aggregate, command.name))
         try:
             arguments_of(command.decide)
+            checked_names(command.decide, command.ignoring)
         except DefinitionError as error:
             faults += error.faults
+        except UsageError as error:
+            faults.append(str(error))
     return tuple(declared)
 
 

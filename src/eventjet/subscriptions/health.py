@@ -28,7 +28,8 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor_session import ReactionSubscription
 from eventjet.subscriptions.projection_session import ProjectionSubscription
 from eventjet.subscriptions.retry import pause
-from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
+from eventjet.subscriptions.status import StatusReader
+from eventjet.subscriptions.work_status import PROJECTION, WorkStatus
 
 _log = logging.getLogger(__name__)
 

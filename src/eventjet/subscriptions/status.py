@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -42,13 +41,17 @@ from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.database import COMMAND, Database, dialect_of
 from eventjet.sql.dialect import READ_ONLY, Fault
+from eventjet.sql.own_tables import RUN_ITSELF, Clock, rebuilds
 from eventjet.sql.quarantine import quarantined_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
 from eventjet.subscriptions.cursor_store import QuarantinedEntry
 from eventjet.subscriptions.declarations import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
+from eventjet.subscriptions.work_status import StatusHistory, StatusSnapshot, WorkStatus, paced
 from eventjet.text import cut
 
+REASON_MAX = 1_000
+"""Most characters of a reason."""
 _CLOCK_S = 1.0
 """How far the clocks of two servers of a cluster may differ, in seconds."""
 
@@ -262,61 +265,6 @@ def _lag(
     return last - cursor.position, max(0.0, time.time() - min(waiting)[1] / 1e9)
 
 
-PROJECTION = "projection"
-REASON_MAX = 1_000
-"""Most characters of a reason."""
-_PACE_S = 10.0
-"""Span of the snapshots that the pace of `watched` is computed from, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkStatus:
-    """The status of one projection at one revision, or of one reactor partition, process, publication or inbox."""
-
-    name: str
-    revision: int
-    state: str
-    position: int
-    """Position up to which events are in the rows, or done."""
-    log_position: int
-    """The log's last position."""
-    lag_events: int
-    """Number of positions that are still to come."""
-    lag_s: float | None = None
-    """Age in seconds of the oldest event that is not done yet; None when unknown."""
-    owner: str | None = None
-    """The worker that has the lease or cursor now."""
-    generation: int = 1
-    """Number of rebuilds swapped in, plus 1."""
-    reason: str | None = None
-    """Why it failed or what it waits for."""
-    declared: bool = True
-    """Whether the app still declares this revision; no worker advances a revision that no process declares."""
-    location: str = ""
-    """The table slot: empty for the declared tables, which readers see; else a schema, or a suffix on SQLite."""
-    lost_owner: str | None = None
-    """The last worker, if it did not release its lease or cursor: it was killed, stopped or cut off."""
-    lost_s: float | None = None
-    """Seconds since the lost owner was last seen; None where the database's clock has been set back since."""
-    parked: int = 0
-    """Number of quarantined events, which wait for a decision or for a worker that tries them again."""
-    events_per_s: float | None = None
-    """How many positions it advances per second; None when only one snapshot was taken."""
-    eta_s: float | None = None
-    """Seconds until it has caught up with the growing log; None when it will not at this pace."""
-    kind: str = PROJECTION
-    """`projection`, `reactor`, `process`, `publication` or `inbox`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusSnapshot:
-    """The status of all subscriptions at one moment."""
-
-    at: float
-    """Time of the snapshot in seconds, by this process's monotonic clock."""
-    projections: list[WorkStatus]
-
-
 async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[WorkStatus]:
     """Return the status of every subscription that is declared or has a checkpoint or a cursor.
 
@@ -341,36 +289,17 @@ async def watched(
     Raises an error of the first read; a later error is yielded instead of a status, and reading continues.
     """
     async with StatusReader(app, settings) as reader:
-        snapshots = deque([await reader.read()])
-        yield paced(snapshots[0], snapshots[-1])
+        history = StatusHistory()
+        history.add(await reader.read())
+        yield history.statuses()
         while True:
             await asyncio.sleep(interval_s)
             try:
-                snapshots.append(await reader.read())
+                history.add(await reader.read())
             except EventjetError as error:
                 yield error
                 continue
-            while len(snapshots) > 2 and snapshots[1].at < snapshots[-1].at - _PACE_S:
-                snapshots.popleft()
-            yield paced(snapshots[0], snapshots[-1])
-
-
-def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
-    """Return the later snapshot's statuses, with the pace and time left computed from the earlier snapshot."""
-    previous = {(status.name, status.revision, status.generation): status for status in before.projections}
-    return [
-        _paced(status, previous.get((status.name, status.revision, status.generation)), after.at - before.at)
-        for status in after.projections
-    ]
-
-
-def _paced(status: WorkStatus, previous: WorkStatus | None, seconds: float) -> WorkStatus:
-    if seconds <= 0 or previous is None or status.position < previous.position:
-        return replace(status, eta_s=None if status.lag_events else 0.0)
-    pace = (status.position - previous.position) / seconds
-    gain = pace - max(0, status.log_position - previous.log_position) / seconds
-    eta_s = status.lag_events / gain if gain > 0 else None
-    return replace(status, events_per_s=pace, eta_s=eta_s if status.lag_events else 0.0)
+            yield history.statuses()
 
 
 class StatusReader:
@@ -449,6 +378,8 @@ class SeenCheckpoints:
     """Number of quarantined events by name and revision."""
     refusal: str = ""
     """Why the database takes no writes, if it says so; else empty."""
+    rebuilding: frozenset[tuple[str, int]] = frozenset()
+    """Name and revision of what a rebuild or a verification is making again."""
 
 
 def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
@@ -469,7 +400,20 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
             reason = f"in this database its name belongs to the app {owners[name]!r}"
             rows.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
     parked = {key: count for key, count in quarantined_counts(connection).items() if key[0] not in owners}
-    return SeenCheckpoints(rows, parked, dialect_of(connection).refuses_writes(connection))
+    return SeenCheckpoints(rows, parked, dialect_of(connection).refuses_writes(connection), _rebuilding(connection))
+
+
+def _rebuilding(connection: Connection) -> frozenset[tuple[str, int]]:
+    """Return name and revision of the rebuilds whose lease is fresh; none where these credentials may not read them."""
+    is_live = (rebuilds.c.part == RUN_ITSELF) & (rebuilds.c.lease_until > Clock())
+    try:
+        with connection.begin_nested():
+            rows = connection.execute(select(rebuilds.c.projection, rebuilds.c.revision).where(is_live))
+            return frozenset((name, revision) for name, revision in rows)
+    except DBAPIError as error:
+        if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
+            raise
+    return frozenset()
 
 
 def look_at_projections(
@@ -540,6 +484,7 @@ def _status(
         lost_owner=None if lives else checkpoint.owner,
         lost_s=checkpoint.lease_s - remaining_s if is_silent else None,
         parked=seen.parked.get(key, 0),
+        rebuilding=key in seen.rebuilding,
     )
 
 

@@ -103,7 +103,8 @@ class Golden:
         self._file.parent.mkdir(exist_ok=True)
         lines = ",\n".join(map(_line, entries))
         listed = f"[\n{lines}\n]"
-        self._file.write_text(f"{{{head}{listed}}}\n" if head else f"{listed}\n", encoding="utf-8")
+        text = f"{{{head}{listed}}}\n" if head else f"{listed}\n"
+        self._file.write_text(text, encoding="utf-8", newline="\n")
 
 
 def pictured(value: Any) -> Any:

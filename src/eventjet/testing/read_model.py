@@ -27,6 +27,7 @@ from eventjet.projections.sql_projection import (
     subscription,
 )
 from eventjet.rebuild.folding import Folding
+from eventjet.runtime import loop_runner
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
@@ -125,7 +126,7 @@ def read_model_case(resolved: AnyResolved) -> Generator[ReadModelCase]:
     """Yield a projection with its tables in a temporary SQLite file."""
     for table in resolved.tables:
         make_readable(table)
-    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder, asyncio.Runner() as runner:
+    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder, loop_runner() as runner:
         database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
         engine = database.engine()
         database.dialect.configure_for_handlers(engine.sync_engine)

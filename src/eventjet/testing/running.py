@@ -9,6 +9,7 @@ from copy import copy
 from typing import Any
 
 from eventjet.dev.stack import running_stack
+from eventjet.dev.streams import make_streams
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
@@ -23,8 +24,9 @@ async def running(app: Application, *, postgres: bool = False, deps: Any = None)
 
     Needs the extra `dev`. The servers belong to this block alone and end with it, and so does their data. The database,
     at `jet.settings.database`, is a SQLite file, or with `postgres` a PostgreSQL server. Commands that the app serves
-    are served. `deps` replaces what `App(deps=…)` opens; without `deps`, that is opened. Raises `Unreachable` when a
-    server does not start, and the error that ended the workers.
+    are served, and the streams of its publications and inboxes are created. `deps` replaces what `App(deps=…)` opens;
+    without `deps`, that is opened. Raises `Unreachable` when a server does not start, and the error that ended the
+    workers.
 
     ```python
     async with running(bank) as jet:
@@ -40,6 +42,8 @@ async def running(app: Application, *, postgres: bool = False, deps: Any = None)
         stack = await asyncio.to_thread(servers.enter_context, running_stack(postgres=postgres))
         settings = Settings(servers=(stack.servers,), database=stack.database)
         jet = await ending.enter_async_context(open_jet(app, settings))
+        assert jet.client is not None
+        await make_streams(jet.client, app)
         await jet.init()
         if app.projections:
             engine = Database(settings.database).sync_engine()

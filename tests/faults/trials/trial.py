@@ -21,7 +21,7 @@ from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.subscriptions.status import WorkStatus
+from eventjet.subscriptions.work_status import WorkStatus
 from tests.faults.processes import WorkerProcess
 from tests.faults.tally import Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands

@@ -25,6 +25,7 @@ ENDPOINTS: Mapping[str, tuple[str, Callable[[Request], Awaitable[dict[str, Any] 
     "quarantine": ("quarantine.html", quarantine.quarantine),
     "quarantined": ("quarantined.html", quarantine.quarantined),
     "processes": ("processes.html", processes.processes),
+    "instances": ("instances.html", processes.instances),
     "process": ("process.html", processes.process),
     "jobs": ("jobs.html", actions.jobs),
     "job": ("job.html", actions.job),

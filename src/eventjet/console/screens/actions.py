@@ -57,15 +57,23 @@ async def act(request: Request) -> dict[str, Any] | Response:
 
 
 async def _with_all_positions(request: Request, action_request: ActionRequest) -> tuple[ActionRequest, str]:
-    """Return (the request for all events in quarantine now, up to the limit; a note if there are more)."""
+    """Return (the request for all events in quarantine now, up to the limit; a note that says which they are).
+
+    With `text` in the query, these are only the events that match it.
+    """
     sources: Sources = request.app.state.sources
     quarantine = Quarantine(sources, action_request.names[0])
-    result = await sources.attempt("The quarantine", quarantine.listed(limit=POSITIONS_MAX))
+    text = query_text(request, "text", 200)
+    result = await sources.attempt("The quarantine", quarantine.listed(limit=POSITIONS_MAX, text=text))
     if result.value is None:
         raise HTTPException(503, result.fault)
     events, is_cut = result.value
     positions = tuple(event.position for event in events if event.revision == quarantine.revision)
-    note = f"These are the first {len(positions):,}; others are quarantined, too." if is_cut else ""
+    if not positions:
+        raise HTTPException(404, "Nothing of it is quarantined any more. Go back and look again.")
+    which = "the first" if is_cut else "all"
+    note = f"These are {which} {len(positions):,}" + (f" that have {text!r} in them" if text else "")
+    note += "; more are quarantined, and can be decided about afterwards." if is_cut else "."
     return replace(action_request, positions=positions), note
 
 

@@ -1,4 +1,4 @@
-"""Processes: the types of the app with their deadlines, and one process with its history and its next step."""
+"""Processes: the types of the app by stage, the instances of one, and one instance with history and next step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from eventjet.console.pages import query_text
+from eventjet.console.pages import query_number, query_text
 from eventjet.console.sources import Sources
 from eventjet.console.status_poller import StatusPoller
 from eventjet.domain.process import ProcessInfo
-from eventjet.errors import Refused
+from eventjet.errors import Refused, UsageError
+from eventjet.operations.instances import Instances, age_text, instances_of, remarks_on, span_of, waits_text
 from eventjet.operations.processes import Moment, Processes, ProcessView
 
 _NAME_MAX = 63
+_LOOKED_MAX = 10_000
+"""The most instances that a page looks at."""
+_LISTED_MAX = 200
 
 
 async def processes(request: Request) -> dict[str, Any]:
@@ -27,11 +31,57 @@ async def processes(request: Request) -> dict[str, Any]:
         await poller.refreshed()
     if any(info.has_deadlines for info in infos):
         await poller.deadlines.refresh()
+    looks = [sources.attempt("The log", _instances(sources, info.name, limit=1)) for info in infos]
     return {
         "infos": infos,
+        "stages": {info.name: result for info, result in zip(infos, await asyncio.gather(*looks), strict=True)},
+        "age": age_text,
+        "remarks": remarks_on,
         "polled": poller,
         "statuses": {status.name: status for status in poller.statuses},
         "inputs": {info.name: _inputs(sources, info) for info in infos},
+    }
+
+
+async def _instances(sources: Sources, name: str, **wanted: Any) -> Instances:
+    return await instances_of(await sources.client(), sources.app, name, looked_max=_LOOKED_MAX, **wanted)
+
+
+async def instances(request: Request) -> dict[str, Any]:
+    """Show the instances of one process type: those of a stage, or longer in it than a time."""
+    sources: Sources = request.app.state.sources
+    name, stage = query_text(request, "name", _NAME_MAX), query_text(request, "stage", 200)
+    older, offset = query_text(request, "older", 40), query_number(request, "offset") or 0
+    everything = bool(query_text(request, "all", 10))
+    info = next((info for info in sources.app.processes.values() if info.name == name), None)
+    if info is None:
+        raise HTTPException(404, f"The app has no process {name!r}.")
+    try:
+        older_than = span_of(older) if older else None
+    except UsageError as error:
+        raise HTTPException(400, str(error)) from None
+    look = _instances(
+        sources,
+        name,
+        stage=stage or None,
+        older_than=older_than,
+        everything=everything,
+        limit=_LISTED_MAX,
+        offset=offset,
+    )
+    result = await sources.attempt("The log", look, refusals=UsageError)
+    kinds = sources.app.catalog.kinds()
+    return {
+        "name": name,
+        "stage": stage,
+        "older": older,
+        "everything": everything,
+        "result": result,
+        "types": sorted(kind.info.name for kind in kinds if kind.event_type in info.events),
+        "next_offset": result.value and offset + result.value.looked_at,
+        "age": age_text,
+        "waits": waits_text,
+        "remarks": remarks_on,
     }
 
 

@@ -18,6 +18,7 @@ _EACH_MAX = 20
 _PAGE = 100
 _WAITING_MAX = 50
 _NAME_MAX = 100
+_TEXT_MAX = 200
 
 
 async def quarantine(request: Request) -> dict[str, Any]:
@@ -25,12 +26,13 @@ async def quarantine(request: Request) -> dict[str, Any]:
     sources: Sources = request.app.state.sources
     name, after = query_text(request, "name", _NAME_MAX), query_number(request, "after") or 0
     quarantines = [_quarantine(sources, each) for each in ([name] if name else names_with_quarantine(sources.app))]
-    limit = _PAGE if name else _EACH_MAX
+    limit, text = _PAGE if name else _EACH_MAX, query_text(request, "text", _TEXT_MAX)
     looks = [
-        sources.attempt(f"The quarantine of {each.name}", each.listed(limit=limit, after=after)) for each in quarantines
+        sources.attempt(f"The quarantine of {each.name}", each.listed(limit=limit, after=after, text=text))
+        for each in quarantines
     ]
     results = await asyncio.gather(*looks)
-    return {"quarantines": list(zip(quarantines, results, strict=True)), "name": name, "after": after}
+    return {"quarantines": list(zip(quarantines, results, strict=True)), "name": name, "after": after, "text": text}
 
 
 async def quarantined(request: Request) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from eventjet.errors import UsageError
 from eventjet.operations.rows import RowSearch, compared, live_row, why_no_history
 from eventjet.operations.tables import revision_tables
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.subscriptions.status import PROJECTION
+from eventjet.subscriptions.work_status import PROJECTION
 
 _NAME_MAX = 63
 _REVISION_MAX = 2**31 - 1

@@ -1,0 +1,126 @@
+"""The instances of a process by stage and age, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
+from eventjet.errors import UsageError
+from eventjet.examples.transfer.accounts import Account
+from eventjet.examples.transfer.app import transfers
+from eventjet.examples.transfer.transfers import Transfer
+from eventjet.jetstream.client import Client, connected
+from eventjet.operations import instances
+from eventjet.operations.instances import Instances, instances_of, span_of
+from eventjet.settings import Settings
+from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
+from tests.integration.reacting import eventually, working
+
+
+@asynccontextmanager
+async def requested(*wanted: tuple[str, str]) -> AsyncGenerator[tuple[Settings, Client]]:
+    """A server of its own with transfers to these accounts that nobody has worked on; `cold` is frozen."""
+    with NatsServer(sync_interval="1m") as server:
+        settings = Settings.load({"servers": server.url, "database": "sqlite:///none.db"}, environ={})
+        async with transfers.connect(settings) as jet, connected(settings) as client:
+            await jet.init()
+            for name in ("ada", "bob", "cold"):
+                await jet.repository(Account).execute(name, Account.open, name)
+                await jet.repository(Account).execute(name, Account.deposit, Decimal(1_000))
+            await jet.repository(Account).execute("cold", Account.freeze)
+            until = datetime.now(UTC) + timedelta(days=1)
+            for name, target in wanted:
+                each = jet.repository(Transfer)
+                await each.execute(name, Transfer.request, name, "ada", target, Decimal(1), until=until)
+            yield settings, client
+
+
+def ids(found: Instances) -> list[str]:
+    return [each.id for each in found.instances]
+
+
+def counts(found: Instances) -> Sequence[tuple[str, int, int]]:
+    return [(each.stage, each.instances, each.open) for each in found.stages]
+
+
+async def test_each_instance_is_in_the_stage_of_its_last_event_and_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instances, "_AT_ONCE", 2)  # several requests
+    names = [("t-1", "bob"), ("t-2", "cold"), ("t-3", "bob"), ("a b.*>", "bob"), ("t-5", "bob")]
+    async with requested(*names) as (settings, client):
+        found = await instances_of(client, transfers, "transfer")
+        assert counts(found) == [("transfer.requested", 5, 5)]
+        assert (found.total, found.looked_at, found.matching) == (5, 5, 5)
+        assert ids(found) == [name for name, _ in names]  # the longest in its stage first
+        assert {each.waits_for for each in found.instances} == {"worker"}
+
+        async with working(transfers, settings):
+
+            async def handled() -> bool:
+                found = await instances_of(client, transfers, "transfer", stage="completed")
+                return len(found.instances) == 4
+
+            await eventually(handled)
+
+        async def waits() -> Instances | None:
+            """The frozen one: between two tries, since no worker is there any more."""
+            found = await instances_of(client, transfers, "transfer")
+            return found if ids(found) == ["t-2"] else None
+
+        waiting = await eventually(waits)
+        assert waiting is not None
+        (frozen,) = waiting.instances
+        assert frozen.waits_for in ("deadline", "worker")
+        completed = await instances_of(client, transfers, "transfer", stage="transfer.completed")
+        assert {each.waits_for for each in completed.instances} == {"nothing"}
+        assert len(ids(await instances_of(client, transfers, "transfer", everything=True))) == 5
+
+
+async def test_a_quarantined_instance_is_open_and_names_the_event() -> None:
+    async with requested(("t-1", "bob"), ("t-2", "bob")) as (_, client):
+        cursors = Cursors(client, transfers.name)
+        stored = await cursors.read("transfer")
+        parked = Quarantined(9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "it broke", "", None)
+        await cursors.write(stored, stored.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=stored.cursor.log)])
+        found = await instances_of(client, transfers, "transfer")
+        first, second = found.instances
+        assert (first.id, first.waits_for, first.quarantined) == ("t-1", "quarantine", 9)
+        assert (second.id, second.waits_for) == ("t-2", "worker")
+
+
+async def test_what_is_asked_for_is_bounded_and_the_bound_is_told() -> None:
+    async with requested(*((f"t-{n}", "bob") for n in range(7))) as (_, client):
+        first = await instances_of(client, transfers, "transfer", limit=2, looked_max=5)
+        assert (first.total, first.looked_at, first.matching, ids(first)) == (7, 5, 5, ["t-0", "t-1"])
+        assert not first.is_whole
+        assert list(instances.remarks_on(first)) == [
+            "Looked at 1 to 5 of 7 instances of transfer, 5 of them open.",
+            "The 2 that are longest in their stage are listed, of 5.",
+        ]
+        rest = await instances_of(client, transfers, "transfer", looked_max=5, offset=5)
+        assert ids(rest) == ["t-5", "t-6"]
+        assert list(instances.remarks_on(rest)) == ["Looked at 6 to 7 of 7 instances of transfer, 2 of them open."]
+        assert (await instances_of(client, transfers, "transfer", older_than=timedelta(hours=1))).matching == 0
+        assert (await instances_of(client, transfers, "transfer", older_than=timedelta(0))).matching == 7
+        with pytest.raises(UsageError, match=r"has no stage 'compleeted'.*transfer\.completed"):
+            await instances_of(client, transfers, "transfer", stage="compleeted")
+        with pytest.raises(UsageError, match="has no process 'transfers'"):
+            await instances_of(client, transfers, "transfers")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7_200), ("1d 12h", 129_600)])
+def test_a_span_is_a_number_with_a_unit(text: str, seconds: int) -> None:
+    assert span_of(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "2 weeks", "-2h", "2h and more"])
+def test_other_text_is_no_span(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time"):
+        span_of(text)
