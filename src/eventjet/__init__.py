@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from eventjet.log.topology import Topology
     from eventjet.projections.app_ref import AppRef
     from eventjet.projections.projection import Entries, Projection, entries, projection
+    from eventjet.projections.row_table import Key
     from eventjet.projections.sql_projection import SqlProjection
     from eventjet.settings import Settings
 
@@ -77,6 +78,7 @@ __all__ = [
     "Inbox",
     "Incoming",
     "Jet",
+    "Key",
     "LogState",
     "Metadata",
     "NotCaughtUp",
@@ -141,6 +143,7 @@ __getattr__ = lazy(
         "eventjet.jet": "Jet",
         "eventjet.projections.app_ref": "AppRef",
         "eventjet.projections.projection": "Entries Projection entries projection",
+        "eventjet.projections.row_table": "Key",
         "eventjet.projections.sql_projection": "SqlProjection",
         "eventjet.commands": "Command Committed ImportReport Imported Planned Repository",
         "eventjet.settings": "Settings",

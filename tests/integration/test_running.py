@@ -15,7 +15,7 @@ from eventjet import App, Reaction, Recorded, aggregate, event, reactor
 from eventjet.errors import Unreachable
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.examples.bank.read_models import balances_table
+from eventjet.examples.bank.read_models import balances
 from eventjet.examples.transfer.accounts import Account as Frozen
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
@@ -30,7 +30,7 @@ async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwa
         done = await jet.repository(Account).execute("a-1", Account.open, "ada")
         await jet.caught_up("balances", position=done.position, timeout_s=PATIENT_S)
         with create_engine(jet.settings.database).connect() as connection:
-            assert connection.execute(select(balances_table.c.owner)).scalars().all() == ["ada"]
+            assert connection.execute(select(balances.table.c.owner)).scalars().all() == ["ada"]
     with pytest.raises(Unreachable):
         await connect(jet.settings)
 
