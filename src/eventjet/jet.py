@@ -17,7 +17,7 @@ from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.process import ProcessType, is_process
+from eventjet.domain.process import Acts, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
@@ -46,6 +46,7 @@ _POSITION_MAX = 2**63 - 1
 
 S = TypeVar("S")
 E = TypeVar("E")
+A = TypeVar("A", bound=Acts)
 S1 = TypeVar("S1")
 E1 = TypeVar("E1")
 S2 = TypeVar("S2")
@@ -249,13 +250,13 @@ class Jet:
 
     async def settled(
         self,
-        process: ProcessType[S, E],
+        process: type[A],
         process_id: str,
         /,
         *,
         timeout_s: float = 5.0,
-        until: Callable[[S], bool] | None = None,
-    ) -> S:
+        until: Callable[[A], bool] | None = None,
+    ) -> A:
         """Wait until a process instance has come to its end, and return its state.
 
         A process is at its end when it has begun and its state has neither a next step nor a deadline. Where that is
@@ -267,7 +268,7 @@ class Jet:
         self._guard.check()
         if not is_process(process):
             raise UsageError(f"{shown_name(process)} is not a process. Give a class that `@process(…)` declares.")
-        executor = self.repository(cast("AggregateType[S, E]", process)).executor
+        executor = self.repository(cast("AggregateType[A, Any]", process)).executor
         if self.client is not None:
             return await settled(executor, self.client, process_id, timeout_s=timeout_s, until=until)
         if self.run_processes is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import sys
 import time
@@ -22,11 +23,12 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from eventjet.subscriptions.supervisor import run_workers
 from tests.forked import ForkedWorker
-from tests.integration.reacting import Bell, Rung, Tower, eventually
+from tests.integration.reacting import Bell, Rung, Tower, eventually, until
 from tests.logs import fresh_name
 
 LEASE_S = 1.2
 TRIES = 2
+NAMED = re.compile(r"WARNING:.*strike, the handler of 'strike', blocked the event loop for [0-9.]+ s, in which nothing")
 
 
 def app_of(name: str, calls: Path, timeout_s: float) -> App:
@@ -89,13 +91,12 @@ async def test_a_try_that_blocks_beyond_its_time_counts_whoever_has_the_lease(
             await jet.repository(Bell).execute("b", Bell.ring, 2_500)
             entry = await quarantined(cursors)
             await eventually(lambda: is_idle(cursors, jet))
-            told = one.logged() + other.logged()
+            await until(lambda: NAMED.search(one.logged() + other.logged()) is not None)
         assert (await cursors.read("strike")).cursor.tries == ()
     assert entry.tries == TRIES
     assert "strike, the handler of 'strike', blocked the event loop" in entry.parked.reason
     # Not again and again: on a machine that starves both workers a try may come again after a takeover.
     assert TRIES <= len(calls.read_text().split()) <= 2 * TRIES
-    assert "strike, the handler of 'strike', blocked the event loop for" in told
 
 
 async def test_a_handler_that_blocks_and_returns_in_time_is_called_once(
@@ -110,10 +111,9 @@ async def test_a_handler_that_blocks_and_returns_in_time_is_called_once(
             await jet.repository(Bell).execute("b", Bell.ring, 3_500)
             await jet.repository(Bell).execute("c", Bell.ring, 0)
             await eventually(lambda: is_idle(cursors, jet))
-            told = one.logged() + other.logged()
+            await until(lambda: NAMED.search(one.logged() + other.logged()) is not None)
         assert await cursors.parked("strike") == []
     assert sorted(calls.read_text().split()) == ["b", "c"]
-    assert "strike, the handler of 'strike', blocked the event loop for" in told
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
-from eventjet import Deadline, Outcome, Step, after, aggregate, at, do, event, process
+from eventjet import Deadline, Jet, Outcome, Step, after, aggregate, at, do, event, process
 
 
 @event("s.held")
@@ -98,6 +98,13 @@ class P:
 
     def evolve(self, event: A | B) -> P:
         return replace(self, n=self.n + 1)
+
+
+async def outcome(jet: Jet) -> P:
+    str(await jet.settled(P, "p-1"))
+    ended = await jet.settled(P, "p-1", timeout_s=30, until=lambda state: state.n > 2)
+    assert_type(ended, P)
+    return await jet.settled(P, "p-1")
 
 
 assert_type(after(timedelta(1), P.both), Deadline[P, A | B])

@@ -216,6 +216,12 @@ def after(delay: timedelta, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     return deadline
 
 
+class Acts(Protocol):
+    """A state of a process."""
+
+    def step(self) -> object: ...
+
+
 class ProcessType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
     """The class object of a process, whose `step` records only events that its `evolve` folds."""
 

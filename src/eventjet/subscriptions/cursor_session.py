@@ -435,7 +435,7 @@ class CursorSession:
             number += 1
             await self._renew_if_late()
             limit = asyncio.timeout(retry.timeout_s)
-            running = RunningTry(label, position, self._stored, time.monotonic() + retry.timeout_s)
+            running = RunningTry(label, position, self._stored, retry.timeout_s)
             try:
                 async with limit:
                     await called(self._watched(attempt(number), running))

@@ -2,8 +2,9 @@
 
 Code that blocks the loop blocks what renews its lease as well. Another worker would take the cursor over, call the same
 handler and be blocked by it in turn, and no result of a try would ever be written. So while the loop stands still, a
-thread with a loop and a connection of its own renews the cursors whose handlers run, each as long as its try may take.
-It also notes in the cursor which event's try blocks the loop: the try counts, whatever becomes of this process.
+thread with a loop and a connection of its own renews the cursors whose handlers run, each as long as its try may take,
+and a lease more. It also notes in the cursor which event's try blocks the loop: the try counts, whatever becomes of
+this process.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class RunningTry:
     """The position of the event; 0 for a deadline, whose tries are not counted in the cursor."""
     stored: StoredCursor
     """The cursor of its session."""
-    until: float
-    """When it has taken as long as it may, by the monotonic clock."""
+    timeout_s: float
+    """How long it may take."""
+    until: float = 0.0
+    """When its lease is given up, by the monotonic clock: a lease after it has taken as long as it may."""
     blocked_s: float = 0.0
     """How long it has blocked the loop without a break, in seconds."""
     is_counted: bool = False
@@ -74,6 +77,7 @@ class LoopWatch:
     def trying(self, running: RunningTry) -> Generator[None]:
         """Note during the block that the current task runs a try."""
         task = asyncio.current_task()
+        running.until = time.monotonic() + running.timeout_s + self._lease_s
         self._tries[task] = running
         try:
             yield
@@ -107,7 +111,7 @@ class LoopWatch:
                 running = self._tries.get(task)
                 if running is not None:
                     running.blocked_s = blocked_s
-                    if running.until < time.monotonic() and not was_told:
+                    if not was_told and blocked_s >= self._lease_s and running.until < time.monotonic():
                         self._tell(label, blocked_s)
                         was_told = True
                 try:
