@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Annotated
 
-from sqlalchemy import Column, MetaData, Numeric, String, Table
+from sqlalchemy import Numeric
 
-from eventjet import App, Recorded, aggregate, event, projection
+from eventjet import App, Key, Recorded, aggregate, event, projection
 
 
 class InsufficientFunds(Exception):
@@ -67,21 +68,14 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    account_id: str
+    """A row of the table `balances`."""
+
+    account_id: Key[str]
     owner: str
-    amount: Decimal = Decimal(0)
+    amount: Annotated[Decimal, Numeric(12, 2)] = Decimal(0)
 
 
-balances_table = Table(
-    "balances",
-    MetaData(),
-    Column("account_id", String(200), primary_key=True),
-    Column("owner", String(100), nullable=False),
-    Column("amount", Numeric(12, 2), nullable=False),
-)
-
-
-@projection("balances", table=balances_table)
+@projection("balances")
 def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
     match row, event.data:
         case _, Opened(owner=owner):

@@ -28,7 +28,7 @@ release = version = version_of(project)
 language = "en"
 
 root_doc = navigation.FIRST
-include_patterns = ["README.md", "tests/README.md", "CHANGELOG.md", "SECURITY.md", "docs/**.md"]
+include_patterns = ["README.md", "tests/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"]
 exclude_patterns = [".*", "build", "dist", "benchmarks", "examples", "src", "tests/[!R]*", "scratch", "deploy"]
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown"}

@@ -106,7 +106,7 @@ def sections() -> dict[str, list[str]]:
         there = sorted(path.stem for path in (_DOCS / folder).glob("*.md"))
         rest = [page for page in there if (folder, page) not in named] if last[folder] == caption else []
         found[caption] = [f"docs/{folder}/{page}" for page in (*pages, *rest) if page in there]
-    return {**found, "Project": ["CHANGELOG", "SECURITY", "tests/README"]}
+    return {**found, "Project": ["CHANGELOG", "CONTRIBUTING", "SECURITY", "tests/README"]}
 
 
 def add(_app: object, docname: str, source: list[str]) -> None:

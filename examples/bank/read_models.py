@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Annotated
 
-from sqlalchemy import BigInteger, Column, MetaData, Numeric, String, Table
+from sqlalchemy import Numeric, String
+from sqlalchemy.orm import mapped_column
 
-from eventjet import Recorded, entries, projection
+from eventjet import Key, Recorded, entries, projection
 from eventjet.examples.bank.account import AccountEvent, Deposited, Opened, Withdrawn
-
-metadata = MetaData()
-
-balances_table = Table(
-    "balances",
-    metadata,
-    Column("account_id", String(200), primary_key=True),
-    Column("owner", String(100), nullable=False, index=True),
-    Column("amount", Numeric(12, 2), nullable=False),
-)
-
-postings_table = Table(
-    "postings",
-    metadata,
-    Column("position", BigInteger, primary_key=True),
-    Column("account_id", String(200), nullable=False, index=True),
-    Column("amount", Numeric(12, 2), nullable=False),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    account_id: str
-    owner: str
-    amount: Decimal = Decimal(0)
+    account_id: Annotated[Key[str], String(200)]
+    owner: Annotated[str, mapped_column(String(100), index=True)]
+    amount: Annotated[Decimal, Numeric(12, 2)] = Decimal(0)
 
 
-@projection("balances", table=balances_table, revision=1)
+@projection("balances", revision=1)
 def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
     match row, event.data:
         case _, Opened(owner=owner):
@@ -51,12 +35,12 @@ def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | No
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    position: int
-    account_id: str
-    amount: Decimal
+    position: Key[int]
+    account_id: Annotated[str, mapped_column(String(200), index=True)]
+    amount: Annotated[Decimal, Numeric(12, 2)]
 
 
-@entries("postings", table=postings_table)
+@entries("postings")
 def postings(event: Recorded[Deposited | Withdrawn]) -> Posting | list[Posting] | None:
     match event.data:
         case Deposited(amount=amount):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from eventjet.domain.reactor import (
         Inbox,
         Incoming,
+        PermanentFailure,
         Publication,
         Reaction,
         Reactor,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Forbidden,
         HistoryBroken,
         NotCaughtUp,
+        NotSettled,
         NotUnique,
         OutcomeUnknown,
         Refused,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from eventjet.log.topology import Topology
     from eventjet.projections.app_ref import AppRef
     from eventjet.projections.projection import Entries, Projection, entries, projection
+    from eventjet.projections.row_table import Key
     from eventjet.projections.sql_projection import SqlProjection
     from eventjet.settings import Settings
 
@@ -75,12 +78,15 @@ __all__ = [
     "Inbox",
     "Incoming",
     "Jet",
+    "Key",
     "LogState",
     "Metadata",
     "NotCaughtUp",
+    "NotSettled",
     "NotUnique",
     "Outcome",
     "OutcomeUnknown",
+    "PermanentFailure",
     "Personal",
     "Planned",
     "Projection",
@@ -127,15 +133,17 @@ __getattr__ = lazy(
         "eventjet.domain.aggregate": "aggregate event",
         "eventjet.domain.personal": "Personal",
         "eventjet.domain.process": "Deadline Outcome Step after at do listens process",
-        "eventjet.domain.reactor": "Inbox Incoming Publication Reaction Reactor Retry inbox publication reactor",
+        "eventjet.domain.reactor": "Inbox Incoming PermanentFailure Publication Reaction Reactor Retry "
+        "inbox publication reactor",
         "eventjet.domain.recorded": "Metadata Recorded with_metadata",
         "eventjet.domain.decision": "served",
         "eventjet.domain.unique": "unique",
         "eventjet.errors": "CommandFailed ConcurrencyConflict DefinitionError EventjetError Forbidden HistoryBroken "
-        "NotCaughtUp NotUnique OutcomeUnknown Refused StoreUnavailable Unreachable UsageError",
+        "NotCaughtUp NotSettled NotUnique OutcomeUnknown Refused StoreUnavailable Unreachable UsageError",
         "eventjet.jet": "Jet",
         "eventjet.projections.app_ref": "AppRef",
         "eventjet.projections.projection": "Entries Projection entries projection",
+        "eventjet.projections.row_table": "Key",
         "eventjet.projections.sql_projection": "SqlProjection",
         "eventjet.commands": "Command Committed ImportReport Imported Planned Repository",
         "eventjet.settings": "Settings",

@@ -35,7 +35,7 @@ def include_object(app: Application, connection: Connection | None = None) -> In
 
     ```python
     mine = include_object(bank)
-    assert not mine(balances_table, "balances", "table", False, None)
+    assert not mine(balances.table, "balances", "table", False, None)
     ```
     """
     app_tables = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}

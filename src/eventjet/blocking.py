@@ -133,6 +133,7 @@ class BlockingJet(AbstractContextManager["BlockingJet"]):
     init = _blocking(Jet.init)
     append_many = _blocking(Jet.append_many)
     caught_up = _blocking(Jet.caught_up)
+    settled = _blocking(Jet.settled)
     tail = _iterating(Jet.tail)
     skipped = _blocking(Jet.skipped)
     log = _blocking(Jet.log)

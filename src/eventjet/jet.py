@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
@@ -17,7 +17,10 @@ from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.process import Acts, is_process
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
@@ -36,12 +39,14 @@ from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
+from eventjet.subscriptions.process_waiting import is_settled, not_settled, settled, waits_for
 
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
 
 S = TypeVar("S")
 E = TypeVar("E")
+A = TypeVar("A", bound=Acts)
 S1 = TypeVar("S1")
 E1 = TypeVar("E1")
 S2 = TypeVar("S2")
@@ -88,6 +93,8 @@ class Jet:
         self.store: EventStore = repositories.store
         self.client = client
         """None for a log in memory."""
+        self.run_processes: Callable[[], Awaitable[None]] | None = None
+        """Runs the processes of a log in memory until they rest; None where nobody does, and on a server."""
         self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
@@ -240,6 +247,40 @@ class Jet:
         if not log and await self.store.confirm():
             log = self.store.identity
         await self._waiting.caught_up(resolved, target, timeout_s, log)
+
+    async def settled(
+        self,
+        process: type[A],
+        process_id: str,
+        /,
+        *,
+        timeout_s: float = 5.0,
+        until: Callable[[A], bool] | None = None,
+    ) -> A:
+        """Wait until a process instance has come to its end, and return its state.
+
+        A process is at its end when it has begun and its state has neither a next step nor a deadline. Where that is
+        not the outcome you wait for, `until` decides by the state. A worker may run in any process; an instance without
+        events is waited for, too. In memory, `testing.world` runs the processes, and nothing is waited for. Raises
+        `NotSettled` after `timeout_s` seconds, which says where the instance is and why; `UsageError` for a class that
+        is no process of the app; and as `Repository.load`.
+        """
+        self._guard.check()
+        if not is_process(process):
+            raise UsageError(f"{shown_name(process)} is not a process. Give a class that `@process(…)` declares.")
+        executor = self.repository(cast("AggregateType[A, Any]", process)).executor
+        if self.client is not None:
+            return await settled(executor, self.client, process_id, timeout_s=timeout_s, until=until)
+        if self.run_processes is not None:
+            await self.run_processes()
+        folded = await executor.newest(process_id)
+        if is_settled(folded, until):
+            return own_copy(folded.state)
+        record = await self.store.tail(executor.info.name, process_id)
+        reason = waits_for(folded, record)
+        if self.run_processes is None:
+            reason += "; this log is in memory, where processes run in `eventjet.testing.world`"
+        raise not_settled(executor.info.name, process_id, 0.0, folded, record, reason)
 
     def service(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that serves the app's decisions over this connection, as `eventjet serve` does.

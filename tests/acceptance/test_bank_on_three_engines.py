@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, select
 from eventjet import Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Account, Deposited, Opened, Withdrawn
-from eventjet.examples.bank.read_models import balances_table, postings_table
+from eventjet.examples.bank.read_models import balances, postings
 from eventjet.sql.database import Database
 from examples.bank.app import bank
 
@@ -94,7 +94,7 @@ def tables(database: str) -> list[list[Any]]:
     with engine.connect() as connection:
         found = [
             [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))]
-            for table in (balances_table, postings_table)
+            for table in (balances.table, postings.table)
         ]
     engine.dispose()
     return found

@@ -12,8 +12,8 @@ from tests.acceptance.conftest import Program
 def altered(bank: Program) -> None:
     """The next deploy: another revision."""
     source = (bank.folder / "bank.py").read_text()
-    assert '@projection("balances", table=balances_table)' in source
-    newer = source.replace("table=balances_table)", "table=balances_table, revision=2)")
+    assert '@projection("balances")' in source
+    newer = source.replace('@projection("balances")', '@projection("balances", revision=2)')
     (bank.folder / "newer.py").write_text(newer)
 
 
@@ -60,7 +60,7 @@ def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> N
     refused = bank("db", "unused", "--drop", "balances:1", **newer)
     assert refused.status == 2
     assert "readers see its rows until revision 2 takes over" in refused.said()
-    assert "revision 1 went aside" in bank("db", "promote", "balances", **newer).out
+    assert "revision 1 is inactive now" in bank("db", "promote", "balances", **newer).out
     assert json.loads(bank("db", "promote", "balances", "--json").out)["left"] == [2]
     assert json.loads(bank("db", "promote", "balances", "--json", **newer).out)["left"] == [1]
     (listed,) = json.loads(bank("db", "unused", "--json", **newer).out)["revisions"]

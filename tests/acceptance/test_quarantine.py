@@ -31,9 +31,9 @@ class Books:
         self._file = bank.folder / "bank.py"
         self._write(("match row, event.data:", POISON + "match row, event.data:"))
         source = self._file.read_text()
-        first, _, rest = source.partition('@projection("balances", table=balances_table')
+        first, _, rest = source.partition('@projection("balances"')
         assert rest
-        self._file.write_text(f'{first}@projection("balances", table=balances_table, on_error="quarantine"{rest}')
+        self._file.write_text(f'{first}@projection("balances", on_error="quarantine"{rest}')
         assert bank("init").status == 0
 
     def mend(self) -> None:

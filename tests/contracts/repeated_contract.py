@@ -133,6 +133,33 @@ class RepeatedContract:
             await transact(store, payment(accounts, "q5", "p5"))
         assert len(await accounts.history("p5")) == 2
 
+    async def test_an_argument_may_be_ignored_in_a_transaction(self, store: EventStore, accounts: Accounts) -> None:
+        def plans(reason: str) -> list[Planned[Any, Any]]:
+            payment = accounts.command("t-1", ignoring="reason")
+            return [
+                payment.decide("p11", Account.withdraw, Decimal(3), reason=reason),
+                accounts.command("t-1").decide("q11", Account.deposit, Decimal(3)),
+            ]
+
+        await opened(accounts, "p11", "q11")
+        assert await transact(store, plans("today")) == await transact(store, plans("tomorrow"))
+
+    async def test_a_domain_error_comes_before_a_member_that_records_nothing(
+        self, store: EventStore, accounts: Accounts
+    ) -> None:
+        def nothing(state: Account) -> None:
+            return None
+
+        plans = [
+            accounts.decide("p12", nothing),
+            accounts.decide("q12", Account.withdraw, Decimal(3)),
+        ]
+        for members in (plans, plans[::-1]):
+            with pytest.raises(InsufficientFunds):
+                await transact(store, members)
+        with pytest.raises(Refused, match=r"account 'p12'.* records nothing"):
+            await transact(store, plans[:1])
+
     async def test_a_transaction_of_which_a_part_is_recorded_is_refused(
         self, store: EventStore, accounts: Accounts, elsewhere: Accounts
     ) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.commands import Repository
+from eventjet.commands import Committed, Repository
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, UnknownEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
@@ -175,12 +175,38 @@ class RepositoryContract:
             with pytest.raises(CommandReused, match="version 2") as caught:
                 await again.execute("reused", Account.withdraw, Decimal(4))
             assert caught.value.recorded != caught.value.asked
+            assert caught.value.arguments == ("amount",)
+            with pytest.raises(CommandReused) as caught:
+                await again.execute("reused", Account.withdraw, Decimal(4), reason="a present")
+            assert caught.value.arguments == ("amount", "reason")
             with pytest.raises(CommandReused) as caught:
                 await again.execute("reused", Account.deposit, Decimal(3))
+            assert caught.value.arguments == ()
             assert caught.value.recorded.startswith("withdraw:")
             assert caught.value.asked.startswith("deposit:")
         assert len(await accounts.history("reused")) == 2
         assert (await accounts.command("c").execute("other", Account.deposit, Decimal(1))).version == 1
+
+    async def test_an_ignored_argument_may_be_another_when_the_command_comes_again(
+        self, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        def paid(amount: int, reason: str) -> Awaitable[Committed[Account, AccountEvent]]:
+            withdrawals = repository.command("c", ignoring=("reason",))
+            return withdrawals.execute("ignoring", Account.withdraw, Decimal(amount), reason=reason)
+
+        await accounts.execute("ignoring", Account.deposit, Decimal(10))
+        repository = accounts
+        first = await paid(3, "at noon")
+        for repository in (accounts, elsewhere):
+            assert await paid(3, "a second later") == first
+            with pytest.raises(CommandReused) as caught:
+                await paid(4, "at noon")
+            assert caught.value.arguments == ("amount",)
+            with pytest.raises(CommandReused) as caught:  # an argument counts where it is not ignored
+                await repository.command("c").execute("ignoring", Account.withdraw, Decimal(3), reason="at noon")
+            assert caught.value.arguments == ("reason",)
+            with pytest.raises(UsageError, match=r"no argument 'now' .* Its arguments are amount, reason"):
+                await repository.command("c", ignoring=("now",)).execute("ignoring", Account.withdraw, Decimal(3))
 
     async def test_a_command_recorded_without_its_request_answers_as_ever(
         self, accounts: Accounts, store: EventStore

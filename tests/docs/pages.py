@@ -3,7 +3,7 @@
 A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language. Other
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
-and `eventjet worker` in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
+and workers in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
 `eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the configuration
 is tested, since each page is run beside a server. A block of text after a block that printed something must be in what
 that printed, apart from numbers.
@@ -32,7 +32,7 @@ from tests import forked, javascript
 
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = frozenset({"eventjet", "python", "pytest", "node"})
-_LEFT_RUNNING = (["eventjet", "dev"], ["eventjet", "worker"])
+_LEFT_RUNNING = re.compile(r"eventjet (dev|worker)|python manage.py eventjet worker|python -m celery .* worker")
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3", "nats"})
 """What a reader does and a test has done already, or, by the program `nats`, does in another way."""
 _LINE_S = 150.0
@@ -82,7 +82,9 @@ class Running:
         if block.note == "part":
             return
         if block.note == "file":
-            (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
+            path = self.folder / str(block.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             self._execute(block)
         elif block.language == "sh":
@@ -101,7 +103,8 @@ class Running:
         for process in self.background:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=_STOP_S)
-            assert process.returncode == 0
+            # Celery's own status says 1 after Ctrl-C.
+            assert process.returncode == 0 or "celery" in process.args, process.args
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
@@ -139,7 +142,7 @@ class Running:
         elif words[0] == ".":
             for exported in (self.folder / words[1]).read_text().splitlines():
                 self._shell(exported, block)
-        elif words[:2] in _LEFT_RUNNING:
+        elif _LEFT_RUNNING.match(line):
             self._start(words)
         elif words[0] in _RUN or words[0] == "nats-server":
             done = self._ended(words)
@@ -170,7 +173,7 @@ class Running:
         self.background.append(process)
         assert process.stdout is not None
         said: list[str] = []
-        while not (said and said[-1].startswith("ready")):
+        while not (said and (said[-1].startswith("ready") or said[-1].endswith(" ready.\n"))):
             said.append(process.stdout.readline())
             assert said[-1], f"{shlex.join(words)} ended before it was ready\n{''.join(said)}"
 

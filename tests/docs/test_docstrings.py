@@ -28,7 +28,7 @@ from eventjet.examples.bank import app as wired
 from eventjet.examples.transfer import transfers
 
 RAISED = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-ALIASES = {"Personal"}
+ALIASES = {"Key", "Personal"}
 """Annotations, which have no docstring: pages show them."""
 NAMES = {
     f"{package.__name__}.{name}": getattr(package, name)
@@ -73,6 +73,7 @@ def known() -> dict[str, Any]:
     public = {name: getattr(package, name) for package in packages for name in package.__all__}
     library = {"Decimal": Decimal, "UTC": UTC, "datetime": datetime, "timedelta": timedelta}
     others = {"AsyncConnection": AsyncConnection, "include_object": eventjet.alembic.include_object}
+    others |= {"postings_table": read_models.postings.table}
     story = {name: getattr(transfers, name) for name in ("Transfer", "Requested", "Debited")}
     return {**vars(account), **vars(read_models), **vars(wired), **story, **public, **library, **others}
 

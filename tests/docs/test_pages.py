@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from eventjet.cli.main import app
@@ -16,19 +19,24 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOK = ROOT / "docs/how-to/jupyter.md"
 LONG = {
     "workers.md",
     "snapshots.md",
     "tail.md",
     "rebuild.md",
     "bank.md",
+    "celery.md",
+    "django.md",
     "fastapi.md",
     "first-project.md",
+    "flask.md",
     "keys.md",
     "processes.md",
     "quarantine.md",
     "read-models.md",
     "revisions.md",
+    "starlette.md",
     "testing.md",
     "transfers.md",
 }
@@ -80,12 +88,27 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
             marks=[pytest.mark.slow] if page.name in ON_SPARK | READ_BY_OTHERS | LONG else [],
         )
         for page in PAGES
+        if page != NOTEBOOK
     ],
     indirect=True,
 )
 def test_the_page_does_what_it_says(running: Running) -> None:
     for block in blocks_of(running.page):
         running.run(block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("running", [NOTEBOOK], indirect=True)
+def test_the_cells_of_the_notebook_page_run_in_a_kernel(running: Running) -> None:
+    cells = [nbformat.v4.new_code_cell(block.text) for block in blocks_of(running.page) if block.language == "python"]
+    path = running.folder / "page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    done = subprocess.run(
+        [sys.executable, "-c", "from nbclient.cli import main; main()", "--timeout=300", str(path)],
+        cwd=running.folder, env=running.environ, capture_output=True, text=True, timeout=350,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

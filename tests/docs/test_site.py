@@ -19,7 +19,13 @@ from eventjet import errors
 
 ROOT = Path(__file__).parents[2]
 NOTE = re.compile(r"^<!-- api: ([\w.]+)", re.MULTILINE)
-VALUES = {"eventjet.Personal", "eventjet.rebuild.ENGINES", "eventjet.rebuild.EngineName", "eventjet.rebuild.Kind"}
+VALUES = {
+    "eventjet.Key",
+    "eventjet.Personal",
+    "eventjet.rebuild.ENGINES",
+    "eventjet.rebuild.EngineName",
+    "eventjet.rebuild.Kind",
+}
 """Names that are no classes and no functions; pages name what they hold."""
 ELSEWHERE = {"eventjet.rebuild.AppRef", "eventjet.spark.AppRef"}
 """The same as `eventjet.AppRef`."""

@@ -21,7 +21,7 @@ from eventjet.dev.server import reserved_port
 from eventjet.errors import Forbidden, LogUnusable, NoResponders, StreamMissing, Unreachable, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.examples.bank.read_models import balances_table
+from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import direct_last, last_message, stream_info
 from eventjet.jetstream.client import connect, connected
 from eventjet.jetstream.connection import NatsConnection
@@ -134,7 +134,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
     report = await rebuild(bank, ["balances"], settings, engine="local")
     assert report.position == both[1].position
     with create_engine(settings.database, poolclass=NullPool).connect() as connection:
-        assert account in connection.execute(select(balances_table.c.account_id)).scalars().all()
+        assert account in connection.execute(select(balances.table.c.account_id)).scalars().all()
 
 
 async def test_the_hubs_log_alone_acknowledges_where_the_leaf_node_has_one_of_the_same_name(

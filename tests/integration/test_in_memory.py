@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 from eventjet import App, NotCaughtUp, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.examples.bank.read_models import balances, balances_table
+from eventjet.examples.bank.read_models import balances
 from eventjet.examples.orders.goods import Shipment
 from eventjet.testing import on, projected, world
 
@@ -29,7 +29,7 @@ async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
         await jet.caught_up(balances, token=done.token)
         database = jet.settings.database
         with create_engine(database, poolclass=NullPool).connect() as connection:
-            rows = connection.execute(select(balances_table)).all()
+            rows = connection.execute(select(balances.table)).all()
         history = [event.data for event in await accounts.history("a-1")]
     assert [tuple(row)[:2] for row in rows] == [("a-1", "ada")]
     row = projected(balances, on("a-1", *history)).row()
@@ -56,7 +56,7 @@ async def test_a_world_keeps_read_models_and_tells_the_time_at_which_an_event_wa
         done = await accounts.execute("a-1", Account.deposit, Decimal(2))
         await here.jet.caught_up(balances, position=done.position)
         with create_engine(here.jet.settings.database, poolclass=NullPool).connect() as connection:
-            assert connection.execute(select(balances_table.c.amount)).scalars().all() == [Decimal(2)]
+            assert connection.execute(select(balances.table.c.amount)).scalars().all() == [Decimal(2)]
         times = [event.recorded_at for event in await accounts.history("a-1")]
     assert times == [now, now + timedelta(days=1, microseconds=3)]
 

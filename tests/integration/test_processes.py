@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from eventjet import App, Deadline, Jet, Retry, Step, after, aggregate, at, do, event, process
+from eventjet import App, Deadline, Jet, PermanentFailure, Retry, Step, after, aggregate, at, do, event, process
 from eventjet.codec.subjects import timer_stream
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
@@ -64,6 +64,8 @@ class Pot:
     def use(self, egg: str) -> Used:
         if egg.startswith("hard"):
             raise PotBroken(egg)
+        if egg.startswith("no pot"):
+            raise PermanentFailure("there is no pot")
         return Used(egg=egg)
 
     def evolve(self, event: Used) -> Pot:
@@ -98,6 +100,8 @@ class Egg:
             return do(Pot, "p", Pot.use, "never").then(Egg.boil)
         if self.laid.minutes == 77:
             return do(Pot, "p", Pot.use, "hard").then(Egg.boil)
+        if self.laid.minutes == 66:
+            return do(Pot, "p", Pot.use, "no pot").then(Egg.boil)
         return None
 
     def deadline(self) -> list[Deadline[Egg, Boiled | Spoiled]]:
@@ -294,22 +298,24 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
     async with working(kitchen, settings):
         await jet.repository(Egg).execute("a", Egg.lay, "a", 99)
         await jet.repository(Egg).execute("b", Egg.lay, "b", 77)
+        await jet.repository(Egg).execute("c", Egg.lay, "c", 66)
 
-        async def both() -> bool:
-            return len(await cursors.parked("egg")) == 2
+        async def all_three() -> bool:
+            return len(await cursors.parked("egg")) == 3
 
-        await eventually(both)
+        await eventually(all_three)
         reasons = {entry.parked.aggregate_id: entry.parked.reason for entry in await cursors.parked("egg")}
         assert "recorded nothing of its own, so it would be done for ever" in reasons["a"]
         tries = {entry.parked.aggregate_id: entry.tries for entry in await cursors.parked("egg")}
-        assert tries == {"a": 1, "b": 2}  # what eventjet says of the code is not tried again
+        assert tries == {"a": 1, "b": 2, "c": 1}  # what is said to fail each time is not tried again
+        assert reasons["c"] == "PermanentFailure: there is no pot"
         assert reasons["b"] == "PotBroken: hard"
         monkeypatch.setattr(Pot, "use", lambda self, egg: Used(egg=egg))
         (found,) = [one for one in await cursor_control.listed(cursors, "egg") if one.aggregate_id == "b"]
         await cursor_control.retry(cursors, "egg", [found.position])
         assert await ended(jet, "b") == ["boiled"]
-    (left,) = await cursors.parked("egg")
-    assert (left.parked.aggregate_id, left.parked.resolution) == ("a", QUARANTINED)
+    left = [(entry.parked.aggregate_id, entry.parked.resolution) for entry in await cursors.parked("egg")]
+    assert left == [("a", QUARANTINED), ("c", QUARANTINED)]
     assert (await jet.repository(Pot).load("p")).used == 1
 
 

@@ -206,6 +206,10 @@ async def test_what_cannot_be_told_stops_it_with_its_reason(app: App, jet: Jet, 
         (None, "it does not exist. Create it with the subject"),
         ({"subjects": ["elsewhere-{0}.>"], "allow_atomic": True}, "it does not listen to"),
         ({"subjects": ["{0}.>"]}, "it does not take atomic batches"),
+        (
+            {"subjects": ["{0}.*.*"], "allow_atomic": True, "metadata": {"eventjet.log": "1b4e28ba"}},
+            "it is the log of an app",
+        ),
     ],
 )
 async def test_a_stream_that_cannot_be_used_is_said_by_init_which_makes_all_else(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, Imported, Jet, Retry
+from eventjet import App, Imported, Jet, PermanentFailure, Retry
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.quarantined import QUARANTINED, Quarantined
@@ -400,6 +400,24 @@ async def test_a_handler_that_hangs_is_cut_off_and_that_counts(settings: Setting
             await ring(jet, "b", 1)
             (entry,) = await wait_parked(cursors_of(jet), 1)
     assert (entry.tries, entry.parked.reason) == (2, "TimeoutError")
+
+
+async def test_a_permanent_failure_is_quarantined_after_its_first_try(settings: Settings, town: Town) -> None:
+    app = app_of(town, retry=Retry(tries=50, first_s=0.01, never=(LookupError,), passing=(KeyError,)))
+    errors = {"a": PermanentFailure("no address"), "b": KeyError("gone"), "c": ValueError("once more")}
+    town.fails = lambda bell, n, attempt: None if (bell, attempt) == ("c", 2) else errors[bell]
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with working(app, settings):
+            for bell in errors:
+                await ring(jet, bell, 1)
+            entries = await wait_parked(cursors_of(jet), 2)
+            await eventually(lambda: counted(jet))
+    assert [(entry.tries, entry.parked.reason) for entry in entries] == [
+        (1, "PermanentFailure: no address"),
+        (1, "KeyError: 'gone'"),
+    ]
+    assert town.order("c") == [1]
 
 
 async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_tries(

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.pool import NullPool
 
-from eventjet import App, Reaction, Recorded, aggregate, event, reactor
+from eventjet import App, Incoming, Reaction, Recorded, aggregate, event, inbox, publication, reactor
 from eventjet.errors import Unreachable
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.examples.bank.read_models import balances_table
+from eventjet.examples.bank.read_models import balances
 from eventjet.examples.transfer.accounts import Account as Frozen
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
@@ -31,7 +31,7 @@ async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwa
         done = await jet.repository(Account).execute("a-1", Account.open, "ada")
         await jet.caught_up("balances", position=done.position, timeout_s=PATIENT_S)
         with create_engine(jet.settings.database, poolclass=NullPool).connect() as connection:
-            assert connection.execute(select(balances_table.c.owner)).scalars().all() == ["ada"]
+            assert connection.execute(select(balances.table.c.owner)).scalars().all() == ["ada"]
     with pytest.raises(Unreachable):
         await connect(jet.settings)
 
@@ -100,3 +100,27 @@ async def test_deps_that_do_not_open_keep_handlers_from_work_and_nothing_else(
 async def test_an_app_with_nothing_to_work_on_runs_without_workers() -> None:
     async with running(App("bells", aggregates=[Bell])) as jet:
         assert (await jet.repository(Bell).execute("b", Bell.ring)).position == 1
+
+
+@event("bell.heard")
+class Heard:
+    by: str
+
+
+@publication("bells", stream="town", source="https://town.example/bells")
+def bells(event: Recorded[Rung]) -> Heard:
+    return Heard(by=event.aggregate_id)
+
+
+async def test_the_streams_of_publications_and_inboxes_are_created() -> None:
+    heard = asyncio.Event()
+
+    @inbox("listener", stream="town", subject="town.bells.>")
+    async def listener(message: Incoming[Heard], to: Reaction) -> None:
+        assert message.data == Heard(by="b")
+        heard.set()
+
+    async with running(App("bells", aggregates=[Bell], reactors=[listener], publications=[bells])) as jet:
+        await jet.repository(Bell).execute("b", Bell.ring)
+        async with asyncio.timeout(PATIENT_S):
+            await heard.wait()

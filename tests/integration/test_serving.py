@@ -86,7 +86,7 @@ class Purse:
 
 
 COMMANDS = [
-    served(Purse, Purse.fill),
+    served(Purse, Purse.fill, ignoring=("at",)),
     served(Purse, Purse.take, Overdrawn),
     served(Purse, Purse.break_, name="break"),
     served(Purse, Purse.look),
@@ -147,7 +147,8 @@ async def test_a_command_is_carried_out_somewhere_else(remote: RemoteApp, jet: J
 
 async def test_an_id_makes_it_idempotent_and_metadata_travels(remote: RemoteApp, jet: Jet) -> None:
     once = remote.repository(Purse).command("request-1", metadata=Metadata(correlation="c", extra={"tenant": "t"}))
-    first, again = [await once.execute("p", Purse.fill, Decimal(1)) for _ in range(2)]
+    times = [datetime(2030, 1, day, tzinfo=UTC) for day in (1, 2)]  # the service ignores which it is
+    first, again = [await once.execute("p", Purse.fill, Decimal(1), at=at) for at in times]
     assert first == again
     (filled,) = await jet.repository(Purse).history("p")
     assert (filled.command_id, filled.metadata.correlation) == ("request-1", "c")
@@ -160,6 +161,7 @@ async def test_an_id_that_stands_for_another_request_is_told_as_itself(remote: R
     with pytest.raises(CommandReused, match=r"'request-2' on .* was refused: at version 1") as caught:
         await once.execute("p", Purse.fill, Decimal(2))
     assert (caught.value.command_id, caught.value.version) == ("request-2", 1)
+    assert caught.value.arguments == ("amount",)
     assert caught.value.recorded != caught.value.asked
 
 
@@ -388,7 +390,7 @@ def test_the_faults_of_what_is_served_are_told_at_once() -> None:
 
     wrong = [
         served(Purse, Purse.many),
-        served(Purse, Purse.fill),
+        served(Purse, Purse.fill, ignoring=("when",)),
         served(Purse, Purse.take, name="fill"),
         served(Purse, Purse.look, name="Bad Name"),
         served(Elsewhere, Elsewhere.do),  # type: ignore[arg-type]
@@ -398,6 +400,7 @@ def test_the_faults_of_what_is_served_are_told_at_once() -> None:
         App("purses", aggregates=[Purse], served=wrong)  # type: ignore[arg-type]
     for part in (
         "Purse.many takes *amounts, which cannot be served",
+        "Purse.fill has no argument 'when' that could be ignored",
         "purse serves two commands called 'fill'",
         "its name 'Bad Name' is not",
         "is not an aggregate of the app",

@@ -39,13 +39,13 @@ def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_asid
     second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
     assert remarks_on([first, second]) == [
         "stock revision 1: 2 events quarantined; see `eventjet quarantine list stock`",
-        "stock revision 1: its rows are aside, in tables whose names end in __r1, and not what readers see",
+        "stock revision 1: its tables are inactive, in tables whose names end in __r1, and not what readers see",
         (
             "stock revision 1: the app does not declare it, so only workers with other code advance it; "
             "`eventjet db unused --drop stock:1` removes it"
         ),
         "stock revision 2: it waits",
-        "stock revision 2: its rows are aside, in the schema ej_stock_r2, and not what readers see",
+        "stock revision 2: its tables are inactive, in the schema ej_stock_r2, and not what readers see",
     ]
     lost = replace(second, location="", reason=None, owner=None, lost_owner="host:7:ab", lost_s=12.0)
     assert remarks_on([lost]) == ["stock: its worker host:7:ab has not been seen for 12s; none has taken over yet"]

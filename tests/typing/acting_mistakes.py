@@ -8,7 +8,22 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Protocol
 
-from eventjet import App, Deadline, Reaction, Recorded, Retry, Step, after, at, do, event, listens, process, reactor
+from eventjet import (
+    App,
+    Deadline,
+    Jet,
+    Reaction,
+    Recorded,
+    Retry,
+    Step,
+    after,
+    at,
+    do,
+    event,
+    listens,
+    process,
+    reactor,
+)
 from eventjet.examples.orders.goods import NoCourier, OutOfStock, Payment, Reserved, Shipment, Stock
 from eventjet.examples.orders.orders import Order, OrderEvent, Paid, order_of
 from eventjet.examples.transfer.app import HasMails, Outside, receipts
@@ -124,6 +139,11 @@ async def later(event: Recorded[Paid], to: Reaction[HasMails]) -> None:
 @reactor("often", retry=Retry(tries="3"))  # wrong
 async def often(event: Recorded[Paid], to: Reaction[HasMails]) -> None:
     return None
+
+
+async def waits(jet: Jet) -> None:
+    await jet.settled(Stock, "s")  # wrong
+    await jet.settled(Order, "o", until=lambda order: order.no_such_stage)  # wrong
 
 
 @asynccontextmanager

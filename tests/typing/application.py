@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 
 from sqlalchemy import Column, MetaData, Numeric, String, Table, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eventjet import (
     App,
@@ -16,6 +18,7 @@ from eventjet import (
     BlockingRepository,
     Committed,
     Jet,
+    Key,
     LogState,
     Personal,
     Planned,
@@ -151,6 +154,55 @@ async def post_all(events: Sequence[Recorded[Deposited | Withdrawn]], connection
     for one in events:
         assert_type(one.data, Deposited | Withdrawn)
     await connection.execute(insert(lines), [{"account_id": one.aggregate_id} for one in events])
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Line(Base):
+    __tablename__ = "orm_lines"
+
+    account_id: Mapped[str] = mapped_column(primary_key=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    account_id: Annotated[Key[str], String(40)]
+    at: Key[datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    account_id: str
+
+
+def by_time(event: Recorded[Opened]) -> tuple[str, datetime]:
+    return event.aggregate_id, event.recorded_at
+
+
+@projection("declared", key=by_time)
+def declared(row: Declared | None, event: Recorded[Opened]) -> Declared | None:
+    return row or Declared(*by_time(event))
+
+
+@projection("orm_lines", table=Line)
+def orm_lines(row: LineRow | None, event: Recorded[Opened]) -> LineRow | None:
+    return row or LineRow(event.aggregate_id)
+
+
+assert_type(declared.table, Table)
+by_session = SqlProjection("by_session", tables=[Line, lines])
+
+
+@by_session.handler
+async def add_line(event: Recorded[Opened], session: AsyncSession) -> None:
+    session.add(Line(account_id=event.aggregate_id))
+
+
+@by_session.handler
+async def add_lines(events: Sequence[Recorded[Deposited]], session: AsyncSession) -> None:
+    session.add_all([Line(account_id=one.aggregate_id) for one in events])
 
 
 async def use(jet: Jet) -> None:

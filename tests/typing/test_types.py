@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(700)  # the first run of pyright fetches it
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-FILES = ("application.py", "mistakes.py", "acting_mistakes.py")
+FILES = ("application.py", "several.py", "mistakes.py", "acting_mistakes.py")
 MISTAKES = {
     (name, number)
     for name in FILES

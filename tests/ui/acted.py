@@ -98,8 +98,8 @@ def books_in(folder: Path, servers: str, database: str) -> Books:
     source = BANK.read_text(encoding="utf-8").replace('App("bank"', f'App("{fresh_name("bank")}"')
     assert FOLD in source
     source = source.replace(FOLD, POISON + FOLD, 1)
-    quarantining = '@projection("balances", table=balances_table, on_error="quarantine"'
-    source = source.replace('@projection("balances", table=balances_table', quarantining)
+    quarantining = '@projection("balances", on_error="quarantine"'
+    source = source.replace('@projection("balances"', quarantining)
     assert quarantining in source
     (folder / "bank.py").write_text(source, encoding="utf-8")
     (folder / "fill.py").write_text(FILL, encoding="utf-8")

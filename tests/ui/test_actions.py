@@ -214,10 +214,10 @@ def test_a_revision_is_promoted_and_readers_see_it(page: Page, ledger: Books) ->
     assert ledger.rows(where)[1] != (2, "")
     with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=promote&name=balances")
-        expect(page.locator("main")).to_contain_text("The tables of revision 1 go aside and are kept")
+        expect(page.locator("main")).to_contain_text("The tables of revision 1 become inactive and are kept")
         confirm(page, "Promote")
         expect(page.locator("main")).to_contain_text(
-            "balances revision 2 has the table balances; revision 1 went aside"
+            "balances revision 2 has the table balances; revision 1 is inactive now"
         )
         page.goto(f"{url}/actions/new?action=promote&name=balances")
         expect(page.locator("main")).to_contain_text("Revision 2 is what readers see already.")

@@ -11,7 +11,7 @@ from eventjet.codec.headers import MSG_ID, header
 from eventjet.domain.identity import new_event_id
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import bank, withdrawn_has_a_reason
-from eventjet.examples.bank.read_models import Balance, balances_table
+from eventjet.examples.bank.read_models import Balance, balances
 from eventjet.log.memory import MemoryStore
 from eventjet.operations import events
 from eventjet.operations.events import FORWARD, NEAR, cause_of, effects_of, made_at, neighbours, rows_touched
@@ -160,7 +160,7 @@ def owner_of(event: Recorded[Deposited]) -> str:
     raise LookupError("no owner")
 
 
-@projection("odd", table=balances_table, key=owner_of)
+@projection("odd", table=balances.table, key=owner_of)
 def odd(row: Balance | None, event: Recorded[Deposited]) -> Balance | None:
     return row
 

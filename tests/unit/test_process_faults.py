@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import pytest
@@ -17,7 +19,10 @@ from eventjet import (
     Recorded,
     Retry,
     Step,
+    UsageError,
+    after,
     aggregate,
+    at,
     event,
     inbox,
     listens,
@@ -25,6 +30,7 @@ from eventjet import (
     projection,
     reactor,
 )
+from eventjet.domain.process import deadlines_of
 from eventjet.examples.bank.account import Account, Deposited, Opened, Withdrawn
 from eventjet.examples.bank.read_models import balances
 
@@ -143,7 +149,7 @@ def test_a_process_without_a_step_is_refused_where_it_is_declared() -> None:
                 return self
 
 
-@reactor("Bad Name", revision=0, start=-1, retry=Retry(tries=0))
+@reactor("Bad Name", revision=0, start=-1, retry=Retry(tries=0, never=ValueError))  # type: ignore[arg-type]
 def not_async(event: Recorded[Elsewhere]) -> None:  # type: ignore[arg-type,misc]
     """Neither async, nor with a second parameter."""
 
@@ -175,6 +181,7 @@ def test_the_faults_of_reactors_are_told_at_once() -> None:
         "its revision is 0; give 1 or more",
         "it starts after position -1",
         "tries nothing",
+        "`never` of its retry is <class 'ValueError'>; give a tuple of exception classes",
         "not_async takes Elsewhere, which no aggregate of the app folds",
         "two reactors are called 'mails'",
         "its parameter `event` has no annotation",
@@ -195,6 +202,47 @@ def test_names_are_shared_by_all_that_commands_take_a_name_for() -> None:
 
     assert "a projection and a reactor are both called 'balances'" in told(projections=[balances], reactors=[also])
     assert projection  # what a projection is called is checked with it
+
+
+@process("alarm")
+class Alarm:
+    """Its deadlines are as wrong as `fault` says."""
+
+    fault: str = ""
+
+    def ring(self, at: datetime | None = None) -> Asked:
+        return Asked()
+
+    def step(self) -> None:
+        return None
+
+    def deadline(self) -> list[Deadline[Alarm, Asked]]:
+        noon, second = datetime(2030, 1, 1, 12, tzinfo=UTC), timedelta(seconds=1)
+        match self.fault:
+            case "time":
+                return [at(noon, Alarm.ring), at(datetime.now(UTC) + second, Alarm.ring)]
+            case "argument":
+                return [after(second, Alarm.ring, at=datetime.now(UTC))]
+            case "number":
+                return [after(second, Alarm.ring)] * next(COUNT)
+            case _:
+                return [at(noon, Alarm.ring), after(second, lambda state: Asked())]
+
+    def evolve(self, event: Asked) -> Alarm:
+        return self
+
+
+COUNT = itertools.count(1)
+
+
+@pytest.mark.parametrize("fault", ["time", "argument", "number"])
+def test_a_deadline_that_does_not_look_at_the_state_alone_is_refused(fault: str) -> None:
+    with pytest.raises(UsageError, match=r"Alarm.deadline of the process 'alarm' .*`event.recorded_at`"):
+        deadlines_of(Alarm(fault=fault))
+
+
+def test_a_deadline_is_the_same_however_often_it_is_looked_at() -> None:
+    assert len(deadlines_of(Alarm())) == 2
 
 
 class Mailer:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
+from sqlalchemy import Boolean, Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import event
@@ -181,8 +181,12 @@ def test_the_primary_key_must_be_the_key() -> None:
     )
     keyless = a_table(Column("account_id", String), Column("amount", Numeric(12, 2)))
     assert "is missing" in faults_of(projection("b", table=keyless)(fold))
-    money = a_table(Column("account_id", String), Column("amount", Numeric(12, 2), primary_key=True))
-    assert "not text, integer, UUID or date" in faults_of(projection("b", table=money)(fold))
+    money = a_table(Column("account_id", String), Column("amount", Numeric, primary_key=True))
+    assert "a Numeric without a precision, in which 1.0 and 1.00 may be one key or two" in faults_of(
+        projection("b", table=money)(fold)
+    )
+    flag = a_table(Column("account_id", String), Column("amount", Boolean, primary_key=True))
+    assert "not text, integer, UUID, date, datetime, Decimal or enum" in faults_of(projection("b", table=flag)(fold))
     loose = a_table(
         Column("account_id", String(collation="NOCASE"), primary_key=True), Column("amount", Numeric(12, 2))
     )

@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import BaseModel
 
-from eventjet.codec.commands import is_same_request, request_of
+from eventjet.codec.commands import differing_arguments, is_same_request, request_of
+from eventjet.errors import UsageError
 
 
 class Colour(Enum):
@@ -40,7 +41,7 @@ def put(state: object, amount: Any) -> None:
 
 
 def asked(*args: Any, **kwargs: Any) -> str:
-    return request_of(place, args, kwargs, whose="c")
+    return request_of(place, args, kwargs, whose="c").text
 
 
 def test_a_request_is_the_same_in_every_process_and_release() -> None:
@@ -64,7 +65,7 @@ def test_a_request_is_the_same_in_every_process_and_release() -> None:
 def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> None:
     assert asked(one) == asked(other) == asked(amount=one)
     assert asked(one, reason="cash") == asked(one)
-    assert request_of(partial(place, amount=one), (), {}, whose="c") == asked(one)
+    assert request_of(partial(place, amount=one), (), {}, whose="c").text == asked(one)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,13 @@ def test_arguments_that_differ_are_other_requests(others: tuple[Any, ...]) -> No
 def test_each_parameter_counts() -> None:
     told = {asked(1), asked(1, 2), asked(1, 2, 3), asked(1, reason="x"), asked(1, extra="x"), asked(1, reason="x", y=1)}
     assert len(told) == 6
-    assert not is_same_request(request_of(put, (1,), {}, whose="c"), asked(1))
+    assert not is_same_request(request_of(put, (1,), {}, whose="c").text, asked(1))
 
 
 def test_the_same_arguments_of_another_command_look_different() -> None:
     told = {
-        request_of(put, ("ada@example.org",), {}, whose=whose) for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
+        request_of(put, ("ada@example.org",), {}, whose=whose).text
+        for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
     }
     assert len(told) == 4
 
@@ -105,7 +107,9 @@ def test_a_decision_behind_a_plain_wrapper_still_has_its_arguments() -> None:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         place(*args, **kwargs)
 
-    told = {request_of(wrapper, args, kwargs, whose="c") for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))}
+    told = {
+        request_of(wrapper, args, kwargs, whose="c").text for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))
+    }
     assert len(told) == 3
 
 
@@ -121,6 +125,62 @@ def test_where_an_argument_has_no_form_the_name_decides() -> None:
     for odd in (object(), looped, int, lambda: 0):
         assert asked(odd) == "place"
         assert is_same_request(asked(odd), asked(1))
-        assert not is_same_request(asked(odd), request_of(put, (1,), {}, whose="c"))
-    assert request_of(put, (), {}, whose="c") == "put", "a call that the decision itself will refuse"
-    assert request_of(Slotted(), (1,), {}, whose="c").startswith("Slotted:")
+        assert not is_same_request(asked(odd), request_of(put, (1,), {}, whose="c").text)
+    assert request_of(put, (), {}, whose="c").text == "put", "a call that the decision itself will refuse"
+    assert request_of(Slotted(), (1,), {}, whose="c").text.startswith("Slotted:")
+
+
+@dataclass(frozen=True)
+class Placed:
+    total: Decimal
+    lines: list[Line]
+    at: datetime
+
+
+def order(
+    state: object, lines: list[Line], total: Decimal, now: datetime, *, gift: bool = False, code: str = ""
+) -> None:
+    """A decision with an argument that it does not record: `code`."""
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+LINES = [Line("nails", 3)]
+
+
+@pytest.mark.parametrize(
+    ("again", "differing"),
+    [  # pyright: ignore[reportUnknownArgumentType]
+        (((LINES, Decimal(2), NOON), {}), ("total",)),
+        ((([Line("nails", 4)], Decimal(1), NOON), {}), ("lines",)),
+        (((LINES, Decimal(1), NOON), {"gift": True}), ("gift",)),
+        ((([], Decimal(2), NOON), {}), ("lines", "total")),
+        ((([], Decimal(2), NOON + timedelta(1)), {}), ("lines", "total", "now")),
+        (((LINES, Decimal(1), NOON), {"code": "x"}), ("code",)),
+    ],
+)
+def test_recorded_events_prove_which_arguments_differ(again: Any, differing: tuple[str, ...]) -> None:
+    recorded = request_of(order, (LINES, Decimal(1), NOON), {}, whose="c")
+    events = [Placed(Decimal(1), LINES, NOON)]
+    args, kwargs = again
+    assert differing_arguments(request_of(order, args, kwargs, whose="c"), recorded.text, events) == differing
+
+
+def test_what_the_events_do_not_prove_is_not_named() -> None:
+    recorded = request_of(order, (LINES, Decimal(1), NOON), {"code": "secret"}, whose="c").text
+    events = [Placed(Decimal(1), LINES, NOON), object()]
+    assert differing_arguments(request_of(order, (LINES, Decimal(1), NOON), {}, whose="c"), recorded, events) == ()
+    assert differing_arguments(request_of(put, (1,), {}, whose="c"), recorded, events) == ()
+    assert differing_arguments(request_of(order, (LINES, object()), {}, whose="c"), recorded, events) == ()
+    only = request_of(put, (2,), {}, whose="c")
+    assert list(differing_arguments(only, request_of(put, (1,), {}, whose="c").text, ())) == ["amount"]
+
+
+def test_an_ignored_argument_needs_no_form_and_must_exist() -> None:
+    first, other = [request_of(order, (LINES, 1, odd), {}, whose="c", ignoring="now").text for odd in (object(), NOON)]
+    assert first == other
+    assert first.startswith("order:")
+    with pytest.raises(
+        UsageError, match=r"order has no argument 'state' that could be ignored. Its arguments are lines"
+    ):
+        request_of(order, (LINES, 1, NOON), {}, whose="c", ignoring=("now", "state"))
+    assert request_of(place, (1,), {"x": 1}, whose="c", ignoring=("x",)).text == asked(1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -10,9 +11,22 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import Column, Date, Integer, MetaData, Table
 
-from eventjet import App, Reaction, Recorded, aggregate, event, projection, reactor
+from eventjet import (
+    App,
+    Outcome,
+    Reaction,
+    Recorded,
+    Step,
+    aggregate,
+    do,
+    event,
+    listens,
+    process,
+    projection,
+    reactor,
+)
 from eventjet.errors import UnencodableEvent
-from eventjet.testing import on, projected, reacted, scenario
+from eventjet.testing import on, projected, reacted, scenario, story
 
 LATE = datetime(2030, 7, 1, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
 JUNE = date(2030, 6, 30)
@@ -81,8 +95,66 @@ async def test_events_have_the_zone_in_tests_that_they_have_in_production() -> N
     (await reacted(confirming, Booked(slot=LATE))).executed(Visit, JUNE.isoformat(), Visit.book, LATE.astimezone(UTC))
     async with App("visits", aggregates=[Visit]).in_memory() as jet:
         visits = jet.repository(Visit)
-        await visits.execute("v", Visit.book, LATE)
+        done = await visits.execute("v", Visit.book, LATE)
+        assert done.state.slot is not None
+        assert [event.slot.tzinfo for event in done.events if isinstance(event, Booked)] == [UTC]
+        assert (done.state.slot.tzinfo, done.state) == (UTC, await visits.load("v"))
         assert (await visits.execute("v", Visit.confirm)).events == (Confirmed(day=JUNE),)
+
+
+@event("trip.planned")
+class Planned:
+    pass
+
+
+@event("trip.fixed")
+class Fixed:
+    day: date
+    heard: date
+
+
+@process("trip")
+class Trip:
+    planned: bool = False
+    day: date | None = None
+
+    def step(self) -> Step[Visit, Any] | None:
+        return do(Visit, "v", Visit.book, LATE).then_with(Trip.fix) if self.planned and self.day is None else None
+
+    def fix(self, outcome: Outcome[Visit, Any]) -> Fixed:
+        (booked,) = outcome.events
+        return Fixed(day=booked.slot.date(), heard=JUNE)
+
+    @listens()
+    def hear(self, event: Recorded[Booked]) -> Fixed:
+        return Fixed(day=event.data.slot.date(), heard=event.recorded_at.date())
+
+    def evolve(self, event: Planned | Fixed) -> Trip:
+        return replace(self, planned=True) if isinstance(event, Planned) else replace(self, day=event.day)
+
+
+def test_a_story_hands_on_outcomes_and_times_as_a_process_gets_them() -> None:
+    planned = story(Trip).given(Planned()).does(Visit, "v", Visit.book, LATE)
+    planned.done(Outcome(Visit(slot=LATE.astimezone(UTC)), (Booked(slot=LATE),))).then(Fixed(day=JUNE, heard=JUNE))
+    heard = Recorded(Booked(slot=LATE), "v", 1, 1, LATE, "e")
+    story(Trip).hears(Trip.hear, heard).then(Fixed(day=JUNE, heard=JUNE))
+
+
+@aggregate("room")
+class Room:
+    seats: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    def book(self, seat: int, by: str) -> Planned:
+        self.seats[seat] = by  # type: ignore[index]  # pyright: ignore[reportIndexIssue]  the mistake
+        raise PermissionError(by)
+
+    def evolve(self, event: Planned) -> Room:
+        return self
+
+
+def test_a_decision_that_changes_its_state_and_then_raises_fails_its_test() -> None:
+    with pytest.raises(AssertionError, match=r"Room\.book changed what it was given"):
+        scenario(Room).when(Room.book, 2, "banned").then_raises(PermissionError)
 
 
 async def test_an_event_that_could_not_be_stored_passes_no_test() -> None:

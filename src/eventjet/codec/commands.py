@@ -13,15 +13,17 @@ import hashlib
 import inspect
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import combinations, islice, product
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -35,11 +37,13 @@ from eventjet.codec.shape import shape_of
 from eventjet.codec.unions import union_faults
 from eventjet.domain.moment import in_utc
 from eventjet.domain.subscription import resolved_hint, shown_name
-from eventjet.errors import DefinitionError
+from eventjet.errors import DefinitionError, UsageError
+from eventjet.text import listed
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Context in which `Decimal.normalize` removes trailing zeros and rounds nothing."""
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
 """A cache of signatures, since reading a signature takes longer than all the rest of `request_of`."""
 
@@ -102,23 +106,61 @@ def arguments_of(decide: Callable[..., Any]) -> Arguments:
     return Arguments(decide)
 
 
-def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, whose: str) -> str:
+class Request(NamedTuple):
+    """What a command asks for: a decision with its arguments."""
+
+    text: str
+    """The decision's name and a digest of its arguments; only the name if an argument has no canonical form."""
+    decide: Callable[..., Any]
+    arguments: Mapping[str, Any] | None
+    """The arguments by name in canonical form, without those that equal their defaults; None where one has no form."""
+    whose: str
+
+
+def request_of(
+    decide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    whose: str,
+    ignoring: Collection[str] = (),
+) -> Request:
     """Return the request of a decision with its arguments; only its name if an argument has no canonical form.
 
     `whose` is the ids of the command and of its aggregate, a salt of the digest: equal arguments of two commands have
     different digests, so nobody can see that they are equal, or find short secrets in a precomputed table. A reader of
     the log who knows all but a few digits of the arguments can still try them, as with any digest. An argument that
-    equals its parameter's default counts as not given, and it does not matter whether it is passed by name.
+    equals its parameter's default counts as not given, and it does not matter whether it is passed by name. Arguments
+    in `ignoring` count as not given. Raises `UsageError` for a name in `ignoring` that the decision does not have.
     """
     while isinstance(decide, partial):
         decide, args, kwargs = decide.func, (*decide.args, *args), {**decide.keywords, **kwargs}
     name = str(getattr(decide, "__name__", type(decide).__name__))
+    if ignoring:
+        ignoring = checked_names(decide, ignoring)
     try:
-        text = json.dumps(_arguments(decide, args, kwargs), sort_keys=True, separators=(",", ":"))
+        arguments = _arguments(decide, args, kwargs, ignoring)
+        return Request(f"{name}:{_digest(whose, arguments)}", decide, arguments, whose)
     except (TypeError, ValueError, RecursionError):
-        return name
-    digest = hashlib.blake2b(f"{whose}{text}".encode("utf-8", "surrogatepass"), digest_size=8)
-    return f"{name}:{digest.hexdigest()}"
+        return Request(name, decide, None, whose)
+
+
+def checked_names(decide: Callable[..., Any], ignoring: Collection[str]) -> Collection[str]:
+    """Return names of arguments to leave out of a request; raises `UsageError` for one that the decision lacks."""
+    ignoring = (ignoring,) if isinstance(ignoring, str) else ignoring
+    parameters = list(_signature(decide).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(names) == len(parameters):
+        for name in ignoring:
+            if name not in names:
+                taken = f"Its arguments are {listed(names)}." if names else "It has no arguments."
+                raise UsageError(f"{shown_name(decide)} has no argument {name!r} that could be ignored. {taken}")
+    return ignoring
+
+
+def _digest(whose: str, arguments: Mapping[str, Any]) -> str:
+    text = f"{whose}{_sorted_json(arguments)}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def request_in(block: bytes) -> str | None:
@@ -133,15 +175,66 @@ def is_same_request(first: str, second: str) -> bool:
     return name == other_name and (digest == other_digest or not digest or not other_digest)
 
 
-def _arguments(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by the names of their parameters, in canonical form."""
+def differing_arguments(request: Request, recorded: str, events: Iterable[Any]) -> Sequence[str]:
+    """Return the names of the arguments in which a request differs from a recorded one, as far as that can be proved.
+
+    The recorded digest says only that some argument differs. But most arguments are recorded in the command's events.
+    So values of these events take the places of arguments until the digest is the recorded one, which proves it. Empty
+    if nothing is proved, and for another decision.
+    """
+    name, _, digest = recorded.partition(":")
+    if request.arguments is None or not digest or name != request.text.partition(":")[0]:
+        return ()
+    names = list(dict.fromkeys([*list(_signature(request.decide).parameters)[1:], *request.arguments]))
+    candidates = [_NOT_GIVEN, None, True, False, *islice(_forms_in(events), _FORMS_MAX)]
+    substitutions = (
+        (changed, values)
+        for count in range(1, len(names) + 1)
+        for changed in combinations(names, count)
+        for values in product(candidates, repeat=count)
+    )
+    for changed, values in islice(substitutions, _TRIES_MAX):
+        arguments = {**request.arguments, **dict(zip(changed, values, strict=True))}
+        given = {name: value for name, value in arguments.items() if value is not _NOT_GIVEN}
+        if _digest(request.whose, given) == digest:
+            return changed
+    return names if len(names) == 1 else ()
+
+
+_NOT_GIVEN = object()
+_FORMS_MAX = 100
+_TRIES_MAX = 5_000
+"""Digests computed to find the arguments that differ, at most: some hundredths of a second."""
+
+
+def _forms_in(events: Iterable[Any]) -> Iterable[Any]:
+    """Yield the values in events in canonical form, from the outside in."""
+    forms: list[Any] = []
+    for event in events:
+        with suppress(TypeError, ValueError, RecursionError):
+            forms.append(canonical(event)[1])
+    for form in forms:
+        yield form
+        if isinstance(form, dict):
+            forms += cast("dict[str, Any]", form).values()
+        elif isinstance(form, list):
+            forms += cast("list[Any]", form)
+
+
+def _arguments(
+    decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], ignoring: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the arguments by the names of their parameters, in canonical form, without ignored ones."""
     bound = _signature(decide).bind(None, *args, **kwargs)
     by_name: dict[str, Any] = {}
     for index, (name, value) in enumerate(bound.arguments.items()):
+        if name in ignoring:
+            continue
         parameter = bound.signature.parameters[name]
         default = parameter.default
         if parameter.kind is parameter.VAR_KEYWORD:
-            by_name |= {key: canonical(item) for key, item in cast("dict[str, Any]", value).items()}
+            items = cast("dict[str, Any]", value).items()
+            by_name |= {key: canonical(item) for key, item in items if key not in ignoring}
         elif parameter.kind is parameter.VAR_POSITIONAL:
             by_name[name] = canonical(value if index else value[1:])
         elif index and value is not default:  # the first is the state

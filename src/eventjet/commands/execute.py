@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.commands import is_same_request
+from eventjet.codec.commands import Request, differing_arguments, is_same_request
 from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_headers, header
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
@@ -83,8 +83,8 @@ class Planned(Generic[S, E]):
     decide: Callable[[S], E | Sequence[E] | None]
     command_id: str | None = None
     metadata: Metadata = NO_METADATA
-    request: str | None = None
-    """Digest of decision and arguments, if there is a command id."""
+    request: Request | None = None
+    """Decision and arguments with their digest, if there is a command id."""
     since: int | None = None
     """A position before which the command cannot have been recorded, such as that of its cause; None if not known."""
     called: Any = None
@@ -136,15 +136,17 @@ async def execute(
             decision = await plan.executor.decide(plan, state)
             if isinstance(decision, Conflict):
                 return decision
-            if decision.append is None:
-                if not is_transaction:
-                    return (replace(plan.executor.answer(state, ()), confirmed=False),)
-                raise Refused(
-                    f"A transaction with {_label(plan)}",
-                    "its decision records nothing, so nothing would fence it",
-                    "Record an event there, or leave it out.",
-                )
+            if decision.append is None and not is_transaction:
+                return (replace(plan.executor.answer(state, ()), confirmed=False),)
             decisions.append(decision)
+        # All decisions were made, so a domain error of any member came first.
+        empty = next((decision for decision in decisions if decision.append is None), None)
+        if empty is not None:
+            raise Refused(
+                f"A transaction with {_label(empty.plan)}",
+                "its decision records nothing, so nothing would fence it",
+                "Record an event there, or leave it out.",
+            )
         # 4. append
         return await append(store, decisions, attributes)
 
@@ -401,7 +403,8 @@ class Executor(Generic[S, E]):
         else:
             if traceparent != metadata.traceparent:
                 metadata = replace(metadata, traceparent=traceparent)
-            context = tuple(context_headers(plan.command_id, metadata, plan.request))
+            request = None if plan.request is None else plan.request.text
+            context = tuple(context_headers(plan.command_id, metadata, request))
         new_events = tuple([NewEvent(new_event_id(), self.catalog.encode(event), context) for event in events])
         return Append(self.info.name, plan.aggregate_id, before.position, before.version, new_events)
 
@@ -540,8 +543,10 @@ async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> First
     outcome = await executor.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
     if outcome is None:
         return Conflict(executor.subject(plan.aggregate_id), state.position)
-    if outcome.request and plan.request and not is_same_request(outcome.request, plan.request):
-        raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, plan.request)
+    request = plan.request
+    if outcome.request and request is not None and not is_same_request(outcome.request, request.text):
+        arguments = differing_arguments(request, outcome.request, [event.data for event in outcome.events])
+        raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, request.text, arguments)
     return outcome
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -159,15 +159,30 @@ class Repository(Generic[S, E]):
         call = partial(decided_on, decide, args=args, kwargs=kwargs)
         return Planned(self.executor, aggregate_id, call, called=decide)
 
-    def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> Command[S, E]:
+    def command(
+        self,
+        command_id: str | None = None,
+        /,
+        *,
+        ignoring: Collection[str] = (),
+        metadata: Metadata = NO_METADATA,
+    ) -> Command[S, E]:
         """Return an idempotent command, which returns its first outcome if it is executed again with the same id.
 
         An id counts for one aggregate. The newest 1,024 ids of an aggregate are known, and all ids if it has no
         snapshot policy. The id of a command that recorded nothing is not kept. An id that is used again with another
-        decision or other arguments raises `CommandReused`. Without an id, the command only carries the metadata.
+        decision or other arguments raises `CommandReused`; `ignoring` names arguments that may be others when the
+        command is repeated, such as the time. Without an id, the command only carries the metadata. `execute` and
+        `decide` raise `UsageError` for a name in `ignoring` that the decision does not have.
+
+        ```python
+        deposits = jet.repository(Account).command("request-17", ignoring=("amount",))
+        first = await deposits.execute("a-1", Account.deposit, Decimal(5))
+        assert await deposits.execute("a-1", Account.deposit, Decimal(6)) == first
+        ```
         """
         context_headers(command_id, metadata)  # an invalid id or metadata is refused before a decision is made
-        return Command(self, command_id, metadata)
+        return Command(self, command_id, metadata, ignoring)
 
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
         """Execute a planned decision, with the command id and the metadata of the plan if it has them."""
@@ -184,10 +199,13 @@ class Repository(Generic[S, E]):
 class Command(Generic[S, E]):
     """A repository whose `execute` and `decide` carry a command id and metadata; made by `Repository.command`."""
 
-    def __init__(self, repository: Repository[S, E], command_id: str | None, metadata: Metadata) -> None:
+    def __init__(
+        self, repository: Repository[S, E], command_id: str | None, metadata: Metadata, ignoring: Collection[str] = ()
+    ) -> None:
         self._repository = repository
         self._command_id = command_id
         self._metadata = metadata
+        self._ignoring = ignoring
 
     async def execute(
         self,
@@ -212,7 +230,8 @@ class Command(Generic[S, E]):
         plan = self._repository.decide(aggregate_id, decide, *args, **kwargs)
         command_id, request = self._command_id, None
         if command_id is not None:
-            request = request_of(decide, args, kwargs, whose=f"{aggregate_id}\n{command_id}\n")
+            whose = f"{aggregate_id}\n{command_id}\n"
+            request = request_of(decide, args, kwargs, whose=whose, ignoring=self._ignoring)
         return replace(plan, command_id=command_id, metadata=self._metadata, request=request)
 
 

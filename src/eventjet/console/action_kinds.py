@@ -147,7 +147,7 @@ async def _preview_verify(_actions: Actions, request: ActionRequest) -> Preview:
     in_turn = ", one after the other" if len(request.names) > 1 else ""
     return Preview(
         [
-            f"The read model is compared with the log, row by row{in_turn}: for that it is made again aside.",
+            f"The read model is compared with the log, row by row{in_turn}: for that a second table is made.",
             "The live one is only read, and nothing is changed. Workers, commands and readers go on.",
         ]
     )
@@ -168,10 +168,12 @@ async def _preview_promote(actions: Actions, request: ActionRequest) -> Preview:
     tables = ", ".join(table.name for table in resolved.tables)
     says = [f"Revision {resolved.revision}, which this app declares, gets {tables}: readers see its rows from then on."]
     if live is not None:
-        says.append(f"The tables of revision {live.revision} go aside and are kept; promoting that one brings it back.")
+        kept = f"The tables of revision {live.revision} become inactive and are kept"
+        says.append(f"{kept}; promoting that one brings it back.")
     says.append("It is refused while it lacks events that readers see already.")
     facts = [
-        (_label(work), f"{_state_text(work)}; {'aside' if work.location else 'what readers see'}") for work in statuses
+        (_label(work), f"{_state_text(work)}; {'inactive' if work.location else 'what readers see'}")
+        for work in statuses
     ]
     refusal = ""
     if declared is not None and declared.state != "new" and not declared.location:

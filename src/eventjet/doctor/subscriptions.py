@@ -124,7 +124,7 @@ def check_work(report: Report, status: WorkStatus) -> None:
     if status.location:
         report.warning(
             "revision",
-            f"{label} revision {status.revision} is not what readers see: its rows are aside{_reason_text(status)}",
+            f"{label} revision {status.revision} is not what readers see: it is inactive{_reason_text(status)}",
             "they see an earlier revision until this one has caught up and taken over",
             f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
             "aside",

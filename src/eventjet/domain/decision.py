@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -62,6 +62,8 @@ class Served:
     decide: Callable[..., Any]
     errors: tuple[type[Exception], ...]
     name: str
+    ignoring: Collection[str] = ()
+    """Arguments that may be others when a command comes again under its id."""
 
 
 def served(
@@ -70,15 +72,17 @@ def served(
     /,
     *errors: type[Exception],
     name: str | None = None,
+    ignoring: Collection[str] = (),
 ) -> Served:
     """Serve one decision to callers.
 
     Domain errors listed in `errors` are reported to callers by their class names; of other errors they learn nothing.
-    `name` is the name of the decision for callers, by default that of the function.
+    `name` is the name of the decision for callers, by default that of the function. `ignoring` names arguments that may
+    be others when a command comes again under its id, as in `Repository.command`.
 
     ```python
     withdrawing = served(Account, Account.withdraw, InsufficientFunds)
     assert withdrawing.name == "withdraw"
     ```
     """
-    return Served(aggregate, decide, errors, name or str(getattr(decide, "__name__", decide)))
+    return Served(aggregate, decide, errors, name or str(getattr(decide, "__name__", decide)), ignoring)

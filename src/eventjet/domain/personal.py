@@ -10,10 +10,11 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
+from eventjet.domain.state import field_names
 from eventjet.domain.subscription import annotation, raw_annotations
 
 T = TypeVar("T")
@@ -70,12 +71,9 @@ def masked_whole(value: Any) -> Any:
 
 
 def masked_row(row: Any) -> Any:
-    """Return the fields of a dataclass object by name, with those hidden that are personal or contain something so."""
+    """Return the fields of a row by name, with those hidden that are personal or contain something so."""
     kind = cast("type[Any]", type(row))
-    return {
-        field.name: MASK if is_private(field_hint(kind, field.name)) else getattr(row, field.name)
-        for field in fields(row)
-    }
+    return {name: MASK if is_private(field_hint(kind, name)) else getattr(row, name) for name in field_names(kind)}
 
 
 def field_hint(cls: type, name: str) -> Any:

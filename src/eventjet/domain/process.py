@@ -16,7 +16,7 @@ from eventjet.domain.aggregate import AggregateType, aggregate, check_name
 from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
-from eventjet.errors import DefinitionError
+from eventjet.errors import DefinitionError, UsageError
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -86,18 +86,21 @@ class Request(Generic[T, F]):
 
     @overload
     def then(
-        self, decide: Callable[Concatenate[S, P], Sequence[E]], /, *args: P.args, **kwargs: P.kwargs
+        self, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Step[S, E]: ...
     @overload
     def then(
-        self, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
+        self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Step[S, E]: ...
     def then(self, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Add the process's own decision, recorded in the same atomic append; it must record something."""
+        """Add the process's own decision, recorded in the same atomic append.
+
+        It returns one event or several, and must record something.
+        """
         step: Step[Any, Any] = Step(cast("Request[Any, Any]", self), Call.of(decide, args, kwargs))
         return step
 
-    def then_with(self, decide: Callable[[S, Outcome[T, F]], E | None], /) -> Step[S, E]:
+    def then_with(self, decide: Callable[[S, Outcome[T, F]], E | Sequence[E] | None], /) -> Step[S, E]:
         """Do as `then`, for a decision that takes the `Outcome` of the other aggregate."""
         return Step(cast("Request[Any, Any]", self), Call(decide), takes_outcome=True)
 
@@ -118,7 +121,9 @@ class Step(Generic[S_co, E_co]):
     takes_outcome: bool = False
     """Whether `done` takes an `Outcome`."""
 
-    def refused(self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | None], /) -> Step[S, E | E2]:
+    def refused(
+        self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | Sequence[E2] | None], /
+    ) -> Step[S, E | E2]:
         """Add what the process decides when the other aggregate's decision raises this domain error."""
         refusals = (*self.refusals, (error, Call(decide)))
         return cast("Any", Step(self.request, self.done, refusals, self.takes_outcome))
@@ -169,9 +174,15 @@ class Deadline(Generic[S_co, E_co]):
         return in_utc(self.when) if self.when is not None else later(last_event, cast("timedelta", self.delay))
 
 
+@overload
 def at(
-    when: datetime, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
-) -> Deadline[S, E]:
+    when: datetime, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+@overload
+def at(
+    when: datetime, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+def at(when: datetime, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return a deadline at a time, when the process makes `decide`; raises `ValueError` for a time without a zone.
 
     ```python
@@ -181,12 +192,19 @@ def at(
     """
     if when.utcoffset() is None:
         raise ValueError(f"{when.isoformat()} has no time zone. Give a time with its zone.")
-    return Deadline(Call.of(decide, args, kwargs), when=when)
+    deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), when=when)
+    return deadline
 
 
+@overload
 def after(
-    delay: timedelta, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
-) -> Deadline[S, E]:
+    delay: timedelta, decide: Callable[Concatenate[S, P], Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+@overload
+def after(
+    delay: timedelta, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+) -> Deadline[S, E]: ...
+def after(delay: timedelta, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return a deadline at a delay after the process's last event, by the log's clock, when it makes `decide`.
 
     ```python
@@ -194,7 +212,14 @@ def after(
     assert after(timedelta(minutes=15), Transfer.try_again).due_at(noon) == noon + timedelta(minutes=15)
     ```
     """
-    return Deadline(Call.of(decide, args, kwargs), delay=delay)
+    deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), delay=delay)
+    return deadline
+
+
+class Acts(Protocol):
+    """A state of a process."""
+
+    def step(self) -> object: ...
 
 
 class ProcessType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
@@ -303,8 +328,9 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
     """Make the class a process: an `@aggregate` with a `step`, optionally a `deadline` and methods that `listens`.
 
     List it in `App(processes=[…])`. `step(self) -> Step[…] | None` returns what to do next, or None for nothing.
-    `deadline(self)` returns one `Deadline`, several, or None. Both are pure and may be called at any time. Raises
-    `DefinitionError` without a `step`.
+    `deadline(self)` returns one `Deadline`, several, or None. Both are pure and may be called at any time. `deadline`
+    is called twice on each state; an instance whose deadlines differ then is quarantined. Raises `DefinitionError`
+    without a `step`.
 
     ```python
     @event("gift.asked")
@@ -361,9 +387,37 @@ def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
 
 
 def deadlines_of(state: Any) -> tuple[Deadline[Any, Any], ...]:
-    """Return the deadlines of a state; empty when its class has no `deadline`."""
-    deadline = getattr(state, "deadline", None)
-    deadlines = None if deadline is None else own_copy(state).deadline()
+    """Return the deadlines of a state; empty when its class has no `deadline`.
+
+    `deadline` is called twice on the state. Raises `UsageError` if the answers differ: a deadline that asks the clock
+    would be another one at each look, and never come.
+    """
+    if getattr(state, "deadline", None) is None:
+        return ()
+    deadlines, again = _as_tuple(own_copy(state).deadline()), _as_tuple(own_copy(state).deadline())
+    if len(deadlines) == len(again) and all(map(_is_equal, deadlines, again)):
+        return deadlines
+    name = getattr(state, PROCESS, type(state).__name__)
+    raise UsageError(
+        f"{type(state).__qualname__}.deadline of the process {name!r} gives another deadline each time it is called on "
+        "one state, as when it asks the clock or chance. Have it look at the state alone: keep a time in the state, "
+        "such as the `event.recorded_at` of an event that the process listens to, or count from its last event with "
+        "`after`."
+    )
+
+
+def _as_tuple(deadlines: Any) -> tuple[Deadline[Any, Any], ...]:
     if deadlines is None:
         return ()
     return tuple(cast("Sequence[Any]", deadlines)) if isinstance(deadlines, list | tuple) else (deadlines,)
+
+
+def _is_equal(one: Deadline[Any, Any], other: Deadline[Any, Any]) -> bool:
+    """Return whether two deadlines are at the same time, with equal arguments; a lambda is another one each time."""
+    if (one.when, one.delay, one.call.name) != (other.when, other.delay, other.call.name):
+        return False
+    first, second = (
+        [value for value in (*call.args, *dict(call.kwargs).values()) if type(value).__eq__ is not object.__eq__]
+        for call in (one.call, other.call)
+    )
+    return first == second

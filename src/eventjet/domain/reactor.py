@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, cast
 from zlib import crc32
 
 from typing_extensions import TypeVar
@@ -63,10 +63,27 @@ class Retry:
     """How long one try may take; a try that takes longer is cancelled and counts."""
     passing: tuple[type[Exception], ...] = (OSError, TimeoutError)
     """Temporary errors: the event is retried for ever and never quarantined, as when the log does not answer."""
+    never: tuple[type[Exception], ...] = ()
+    """Permanent errors: the event is quarantined after the first try that raises one, as with `PermanentFailure`."""
 
     def pause_s(self, attempt: int) -> float:
         """Return the pause in seconds after `attempt` tries."""
         return min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 20))
+
+
+class PermanentFailure(Exception):
+    """An error to raise in a handler when another try would fail in the same way.
+
+    The event is quarantined at once, with the text of this error as the reason; a reactor with `on_error="stop"` stops.
+    Raised by a decision of a process's step or deadline, it quarantines the process instance at once.
+
+    ```python
+    @reactor("letters")
+    async def letters(event: Recorded[Opened], reaction: Reaction) -> None:
+        if not event.data.owner:
+            raise PermanentFailure("a letter needs a name")
+    ```
+    """
 
 
 class Reacted(Protocol[S, E]):
@@ -157,7 +174,9 @@ def _handler_faults(declared: Any, what: str) -> list[str]:
     handle = declared.handle
     faults = [*start_faults(declared.start), *retry_faults(declared.retry, declared.on_error)]
     if not inspect.iscoroutinefunction(handle):
-        faults.append(f"{shown_name(handle)} is not an `async def`")
+        faults.append(
+            f"{shown_name(handle)} is not an `async def`; call code that blocks in it with `asyncio.to_thread`"
+        )
     if len(inspect.signature(handle).parameters) != 2:
         faults.append(f"{shown_name(handle)} does not take ({what}, reaction)")
     return faults
@@ -175,6 +194,12 @@ def retry_faults(retry: Retry, on_error: Any) -> list[str]:
     faults: list[str] = []
     if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
         faults.append(f"{retry} tries nothing, or never again; give a try at the least, and finite seconds above 0")
+    for field_name in ("passing", "never"):
+        kinds: Any = getattr(retry, field_name)
+        if not isinstance(kinds, tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in cast("tuple[Any, ...]", kinds)
+        ):
+            faults.append(f"`{field_name}` of its retry is {kinds!r}; give a tuple of exception classes")
     if on_error not in ("quarantine", "stop"):
         faults.append(f'its on_error is {on_error!r}; give "quarantine" or "stop"')
     return faults

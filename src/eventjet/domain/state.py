@@ -71,19 +71,19 @@ def _faults(cls: Any, path: str, enclosing: frozenset[Any]) -> Iterator[str]:
         reason = f"cannot be resolved ({error}); import what they name for real (not under TYPE_CHECKING)"
         yield f"the annotations of {cls.__qualname__}'s fields {reason} and at module level"
         return
-    for name in _field_names(cls):
+    for name in field_names(cls):
         yield from _hint_faults(hints.get(name), f"{path}.{name}", enclosing)
 
 
 def _hint_faults(hint: Any, where: str, enclosing: frozenset[Any]) -> Iterator[str]:
     for kind in dict.fromkeys(_classes(hint)):
         instead = next((instead for changeable, instead in _REPLACEMENTS if issubclass(kind, changeable)), None)
-        if instead is None and not _is_frozen(kind):
+        if instead is None and not is_frozen(kind):
             instead = f"{kind.__qualname__} declared with frozen=True"
         if instead is not None:
             yield f"{where} holds a {kind.__qualname__}, which can be changed under who shares it; take {instead}"
         elif kind not in enclosing:
-            yield from _faults(kind, where, enclosing | {kind}) if _field_names(kind) else ()
+            yield from _faults(kind, where, enclosing | {kind}) if field_names(kind) else ()
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -99,14 +99,14 @@ def _classes(hint: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
-def _field_names(cls: Any) -> list[str]:
+def field_names(cls: Any) -> list[str]:
     """Return the fields of a dataclass, a NamedTuple or a pydantic model; empty for other classes."""
     if is_dataclass(cls):
         return [field.name for field in fields(cls)]
     return list(getattr(cls, "_fields", None) or getattr(cls, "model_fields", None) or ())
 
 
-def _is_frozen(cls: Any) -> bool:
+def is_frozen(cls: Any) -> bool:
     """Return False for a dataclass or a pydantic model whose fields can be set, and True for all other classes."""
     if is_dataclass(cls):
         return bool(cast("Any", cls).__dataclass_params__.frozen)
@@ -184,15 +184,15 @@ def _is_fixed(hint: Any, enclosing: frozenset[Any]) -> bool:
 def _is_frozen_class(cls: Any) -> bool:
     """Return whether a class has nothing but fields, and none of them can be set."""
     if hasattr(cls, "model_fields"):
-        return _is_frozen(cls) and cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
+        return is_frozen(cls) and cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
     if hasattr(cls, "__dataclass_fields__"):
-        return _is_frozen(cls)
+        return is_frozen(cls)
     return tuple in cls.__mro__ and hasattr(cls, "_fields")
 
 
 def _open_fields(cls: Any, enclosing: frozenset[Any]) -> list[str]:
     """Return the fields whose values are not proved immutable by their annotations."""
-    names = _field_names(cls)
+    names = field_names(cls)
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
@@ -236,13 +236,13 @@ _OF_KIND: Mapping[Any, _Copy] = {
 
 
 def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
-    is_model, is_frozen = hasattr(kind, "model_fields"), _is_frozen(kind)
-    fixed_names = [name for name in _field_names(kind) if name not in copiers]
+    is_model, is_set_once = hasattr(kind, "model_fields"), is_frozen(kind)
+    fixed_names = [name for name in field_names(kind) if name not in copiers]
     has_dict = not is_model and bool(kind.__dictoffset__)
 
     def copy(value: Any, whole: bool) -> Any:
         copies: dict[str, Any] = {}
-        is_changed = not is_frozen
+        is_changed = not is_set_once
         for name, copier in copiers.items():
             original = getattr(value, name)
             try:

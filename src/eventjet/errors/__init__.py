@@ -35,7 +35,9 @@ from eventjet.errors.reaction import CommandFailed as CommandFailed
 from eventjet.errors.reaction import CursorDamaged as CursorDamaged
 from eventjet.errors.reaction import CursorFenced as CursorFenced
 from eventjet.errors.reaction import CursorMissing as CursorMissing
+from eventjet.errors.reaction import HandlerBlocked as HandlerBlocked
 from eventjet.errors.reaction import NobodyServes as NobodyServes
+from eventjet.errors.reaction import NotSettled as NotSettled
 from eventjet.errors.reaction import ReactionError as ReactionError
 from eventjet.errors.reaction import ReactionFailed as ReactionFailed
 from eventjet.errors.store import ApiRefused as ApiRefused

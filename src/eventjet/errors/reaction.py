@@ -85,6 +85,41 @@ class NobodyServes(NoResponders, Unreachable):
         )
 
 
+class HandlerBlocked(ReactionError):
+    """A handler blocked the event loop for longer than one try may take, so nothing could cut it off."""
+
+    def __init__(self, name: str, seconds: float | None = None) -> None:
+        self.name = name
+        self.seconds = seconds
+        """How long it blocked the loop; None where other sessions tried, and nobody saw the end of a try."""
+        how_long = "in each of its tries" if seconds is None else f"for {seconds:g} s"
+        super().__init__(
+            f"{name} blocked the event loop {how_long}. Call what blocks with `await asyncio.to_thread(…)`."
+        )
+
+
+class NotSettled(ReactionError):
+    """A process instance did not come to its end within the timeout."""
+
+    def __init__(
+        self, process: str, process_id: str, timeout_s: float, version: int, last_event: str, reason: str
+    ) -> None:
+        self.process = process
+        self.process_id = process_id
+        self.timeout_s = timeout_s
+        self.version = version
+        """The version of its last event; 0 if it has none."""
+        self.last_event = last_event
+        """The type of its last event; empty if it has none."""
+        self.reason = reason
+        """What it waits for, or what keeps workers from it."""
+        where = f"is at version {version}, after {last_event}, and" if version else "has not begun and"
+        super().__init__(
+            f"The process {process} {process_id!r} {where} did not settle within {timeout_s:g} s: "
+            f"{reason.rstrip('.')}. See `eventjet process show {process} {process_id}`, or wait longer."
+        )
+
+
 class ReactionFailed(ReactionError):
     """A handler or a step raised an unexpected error, and its reactor, process, inbox or publication stops."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eventjet.errors.base import EventjetError, Unreachable
+from eventjet.text import listed
 
 
 class StoreError(EventjetError):
@@ -99,7 +100,9 @@ class Refused(StoreError):
 class CommandReused(Refused):
     """A command id was already used for a different request; nothing of this command is stored."""
 
-    def __init__(self, command_id: str, where: str, version: int, recorded: str, asked: str) -> None:
+    def __init__(
+        self, command_id: str, where: str, version: int, recorded: str, asked: str, arguments: Sequence[str] = ()
+    ) -> None:
         self.command_id = command_id
         self.where = where
         """The aggregate on which the id was used before."""
@@ -109,10 +112,15 @@ class CommandReused(Refused):
         """The request recorded under the id: its decision and a digest of its arguments."""
         self.asked = asked
         """The request of this command."""
+        self.arguments = tuple(arguments)
+        """The names of the arguments that differ, where the recorded events prove it; else empty."""
+        names = listed(map(repr, self.arguments)) if arguments else ""
         super().__init__(
             f"The command {command_id!r} on {where}",
-            f"at version {version} its id recorded the request {recorded}, and this one is {asked}",
-            "Give each command an id of its own; one that is repeated, the same decision and arguments.",
+            f"at version {version} its id recorded the request {recorded}, and this one is {asked}"
+            + (f", with another {names}" if names else ""),
+            "Give each command an id of its own; one that is repeated, the same decision and arguments. An argument "
+            "that may differ, such as the time, is left out with `command(id, ignoring=(…,))`.",
         )
 
 

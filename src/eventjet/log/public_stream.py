@@ -23,7 +23,7 @@ from eventjet.jetstream.api import (
     stream_info,
 )
 from eventjet.jetstream.client import Client
-from eventjet.log.topology import full_stream
+from eventjet.log.topology import IDENTITY, full_stream
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 """Header with the subjects whose last message is compared with the expected sequence."""
@@ -112,6 +112,8 @@ def check_public(state: StreamState | None, stream: str, publication: str) -> St
     if state is None:
         remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
         raise LogUnusable(what, "it does not exist", remedy)
+    if IDENTITY in state.metadata:
+        raise LogUnusable(what, "it is the log of an app, and would have public events in it", "Name another stream.")
     config = state.config
     if not config.get("allow_atomic"):
         raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")

@@ -74,6 +74,12 @@ CUT_OFF = LogEvent(
 HANDLER_CUT_OFF = LogEvent(
     "eventjet.handler_cut_off", _W, "%(name)s: what was being handled is cut off; its next worker does it again"
 )
+LOOP_BLOCKED = LogEvent(
+    "eventjet.loop_blocked",
+    _W,
+    "%(name)s blocked the event loop for %(seconds)g s, in which nothing else of this worker went on. Call what blocks "
+    "with `await asyncio.to_thread(…)`, and give it a timeout.",
+)
 GIVEN_UP = LogEvent(
     "eventjet.given_up",
     _W,

@@ -99,7 +99,7 @@ def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
     if promoted is None:
         return f"{has} already"
     inactive = ", ".join(f"revision {revision}" for revision in promoted.previous_revisions) or "no revision"
-    return f"{has}; {inactive} went aside"
+    return f"{has}; {inactive} is inactive now"
 
 
 @dataclass(frozen=True, slots=True)

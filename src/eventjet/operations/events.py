@@ -39,6 +39,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UnexpectedExit
 from eventjet.jet import Jet
 from eventjet.log.store import BATCH_MAX, EventStore
+from eventjet.projections.columns import key_labels
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
 
@@ -295,7 +296,10 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
             continue
         try:
             keys = _keys(resolved, recorded)
-            key_texts = [json.dumps(list(key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]]
+            key_columns = list(resolved.table.primary_key.columns)
+            key_texts = [
+                json.dumps(key_labels(key_columns, key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]
+            ]
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(raised)
             reason = reason_of(error, private=app.catalog.is_private)

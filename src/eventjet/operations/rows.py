@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import field_names
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
 from eventjet.jetstream.api import message_at, next_message
@@ -316,7 +317,7 @@ def compared(before: Any, after: Any) -> list[dict[str, Any]]:
     texts = [
         {} if row is None else {name: _field_text(value) for name, value in masked_row(row).items()} for row in rows
     ]
-    names = [row_field.name for row_field in fields(present)]
+    names = field_names(type(present))
     return [
         {"name": name, "before": texts[0].get(name), "after": texts[1].get(name), "changed": name in changed}
         for name in names
@@ -332,7 +333,7 @@ def _changed_fields(before: Any, after: Any) -> tuple[str, ...]:
     row = after if after is not None else before
     if row is None or isinstance(before, _Unreadable) or isinstance(after, _Unreadable):
         return ()
-    names = [row_field.name for row_field in fields(row)]
+    names = field_names(type(row))
     if before is None or after is None:
         return tuple(names)
     return tuple(name for name in names if getattr(before, name) != getattr(after, name))

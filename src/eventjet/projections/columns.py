@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -32,6 +32,8 @@ _INTEGRAL = 1e16
 """From this size on a float is written with an exponent in JSON, which JSONB gives back as an integer."""
 _SINGLE_BITS = 24
 _KEY_BYTES = 2_600
+_ENUM_LENGTH = 63
+"""Characters of a column for an enum that says no length."""
 _SUPPORTED = frozenset[type[Any]]((
     sa.String, sa.Text, sa.Unicode, sa.UnicodeText, sa.VARCHAR, sa.NVARCHAR, sa.TEXT,
     postgresql.TEXT, postgresql.VARCHAR,
@@ -381,8 +383,10 @@ class ColumnType:
     base: type[sa.TypeEngine[Any]]
     normaliser: Callable[[Any], Convert]
     """Returns the function that gives values their normal form, from the declared type."""
-    key: type | None = None
-    """The Python type of a key's part that it stores; None for a type that keys cannot have."""
+    is_key: bool = False
+    """Whether a part of a key may have the type."""
+    default: Callable[[Any], sa.TypeEngine[Any]] | None = None
+    """Returns the type of a column that is declared by a Python type alone; None for `base` without arguments."""
 
     @property
     def accepted(self) -> tuple[type, ...]:
@@ -400,16 +404,26 @@ def _numeric_of(kind: sa.Numeric[Any]) -> Convert:
     return any_numeric if kind.precision is None else numeric(kind.precision, kind.scale or 0)
 
 
+def _enum_default(cls: type[Enum]) -> sa.Enum:
+    """Return a column of text for the names of an enum, wide enough for members that come later."""
+    return sa.Enum(cls, native_enum=False, length=max(_ENUM_LENGTH, *map(len, cls.__members__)))
+
+
 COLUMN_TYPES = (
-    ColumnType(sa.Enum, lambda kind: one_of(labels(kind))),
-    ColumnType(sa.String, lambda kind: text(kind.length), key=str),
-    ColumnType(sa.Float, lambda _: double),
-    ColumnType(sa.Numeric, _numeric_of),
-    ColumnType(sa.Integer, _integer_of, key=int),
+    ColumnType(sa.Enum, lambda kind: one_of(labels(kind)), is_key=True, default=_enum_default),
+    ColumnType(sa.String, lambda kind: text(kind.length), is_key=True),
+    ColumnType(sa.Float, lambda _: double, default=lambda _: sa.Double()),
+    ColumnType(sa.Numeric, _numeric_of, is_key=True),
+    ColumnType(sa.Integer, _integer_of, is_key=True, default=lambda _: sa.BigInteger()),
     ColumnType(sa.Boolean, lambda _: boolean),
-    ColumnType(sa.DateTime, lambda kind: instant if kind.timezone else wall_time),
-    ColumnType(sa.Date, lambda _: day, key=date),
-    ColumnType(sa.Uuid, lambda _: uuid, key=UUID),
+    ColumnType(
+        sa.DateTime,
+        lambda kind: instant if kind.timezone else wall_time,
+        is_key=True,
+        default=lambda _: sa.DateTime(timezone=True),
+    ),
+    ColumnType(sa.Date, lambda _: day, is_key=True),
+    ColumnType(sa.Uuid, lambda _: uuid, is_key=True),
     ColumnType(sa.JSON, lambda _: _json),
     ColumnType(sa.LargeBinary, lambda _: blob),
 )
@@ -419,3 +433,44 @@ COLUMN_TYPES = (
 def column_type_of(kind: sa.TypeEngine[Any]) -> ColumnType | None:
     """Return the row of the table for a declared type; None for one that cannot store rows."""
     return next((row for row in COLUMN_TYPES if isinstance(plain(kind), row.base)), None)
+
+
+def default_type(cls: Any) -> sa.TypeEngine[Any] | None:
+    """Return the type of column for values of a Python type; None where there is none, or more than one would fit."""
+    if not isinstance(cls, type):
+        return None
+    if issubclass(cls, Enum):
+        return _enum_default(cls)
+    if cls in (tuple, list, dict, Sequence, Mapping):
+        return sa.JSON()
+    names = next((leaf.columns for leaf in LEAVES.values() if leaf.python is cls and leaf.columns), ("",))
+    column_type = next((row for row in COLUMN_TYPES if row.base.__name__ == names[0]), None)
+    if column_type is None:
+        return None
+    return column_type.base() if column_type.default is None else column_type.default(cls)
+
+
+def key_type(kind: sa.TypeEngine[Any]) -> type | None:
+    """Return the Python type of a key's part in a column; None for a type that keys cannot have.
+
+    A decimal needs a precision: 1.0 and 1.00 are one key in Python and on PostgreSQL, and two texts on SQLite.
+    """
+    kind, column_type = plain(kind), column_type_of(kind)
+    if column_type is None or not column_type.is_key:
+        return None
+    if isinstance(kind, sa.Enum):
+        return kind.enum_class or str
+    if isinstance(kind, sa.Numeric) and kind.precision is None:
+        return None
+    return column_type.accepted[0]
+
+
+def key_labels(columns: Iterable[Column[Any]], key: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a key as it is shown and typed: the members of enums as the labels that the database has of them."""
+    return tuple(_label(plain(column.type), part) for column, part in zip(columns, key, strict=True))
+
+
+def _label(kind: sa.TypeEngine[Any], part: Any) -> Any:
+    if not isinstance(part, Enum) or not isinstance(kind, sa.Enum):
+        return part
+    return next((label for label, member in labels(kind).items() if member is part), part)

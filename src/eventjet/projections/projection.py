@@ -8,26 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
+from enum import Enum
+from functools import cached_property
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from sqlalchemy import Table
 
 from eventjet.domain.recorded import Recorded
+from eventjet.projections.row_table import TableSource, table_of
 
 R = TypeVar("R")
 E = TypeVar("E")
 K_co = TypeVar("K_co", covariant=True)
 
-KeyPart: TypeAlias = str | int | UUID | date
-Key: TypeAlias = KeyPart | tuple[KeyPart, ...]
+KeyPart: TypeAlias = str | int | UUID | date | Decimal | Enum
+KeyValue: TypeAlias = KeyPart | tuple[KeyPart, ...]
 """The key of a row: one value, or a tuple with one value for each column of the primary key."""
 
 OnError: TypeAlias = Literal["stop", "quarantine"]
 """What happens to an event that cannot be handled: it stops the projection, or it is quarantined and others go on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Projection(Generic[R, E]):
     """A fold of one row, as `@projection` declares it: a pure function that returns the row after an event.
 
@@ -35,7 +39,8 @@ class Projection(Generic[R, E]):
     """
 
     name: str
-    table: Table
+    source: TableSource | None
+    """The table or mapped class that was given; None where the row class declares the table."""
     fold: Callable[..., R | None]
     """Takes `(row, event)`, or `(row, event, key)` when there are `keys`."""
     revision: int = 1
@@ -46,6 +51,14 @@ class Projection(Generic[R, E]):
     """Returns the keys of the rows that an event changes; the fold is called once for each."""
     on_error: OnError = "stop"
     """What happens to an event that fails; `quarantine` only where the key is the aggregate id."""
+
+    @cached_property
+    def table(self) -> Table:
+        """The table of the rows; made from the row class at the first use where none was given.
+
+        Raises `DefinitionError` for a row class that does not declare a table.
+        """
+        return table_of(self.name, self.source, self.fold, is_list=False)
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)
@@ -70,15 +83,17 @@ class ByKeys(Protocol[E, K_co]):
 
 
 @overload
-def projection(name: str, /, *, table: Table, revision: int = 1, on_error: OnError = "stop") -> ByAggregate: ...
+def projection(
+    name: str, /, *, table: TableSource | None = None, revision: int = 1, on_error: OnError = "stop"
+) -> ByAggregate: ...
 @overload
 def projection(
     name: str,
     /,
     *,
-    table: Table,
+    table: TableSource | None = None,
     revision: int = 1,
-    key: Callable[[Recorded[E]], Key],
+    key: Callable[[Recorded[E]], KeyValue],
     on_error: Literal["stop"] = "stop",
 ) -> ByKey[E]: ...
 @overload
@@ -86,7 +101,7 @@ def projection(
     name: str,
     /,
     *,
-    table: Table,
+    table: TableSource | None = None,
     revision: int = 1,
     keys: Callable[[Recorded[E]], Sequence[K_co]],
     on_error: Literal["stop"] = "stop",
@@ -95,21 +110,22 @@ def projection(
     name: str,
     /,
     *,
-    table: Table,
+    table: TableSource | None = None,
     revision: int = 1,
     key: Callable[[Recorded[Any]], Any] | None = None,
     keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
     on_error: OnError = "stop",
 ) -> Any:
-    """Declare a fold of one row that is stored in `table`; the annotation of its event is the subscription.
+    """Declare a fold of one row; the annotation of its event is the subscription.
 
+    The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
     Raise `revision` when the same events should give other rows. `key` and `keys` are named, annotated functions: a
     lambda inside the decorator defeats the type checkers. With `on_error="quarantine"` an event that cannot be handled
     is quarantined with its reason, later events of its aggregate wait behind it, and all others go on; only where the
     key is the aggregate id.
 
     ```python
-    @projection("openings", table=balances_table)
+    @projection("openings")
     def openings(row: Balance | None, event: Recorded[Opened]) -> Balance:
         return Balance(event.aggregate_id, event.data.owner)
 
@@ -123,7 +139,7 @@ def projection(
     return declare
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entries(Generic[R, E]):
     """A function that makes rows from one event, as `@entries` declares it: pure, and it reads no rows.
 
@@ -132,11 +148,20 @@ class Entries(Generic[R, E]):
     """
 
     name: str
-    table: Table
+    source: TableSource | None
+    """The table or mapped class that was given; None where the row class declares the table."""
     rows: Callable[[Recorded[E]], R | Sequence[R] | None]
     revision: int = 1
     on_error: OnError = "stop"
     """Always `stop`; any other value is refused when an `App` is built."""
+
+    @cached_property
+    def table(self) -> Table:
+        """The table of the rows; made from the row class at the first use where none was given.
+
+        Raises `DefinitionError` for a row class that does not declare a table.
+        """
+        return table_of(self.name, self.source, self.rows, is_list=True)
 
     def __call__(self, event: Recorded[E], /) -> R | Sequence[R] | None:
         return self.rows(event)
@@ -148,13 +173,16 @@ class Entering(Protocol):
     def __call__(self, rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]: ...
 
 
-def entries(name: str, /, *, table: Table, revision: int = 1, on_error: Literal["stop"] = "stop") -> Entering:
-    """Declare a function that makes rows of `table` from one event; the annotation of its event is the subscription.
+def entries(
+    name: str, /, *, table: TableSource | None = None, revision: int = 1, on_error: Literal["stop"] = "stop"
+) -> Entering:
+    """Declare a function that makes rows from one event; the annotation of its event is the subscription.
 
+    The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
     Raise `revision` when the same events should give other rows.
 
     ```python
-    @entries("deposits", table=postings_table)
+    @entries("deposits")
     def deposits(event: Recorded[Deposited]) -> Posting:
         return Posting(event.position, event.aggregate_id, event.data.amount)
 

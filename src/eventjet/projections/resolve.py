@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias, cast
 
@@ -17,11 +17,12 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert, column_type_of, key_check
+from eventjet.projections.columns import Convert, key_check, key_type
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
+from eventjet.projections.row_table import row_type_of
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
 from eventjet.text import shown
 
@@ -123,7 +124,7 @@ def _guarded(
     if all(map(is_fixed, events)):
         return declared
     if isinstance(declared, Entries):
-        return replace(declared, rows=_with_own_event(declared.rows))
+        return replace(declared, source=declared.table, rows=_with_own_event(declared.rows))
     fold, key, keys = declared.fold, declared.key, declared.keys
 
     @wraps(fold)
@@ -132,6 +133,7 @@ def _guarded(
 
     return replace(
         declared,
+        source=declared.table,
         fold=guarded,
         key=None if key is None else _with_own_event(key),
         keys=None if keys is None else _with_own_event(keys),
@@ -162,20 +164,23 @@ class _Resolving:
     def __init__(self, declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> None:
         self.declared = declared
         self.catalog = catalog
-        self.table = declared.table
         self.function = declared.fold if isinstance(declared, Projection) else declared.rows
-        self.key_columns = list(declared.table.primary_key.columns)
         self.faults: list[str] = []
 
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
         self.faults += name_faults(declared.name, declared.revision)
         events = self._events()
-        row_type = self._row_type()
-        self.faults += table_faults(self.table)
+        row_type = None
+        try:
+            self.table = declared.table
+            row_type = row_type_of(self.function, is_list=isinstance(declared, Entries))
+        except DefinitionError as error:
+            self.faults.extend(error.faults)
         if row_type is not None:
-            self.faults += row_faults(row_type, self.table)
-        self._check_keys(events)
+            self.faults += [*table_faults(self.table), *row_faults(row_type, self.table)]
+            self.key_columns = list(self.table.primary_key.columns)
+            self._check_keys(events)
         self._check_on_error()
         if row_type is None or self.faults:
             return None
@@ -214,28 +219,15 @@ class _Resolving:
             self.faults.append(f"it takes {unknown}, which no aggregate of the app folds")
         return event_types
 
-    def _row_type(self) -> type | None:
-        try:
-            hint = resolved_hint(self.function, "return")
-        except DefinitionError as error:
-            self.faults.extend(error.faults)
-            return None
-        is_entries = not isinstance(self.declared, Projection)
-        row_types = {_item_type(member) if is_entries else member for member in union_members(hint)}
-        if len(row_types) != 1 or not is_dataclass(row_type := next(iter(row_types))) or not isinstance(row_type, type):
-            self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
-            return None
-        return row_type
-
     def _check_keys(self, events: Sequence[type]) -> None:
         subject = f"the primary key of {self.table.name!r}"
         if not self.key_columns:
             self.faults.append(f"{subject} is missing; it is the projection's key")
             return
-        types = [_key_type(column) for column in self.key_columns]
+        types = [key_type(column.type) for column in self.key_columns]
         for column, kind in zip(self.key_columns, types, strict=True):
             if kind is None:
-                self.faults.append(f"{subject} has {column.name!r}, which is not text, integer, UUID or date")
+                self.faults.append(f"{subject} has {column.name!r}, {_why_no_key(column)}")
             if isinstance(column.type, sa.String) and column.type.collation:
                 self.faults.append(f"{subject} has {column.name!r} with a collation, which may take two keys for one")
         if isinstance(self.declared, Entries):
@@ -334,14 +326,13 @@ def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
     return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
 
 
-def _key_type(column: Column[Any]) -> Any:
-    column_type = column_type_of(column.type)
-    return None if column_type is None else column_type.key
-
-
-def _item_type(hint: Any) -> Any:
-    args = typing.get_args(hint)
-    return args[0] if args and typing.get_origin(hint) in (list, tuple, Sequence) else hint
+def _why_no_key(column: Column[Any]) -> str:
+    if isinstance(column.type, sa.Numeric) and not isinstance(column.type, sa.Float):
+        return (
+            "a Numeric without a precision, in which 1.0 and 1.00 may be one key or two; name it, as in "
+            f"`{column.name}: Annotated[Key[Decimal], Numeric(12, 2)]`"
+        )
+    return "which is not text, integer, UUID, date, datetime, Decimal or enum"
 
 
 def _type_names(types: Sequence[Any]) -> str:

@@ -45,7 +45,7 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_checks", "_dumps", "_key_places", "_loaders", "_loads", "_make", "_open", "_values",
+        "_checks", "_dumps", "_key_dumps", "_key_places", "_loaders", "_loads", "_make", "_open", "_values",
         "columns", "fields", "is_open", "key", "normalise", "row_type", "table_name",
     )  # fmt: skip
 
@@ -61,7 +61,9 @@ class RowCodec:
         self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
         """Returns the key of a row, always a tuple."""
         self._values = _values_of(names)
-        self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
+        dumps = [values.dumper(column.type) for column in declared] if values else []
+        self._dumps = _conversions(dumps)
+        self._key_dumps = _conversions([values.dumper(key.type) for key in table.primary_key.columns] if values else [])
         hints = {name: annotated(row_type, name) for name in names}
         forms = [_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
         loaders = [values.loader(column.type) if values else None for column in declared]
@@ -89,6 +91,11 @@ class RowCodec:
         """Return the values of a normalised row as the driver takes them, for an insert or `COPY`."""
         values = self._values(row)
         return tuple(_converted(values, self._dumps)) if self._dumps else values
+
+    def dump_keys(self, keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+        """Return normalised keys as the driver takes them; it sorts them as the database does."""
+        conversions = self._key_dumps
+        return [tuple(_converted(key, conversions)) for key in keys] if conversions else keys
 
     def is_same(self, row: Any, before: Any) -> bool:
         """Whether the values of a normalised row that could be changed in place still equal those of `before`."""
@@ -318,7 +325,7 @@ def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _maker(row_type: type, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-    row_fields = fields(row_type)
+    row_fields = () if hasattr(row_type, "model_fields") else fields(cast("Any", row_type))
     if tuple(field.name for field in row_fields) == tuple(names) and not any(field.kw_only for field in row_fields):
         return lambda values: row_type(*values)
     return lambda values: row_type(**dict(zip(names, values, strict=True)))

@@ -20,7 +20,7 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
 from eventjet.domain.personal import field_hint, is_private
-from eventjet.domain.state import value_faults
+from eventjet.domain.state import field_names, is_frozen, value_faults
 from eventjet.domain.subscription import raw_annotations, shown_name, union_members
 from eventjet.projections.columns import column_type_of, element, plain, unsupported
 
@@ -97,23 +97,26 @@ def table_faults(table: Table) -> Iterator[str]:
 
 def row_faults(row_type: type, table: Table) -> Iterator[str]:
     """Yield fields and columns that do not match, and faults of rows that could be changed in place unnoticed."""
-    params: Any = cast("Any", row_type).__dataclass_params__
-    if not params.frozen:
+    is_model = hasattr(row_type, "model_fields")
+    if not is_frozen(row_type):
+        how = "@dataclass(frozen=True), and return replace(row, …)"
+        if is_model:
+            how = "ConfigDict(frozen=True), and return row.model_copy(update=…)"
         yield (
             f"{row_type.__qualname__} is not frozen, and a row that is changed in place is not seen to have changed; "
-            "declare it with @dataclass(frozen=True), and return replace(row, …)"
+            f"declare it with {how}"
         )
-    row_fields = {field.name: field for field in fields(row_type)}
+    row_fields = set(field_names(row_type))
     columns = {column.key: column for column in table.columns}
     subject = f"{row_type.__qualname__} and the table {table.name!r} differ"
-    if row_fields.keys() - columns.keys():
-        yield f"{subject}: the table has no column {listed_names(row_fields.keys() - columns.keys())}"
-    if columns.keys() - row_fields.keys():
-        yield f"{subject}: the row has no field {listed_names(columns.keys() - row_fields.keys())}"
-    fixed = {name for name, field in row_fields.items() if not field.init}
+    if row_fields - columns.keys():
+        yield f"{subject}: the table has no column {listed_names(row_fields - columns.keys())}"
+    if columns.keys() - row_fields:
+        yield f"{subject}: the row has no field {listed_names(columns.keys() - row_fields)}"
+    fixed = set[str]() if is_model else {field.name for field in fields(cast("Any", row_type)) if not field.init}
     if fixed:
         yield f"{row_type.__qualname__} cannot be made with {listed_names(fixed)}: init=False"
-    for name in row_fields:
+    for name in field_names(row_type):
         if name in columns and columns[name].primary_key and is_private(field_hint(row_type, name)):
             yield f"{row_type.__qualname__}.{name} is personal and a key, and keys are shown: take an id of the person"
         if name in columns:
@@ -172,11 +175,13 @@ def _classes(hint: Any) -> Iterator[type]:
             yield cls
 
 
-def annotated(row_type: type, name: str) -> Any:
+def annotated(row_type: type, name: str, *, include_extras: bool = False) -> Any:
     """Return the annotation of a field as an object; Any where it cannot be evaluated."""
     owner = next(cls for cls in row_type.__mro__ if name in raw_annotations(cls))
     probe = types.SimpleNamespace(__annotations__={name: raw_annotations(owner)[name]})
     try:
-        return typing.get_type_hints(probe, globalns=vars(sys.modules[owner.__module__]))[name]
+        return typing.get_type_hints(
+            probe, globalns=vars(sys.modules[owner.__module__]), include_extras=include_extras
+        )[name]
     except Exception:  # noqa: BLE001 - whatever an annotation raises that only checkers read
         return Any

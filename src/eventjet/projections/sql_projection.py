@@ -15,24 +15,32 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_origin, overload
 from sqlalchemy import Sequence as DatabaseSequence
 from sqlalchemy import Table
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import (
+    raw_annotations,
+    recorded_events_of,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
+from eventjet.projections.row_table import TableSource, given_table
 from eventjet.projections.row_type import declaration_faults
 
 E = TypeVar("E")
+D = TypeVar("D", AsyncConnection, AsyncSession)
 
-Handler: TypeAlias = Callable[[Any, AsyncConnection], Coroutine[Any, Any, None]]
-"""A coroutine function that takes one `Recorded`, or a sequence of them, and a connection."""
-EventHandler: TypeAlias = Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]
-BatchHandler: TypeAlias = Callable[[Sequence[Recorded[E]], AsyncConnection], Coroutine[Any, Any, None]]
+Handler: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, None]]
+"""A coroutine function that takes one `Recorded`, or a sequence of them, and a connection or a session."""
+EventHandler: TypeAlias = Callable[[Recorded[E], D], Coroutine[Any, Any, None]]
+BatchHandler: TypeAlias = Callable[[Sequence[Recorded[E]], D], Coroutine[Any, Any, None]]
 
 _PARAMETERS = 2
 
@@ -41,8 +49,8 @@ class SqlProjection:
     """A read model of any tables, with a handler (a coroutine function) for each type of event that changes them.
 
     Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write only
-    the declared tables, through the connection they are given, and never commit or roll back. Raise `revision` when the
-    same events should give other rows.
+    the declared tables, through the connection they are given, and never commit or roll back. `tables` are `Table`s or
+    mapped classes. Raise `revision` when the same events should give other rows.
 
     ```python
     ledger = SqlProjection("ledger", tables=[postings_table])
@@ -66,26 +74,32 @@ class SqlProjection:
         rows = [{"position": e.position, "account_id": e.aggregate_id, "amount": e.data.amount} for e in events]
         await connection.execute(postings_table.insert(), rows)
     ```
+
+    A handler whose second parameter is an `AsyncSession` gets one over that connection, in a savepoint of its own: its
+    `commit` and `rollback` end nothing but that. What the handler leaves in it is flushed, and committed with the
+    checkpoint.
     """
 
     __slots__ = ("_handlers", "_is_sealed", "name", "revision", "tables")
 
-    def __init__(self, name: str, /, *, tables: Sequence[Table], revision: int = 1) -> None:
+    def __init__(self, name: str, /, *, tables: Sequence[TableSource], revision: int = 1) -> None:
         self.name = name
         self.tables = tuple(tables)
+        """The tables and mapped classes as they were given."""
         self.revision = revision
         """Raise it when the same events should give other rows."""
         self._handlers: list[Handler] = []
         self._is_sealed = False
 
     @overload
-    def handler(self, function: EventHandler[E], /) -> EventHandler[E]: ...
+    def handler(self, function: EventHandler[E, D], /) -> EventHandler[E, D]: ...
     @overload
-    def handler(self, function: BatchHandler[E], /) -> BatchHandler[E]: ...
+    def handler(self, function: BatchHandler[E, D], /) -> BatchHandler[E, D]: ...
     def handler(self, function: Handler, /) -> Handler:
         """Declare `function` as the handler of the events in its annotation, and return it unchanged.
 
-        It takes one event (`event: Recorded[Deposited]`) or a run of them (`events: Sequence[Recorded[Deposited]]`).
+        It takes one event (`event: Recorded[Deposited]`) or a run of them (`events: Sequence[Recorded[Deposited]]`),
+        and a `connection: AsyncConnection` or a `session: AsyncSession`.
 
         Raises `DefinitionError` once an `App` was built with it.
         """
@@ -163,6 +177,7 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     for function in dict.fromkeys(handlers.values()):
         events, takes_many = _subscribed(function)
         guarded = function if all(map(is_fixed, events)) else _guarded(function, takes_many)
+        guarded = _with_session(guarded) if _takes_session(function) else guarded
         resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many)
     code = fingerprint(tuple(resolved))
     by_event = {event: resolved[function] for event, function in handlers.items()}
@@ -178,6 +193,30 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
         await handler(argument, connection)
 
     return guarded
+
+
+def _takes_session(handler: Handler) -> bool:
+    """Return whether a handler's second parameter is annotated as an `AsyncSession`."""
+    name = list(inspect.signature(handler).parameters)[1]
+    if name not in raw_annotations(handler):
+        return False
+    hint = resolved_hint(handler, name)
+    return isinstance(hint, type) and issubclass(hint, AsyncSession)
+
+
+def _with_session(handler: Handler) -> Handler:
+    """Return the handler of a session as one of a connection; what it leaves in the session is flushed at its end."""
+
+    @wraps(handler)
+    async def with_session(events: Any, connection: AsyncConnection) -> None:
+        # In a savepoint of its own, an error in a flush undoes no more than what the handler did, and a commit of the
+        # handler ends no more than that savepoint.
+        mode = "create_savepoint"
+        async with AsyncSession(connection, join_transaction_mode=mode, expire_on_commit=False) as session:
+            await handler(events, session)
+            await session.commit()
+
+    return with_session
 
 
 def _subscribed(function: Handler) -> tuple[tuple[type, ...], bool]:
@@ -230,10 +269,15 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
     return handlers
 
 
-def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
+def _tables(sources: Sequence[TableSource], faults: list[str]) -> tuple[Table, ...]:
     """Return the tables in an order in which they can be created, and add what is wrong with them to `faults`."""
-    if not declared:
+    if not sources:
         faults.append("it has no tables")
+        return ()
+    try:
+        declared = [given_table(source) for source in sources]
+    except DefinitionError as error:
+        faults.extend(error.faults)
         return ()
     names = [table.name for table in declared]
     faults.extend(f"it lists the table {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from eventjet.codec.headers import RawRecord
@@ -158,5 +159,6 @@ class Tokens:
 
 def key_token(key: RowKey) -> str:
     """Return a key as text; different keys of one table, whose parts have the same types, have different texts."""
-    parts = [str(part) for part in key]
+    # Members of an enum may be written alike.
+    parts = [part.name if isinstance(part, Enum) else str(part) for part in key]
     return parts[0] if len(parts) == 1 else "".join(f"{len(part)}:{part}" for part in parts)

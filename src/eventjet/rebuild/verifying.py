@@ -17,7 +17,7 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Enum, String, Table, Text, and_, cast, func, or_, select
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
@@ -30,6 +30,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
+from eventjet.projections.columns import key_labels
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
@@ -60,7 +61,7 @@ class Difference:
     """One key whose live row differs from the row that the log gives."""
 
     key: tuple[Any, ...]
-    """The primary key; for an SQL projection the table's name comes first."""
+    """The primary key, of enums the labels; for an SQL projection the table's name comes first."""
     live: Any
     """The live row; None when there is none."""
     expected: Any
@@ -307,7 +308,7 @@ def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> t
     since = _first_drifts(job, plan, resolved, live_rows, shadow.target.resolutions) if live_rows else {}
     examples = [
         Difference(
-            key,
+            key_labels(resolved.table.primary_key.columns, key),
             row.values if isinstance(row, RowUnreadable) else row,
             expected,
             differing(row, expected, codec),
@@ -335,17 +336,21 @@ def _compare_tables(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> tuple[
 
 @contextmanager
 def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
-    """Yield an iterator over the rows of one table, in the order in which Python sorts their keys.
+    """Yield an iterator over the rows of one table, in the order in which Python sorts their keys as dumped.
 
     The rows are fetched in batches.
     """
     engine = shadow.workspace.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
     in_bytes = shadow.target.database.dialect.byte_order
-    order = ", ".join(
-        quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
-        for column in shadow.resolved.table.primary_key.columns
-    )
+
+    def sorted_by(column: Column[Any]) -> str:
+        name = quote(column.name)
+        # PostgreSQL sorts the labels of an enum in the order of its declaration.
+        name = f"cast({name} as text)" if isinstance(column.type, Enum) and column.type.native_enum else name
+        return name + in_bytes if isinstance(column.type, String) else name
+
+    order = ", ".join(map(sorted_by, shadow.resolved.table.primary_key.columns))
     columns = ", ".join(map(quote, codec.columns))
     with engine.connect() as connection:
         shadow.target.database.dialect.load_all(connection)
@@ -368,6 +373,10 @@ def _key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
     return row.key if isinstance(row, RowUnreadable) else codec.key(row)
 
 
+def _sort_key(row: Any, codec: RowCodec) -> tuple[Any, ...]:
+    return codec.dump_keys([_key_of(row, codec)])[0]
+
+
 def _pair_rows(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of rows with the same key, with None where a side has no row; both sides are sorted by key.
 
@@ -378,11 +387,11 @@ def _pair_rows(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) ->
         if (
             expected_row is None
             or (isinstance(live_row, RowUnreadable) and not live_row.has_key)
-            or (live_row is not None and _key_of(live_row, codec) < codec.key(expected_row))
+            or (live_row is not None and _sort_key(live_row, codec) < _sort_key(expected_row, codec))
         ):
             yield live_row, None
             live_row = next(live, None)
-        elif live_row is None or codec.key(expected_row) < _key_of(live_row, codec):
+        elif live_row is None or _sort_key(expected_row, codec) < _sort_key(live_row, codec):
             yield None, expected_row
             expected_row = next(expected, None)
         else:
@@ -463,7 +472,7 @@ def _compare_table(
         rows,
         differences,
         [
-            _difference(expected.name, row[:sides], names, len(key), list(compress(compared, row[sides:])))
+            _difference(expected, row[:sides], names, len(key), list(compress(compared, row[sides:])))
             for row in examples
         ],
     )
@@ -476,7 +485,7 @@ def _is_generated(column: Column[Any], numbered: Collection[Column[Any]]) -> boo
     return any(key.column is not column and _is_generated(key.column, numbered) for key in column.foreign_keys)
 
 
-def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
+def _difference(table: Table, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
     live, expected = dict(zip(names, row, strict=False)), dict(zip(names, row[len(names) :], strict=True))
     sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
     present_side = sides[0] or sides[1] or {}
@@ -485,4 +494,6 @@ def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, dif
         for side in sides
     ]
     columns = tuple(differ) if all(sides) else ()
-    return Difference((table, *[present_side[name] for name in names[:keys]]), rows[0], rows[1], columns, UNKNOWN_SINCE)
+    parts = [present_side[name] for name in names[:keys]]
+    key = key_labels(table.primary_key.columns, parts) if len(parts) == len(table.primary_key.columns) else parts
+    return Difference((table.name, *key), rows[0], rows[1], columns, UNKNOWN_SINCE)

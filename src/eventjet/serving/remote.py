@@ -127,7 +127,10 @@ class Remote(Generic[S, E]):
         if kind == NotUnique.__name__ and answer.keys() >= set(TAKEN):
             raise NotUnique(**{fact: answer[fact] for fact in TAKEN}, holder=None)
         if kind == CommandReused.__name__ and answer.keys() >= set(REUSED):
-            raise CommandReused(**{fact: answer[fact] for fact in REUSED})
+            facts = {fact: answer[fact] for fact in REUSED}
+            raise CommandReused(
+                **facts, arguments=answer.get("arguments", ())
+            )  # a service of an earlier release has none
         raise CommandFailed(kind, status, detail)
 
     async def _request(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:

@@ -78,7 +78,7 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
     if kind is not None:
         return Problem(DOMAIN, kind.__name__, str(error)[:_DETAIL_MAX])
     if isinstance(error, CommandReused):
-        facts = {name: getattr(error, name) for name in REUSED}
+        facts = {name: getattr(error, name) for name in (*REUSED, "arguments")}
         return Problem(INVALID, CommandReused.__name__, str(error)[:_DETAIL_MAX], facts)
     if isinstance(error, Refused | UsageError):
         return Problem(INVALID, "Refused", str(error)[:_DETAIL_MAX])
@@ -243,7 +243,7 @@ class Service:
             return self._problem_of(endpoint, endpoint.name, raised)
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
-            command = repository.command(command_id, metadata=metadata)
+            command = repository.command(command_id, ignoring=endpoint.served.ignoring, metadata=metadata)
             committed = await command.execute(aggregate_id, endpoint.served.decide, **arguments)
         except BaseException as raised:  # noqa: BLE001 - a caller is told what it may know, whatever it is
             if is_cancelled(raised):

@@ -63,6 +63,7 @@ class PostgresStatements:
     def __init__(self, table: Table, codec: RowCodec) -> None:
         names = Names(table, _DIALECT)
         self._codec = codec
+        self._dump_keys = codec.dump_keys
         of_row = [_array_of(column) for column in table.columns]
         of_key = [_array_of(column) for column in names.key]
         self._literals = [write for _, write in of_row]
@@ -90,7 +91,7 @@ class PostgresStatements:
         )
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
-        arrays = _arrays(keys, self._key_literals)
+        arrays = _arrays(self._dump_keys(keys), self._key_literals)
         try:
             return by_key(self._codec, connection.exec_driver_sql(self._read, arrays))
         except (DBAPIError, ValueError, RecursionError) as error:
@@ -110,7 +111,7 @@ class PostgresStatements:
                 values += _arrays([dump(row) for row in rows], self._literals)
         if changes.deletions:
             parts.append(self._delete)
-            values += _arrays(changes.deletions, self._key_literals)
+            values += _arrays(self._dump_keys(changes.deletions), self._key_literals)
         if changes.quarantine is not None:
             quarantine_sql, quarantine_values = quarantine_parts(advance[3], advance[4], changes.quarantine)
             parts += quarantine_sql

@@ -159,7 +159,7 @@ class Sqlite(Dialect):
         ]
 
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
-        return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
+        return SqliteStatements(table, codec)
 
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
         _write_quarantine(connection, name, revision, changes)
@@ -460,11 +460,10 @@ _QUARANTINE_RESOLVE = (
 class SqliteStatements:
     """The SQLite statements for one table and its checkpoint."""
 
-    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
+    def __init__(self, table: Table, codec: RowCodec) -> None:
         names = Names(table, _DIALECT)
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
-        self._key_dumps = key_dumps
         self._has_single_key = len(names.key) == 1
         key_parts = ["k.value"] if self._has_single_key else [f"k.value ->> {index}" for index in range(len(names.key))]
         match = " and ".join(
@@ -479,7 +478,7 @@ class SqliteStatements:
         self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
-        dumped = self._dumped(keys)
+        dumped = self._codec.dump_keys(keys)
         json_keys = json.dumps([key[0] for key in dumped] if self._has_single_key else dumped)
         try:
             return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
@@ -495,22 +494,13 @@ class SqliteStatements:
             return False
         dump = self._codec.dump
         if changes.deletions:
-            connection.exec_driver_sql(self._delete, self._dumped(changes.deletions))
+            connection.exec_driver_sql(self._delete, self._codec.dump_keys(changes.deletions))
         for statement, rows in ((self._insert, changes.inserts), (self._upsert, changes.upserts)):
             if rows:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:
             _write_quarantine(connection, advance[3], advance[4], changes.quarantine)
         return True
-
-    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
-        if not any(self._key_dumps):
-            return list(keys)
-        key_dumps = self._key_dumps
-        return [
-            tuple([part if dump is None else dump(part) for dump, part in zip(key_dumps, key, strict=True)])
-            for key in keys
-        ]
 
 
 def is_of_driver(error: DBAPIError) -> bool:

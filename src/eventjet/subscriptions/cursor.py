@@ -19,6 +19,7 @@ from eventjet.errors import CursorDamaged
 PROCESS = "process"
 """The kind of a process cursor: code of a higher revision looks at the process's waiting instances again."""
 _REASON_MAX = 2_000
+_OPTIONAL = ("waking", "began", "tries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,15 @@ class Cursor:
     """
     began: int = 0
     """The lowest position the cursor was ever put at: the subscription never followed events up to there."""
+    tries: tuple[tuple[int, int], ...] = ()
+    """Positions whose handlers blocked the event loop of a worker, and in how many tries; none that is done."""
 
     def encoded(self) -> bytes:
         """Return the stored JSON value.
 
-        Empty `waking` and `began` are left out, so that releases without these fields can read the value.
+        Empty `waking`, `began` and `tries` are left out, so that releases without these fields can read the value.
         """
-        values = {name: value for name, value in asdict(self).items() if value or name not in ("waking", "began")}
+        values = {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
         return orjson.dumps(values)
 
     @classmethod
@@ -72,6 +75,7 @@ class Cursor:
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
             values["done"] = tuple((int(first), int(last)) for first, last in values["done"])
+            values["tries"] = tuple((int(position), int(count)) for position, count in values.get("tries", ()))
             if values.get("waking") is not None:
                 after, until = values["waking"]
                 values["waking"] = int(after), int(until)
@@ -82,6 +86,10 @@ class Cursor:
     def is_done(self, position: int) -> bool:
         """Return whether the event at this position is done."""
         return position <= self.position or any(first <= position <= last for first, last in self.done)
+
+    def tries_of(self, position: int) -> int:
+        """Return how many tries of the event at this position blocked the event loop of a worker."""
+        return dict(self.tries).get(position, 0)
 
     def first_open(self, position: int) -> int:
         """Return the first position from this one on that is not done."""
@@ -136,7 +144,16 @@ class Cursor:
     ) -> Cursor:
         """Return the cursor at another position; `reason` says what some events still wait for."""
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
+        if self.tries:
+            moved = replace(moved, tries=tuple(tried for tried in self.tries if not moved.is_done(tried[0])))
         return moved.waiting(reason)
+
+    def tried(self, position: int) -> Cursor:
+        """Return the cursor with one more try of the event at this position; position 0 is not counted."""
+        if not position:
+            return self
+        others = [tried for tried in self.tries if tried[0] != position]
+        return replace(self, tries=(*others, (position, self.tries_of(position) + 1)))
 
     def waiting(self, reason: str | None) -> Cursor:
         """Return the cursor with the reason it waits for, cut to 2,000 characters; None clears the reason.
@@ -170,12 +187,13 @@ class Cursor:
         began = min(self.began, position)
         waking = self.waking if log == self.log or self.waking is None else (began, position)
         moved = replace(self, log=log, position=position, event_id=event_id, done=(), waking=waking, began=began)
+        moved = replace(moved, tries=())
         return moved._deposed(SET_CURSOR)
 
     def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:
         """Return the cursor of one partition of a new division, at this position and without an owner."""
         state = PAUSED if paused else ACTIVE
-        return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
+        return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None, tries=())
 
     def _deposed(self, transition: Transition) -> Cursor:
         """Return the cursor after a transition, without an owner and a reason."""

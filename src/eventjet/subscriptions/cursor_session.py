@@ -17,12 +17,14 @@ from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
 from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRIED, AggregateKey, Quarantined
+from eventjet.domain.reactor import PermanentFailure
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
     CursorFenced,
     DefinitionError,
     EventjetError,
+    HandlerBlocked,
     LogRolledBack,
     OutcomeUnknown,
     ReactionFailed,
@@ -43,6 +45,7 @@ from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, QuarantinedEntry, StoredCursor
 from eventjet.subscriptions.handlers import EventHandler, ProcessHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
+from eventjet.subscriptions.loop_watch import LoopWatch, RunningTry
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
@@ -67,8 +70,8 @@ WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
-_HOPELESS = (UsageError, DefinitionError)
-"""Errors of eventjet about the code itself: another try would fail in the same way."""
+_HOPELESS = (PermanentFailure, UsageError, DefinitionError)
+"""The application's word, and errors of eventjet about the code itself: another try would fail in the same way."""
 
 
 class Reading(Protocol):
@@ -98,6 +101,8 @@ class ReactionContext:
     endpoint: Endpoint
     owner: str
     options: WorkerOptions
+    watch: LoopWatch | None = None
+    """The watch over handlers that block; None where nothing blocks, as in a simulation."""
     open_reader: OpenReader = EventReader.open
 
 
@@ -422,18 +427,26 @@ class CursorSession:
                 self._executor.changed.set()
 
     async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        retry, number, since = self._handler.retry, 0, time_text()
+        retry, label, since = self._handler.retry, self._handler.label, time_text()
+        number = self._stored.cursor.tries_of(position)
+        if number >= retry.tries:
+            return number, HandlerBlocked(label)
         while True:
             number += 1
             await self._renew_if_late()
             limit = asyncio.timeout(retry.timeout_s)
+            running = RunningTry(label, position, self._stored, retry.timeout_s)
             try:
                 async with limit:
-                    await called(attempt(number))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
-                passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
+                    await called(self._watched(attempt(number), running))
+            except Exception as raised:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
+                error = raised
+                if limit.expired() and running.blocked_s >= self._context.options.lease_s:
+                    error = HandlerBlocked(label, round(running.blocked_s, 1))
+                is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
+                passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
-                if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
+                if not passing and (number >= retry.tries or is_permanent):
                     return number, error
                 self._log_failed_try(key, position, number, error)
                 if number >= _NOTE_AFTER_TRIES:
@@ -442,6 +455,11 @@ class CursorSession:
             else:
                 self._meter.tries["done"] += 1
                 return number, None
+
+    async def _watched(self, work: Awaitable[None], running: RunningTry) -> None:
+        watch = self._context.watch
+        with nullcontext() if watch is None else watch.trying(running):
+            await work
 
     def _log_failed_try(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"

@@ -8,6 +8,7 @@ not know yet which events were quarantined.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, known_fields
 from eventjet.subscriptions.retry import boot_clock
 
+_LENT_S = 0.005
 CHANGES_MAX = 900
 """Most quarantine changes in one write: a batch holds 1,000 messages."""
 _DELETED, _TTL = ("KV-Operation", "DEL"), "Nats-TTL"
@@ -97,6 +99,8 @@ class StoredCursor:
     sequence: int
     written_at: float = 0.0
     """When the last successful write began, in seconds by this process's clock; 0 before."""
+    is_lent: bool = False
+    """Whether `LoopWatch` writes it just now, from another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +176,13 @@ class Cursors:
         await self._replace(stored, cursor, expecting)
 
     async def _replace(self, stored: StoredCursor, cursor: Cursor, changes: Sequence[_Message]) -> None:
+        while stored.is_lent:  # noqa: ASYNC110  a thread clears it
+            await asyncio.sleep(_LENT_S)
         began = self.clock()
         replacement = (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))])
         last = await self._send(cursor.name, [replacement, *changes])
-        stored.cursor, stored.sequence, stored.written_at = cursor, last - len(changes), began
+        if last - len(changes) > stored.sequence:  # `LoopWatch` may have written after this
+            stored.cursor, stored.sequence, stored.written_at = cursor, last - len(changes), began
 
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""

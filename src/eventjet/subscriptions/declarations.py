@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
-from eventjet.codec.commands import arguments_of
+from eventjet.codec.commands import arguments_of, checked_names
 from eventjet.codec.subjects import cursor_name, declared_name, is_name, probes
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.decision import Served
@@ -33,7 +33,7 @@ from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Publication, Reaction, Reactor, Start, partition_of
 from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable
+from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable, UsageError
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import exceptions_only
 from eventjet.subscriptions.cursor import PROCESS
@@ -300,8 +300,11 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
         known.add((command.aggregate, command.name))
         try:
             arguments_of(command.decide)
+            checked_names(command.decide, command.ignoring)
         except DefinitionError as error:
             faults += error.faults
+        except UsageError as error:
+            faults.append(str(error))
     return tuple(declared)
 
 

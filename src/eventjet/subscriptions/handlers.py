@@ -28,6 +28,7 @@ from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DepsUnusable, Unreachable
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
@@ -236,6 +237,8 @@ class EventHandler:
         """Whether imported events are handled: they must not cause new work, but they may be published."""
         self.quarantines = quarantines
         """Whether an event that cannot be handled is quarantined; otherwise it stops the subscription."""
+        self.label = declaration.name
+        """The name of the subscription, and of its function if it has one alone."""
 
     @property
     def durable(self) -> str:
@@ -272,6 +275,7 @@ class ReactorHandler(EventHandler):
     ) -> None:
         super().__init__(declaration, source, reactor.retry, quarantines=reactor.on_error == "quarantine")
         self.takes_imported = isinstance(reactor, Inbox)
+        self.label = f"{shown_name(reactor.handle)}, the handler of {declaration.name!r},"
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps

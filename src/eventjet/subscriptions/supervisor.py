@@ -41,6 +41,7 @@ from eventjet.subscriptions.handlers import (
 )
 from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
+from eventjet.subscriptions.loop_watch import LoopWatch
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.projection_session import ProjectionSubscription
@@ -175,7 +176,9 @@ class Workers:
         if any(declaration.declared_as in handlers for declaration in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             exit_stack.push_async_callback(self._deps.close)
-        context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
+        watch = LoopWatch(self.endpoint, app.name, self.owner, self.options.lease_s)
+        await exit_stack.enter_async_context(watch.watching())
+        context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options, watch)
         assignments: dict[str, PartitionAssignment] = {}
         for declaration in chosen:
             handler = self._handler(declaration, context, client)

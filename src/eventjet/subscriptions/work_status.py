@@ -137,7 +137,7 @@ class WorkStatus:
         if self.rebuilding:
             yield "a rebuild or a verification of it is running"
         if self.location:
-            yield f"its rows are aside, {in_location(self.location)}, and not what readers see"
+            yield f"its tables are inactive, {in_location(self.location)}, and not what readers see"
         if self.state == RETIRED:
             yield "its tables were dropped, and nothing is left of it but this line"
         elif not self.declared:

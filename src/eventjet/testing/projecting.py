@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.row_table import TableSource, given_table
 from eventjet.projections.sql_projection import ResolvedSql, SqlProjection
 from eventjet.testing.read_model import TableRows, read_model_case, resolved_alone
 from eventjet.testing.scenarios import as_read, as_stored
@@ -47,23 +48,20 @@ class Projected(Generic[R]):
         return self._rows[0]
 
 
-class Named(Protocol):
-    """A table, of which only the name is used."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class ProjectedTables:
     """The tables that the handlers of a SQL projection wrote."""
 
     def __init__(self, rows: TableRows) -> None:
         self._rows = rows
 
-    def rows(self, table: Named, *expected: Mapping[str, Any]) -> None:
-        """Assert that the table has exactly these rows, in any order, in the columns that the first row names."""
+    def rows(self, table: TableSource, *expected: Mapping[str, Any]) -> None:
+        """Assert that the table has exactly these rows, in any order, in the columns that the first row names.
+
+        `table` is a `Table` or a mapped class of the projection.
+        """
         names = list(expected[0]) if expected else []
-        Projected([{name: row[name] for name in names} for row in self._rows[table.name]]).rows(*map(dict, expected))
+        rows = self._rows[given_table(table).name]
+        Projected([{name: row[name] for name in names} for row in rows]).rows(*map(dict, expected))
 
 
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:

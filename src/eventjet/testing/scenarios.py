@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.leaves import in_utc
 from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import decided_on
@@ -121,8 +122,9 @@ def as_stored(events: Sequence[E]) -> tuple[E, ...]:
 
 
 def as_read(recorded: Recorded[E]) -> Recorded[E]:
-    """Return a recorded event, which a test may have made by hand, with its data as readers of a log get it."""
-    return replace(recorded, data=as_stored([recorded.data])[0])
+    """Return a recorded event, which a test may have made by hand, as readers of a log get it."""
+    at = recorded.recorded_at
+    return replace(recorded, data=as_stored([recorded.data])[0], recorded_at=at if at.tzinfo is None else in_utc(at))
 
 
 @lru_cache(maxsize=1_000)

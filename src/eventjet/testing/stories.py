@@ -6,7 +6,7 @@ The types allow `then` only after something happened, and `done` and `refused` o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -138,7 +138,9 @@ class Doing(Generic[S, E]):
         """Let the other aggregate accept the step; `outcome` is for a step made with `then_with`."""
         if self._step.takes_outcome and outcome is None:
             raise AssertionError(f"{self._step.done.name} wants to know the outcome; give done(Outcome(state, events))")
-        return self._decided(self._step.done, *((outcome,) if self._step.takes_outcome else ()))
+        if outcome is None or not self._step.takes_outcome:
+            return self._decided(self._step.done)
+        return self._decided(self._step.done, replace(outcome, events=as_stored(outcome.events)))
 
     def refused(self, error: Exception) -> Happened[S, E]:
         """Let the other aggregate's decision raise this error."""

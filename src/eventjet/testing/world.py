@@ -55,6 +55,7 @@ class World:
         self._deps = deps
         self._runners = [ProcessRunner(self._repositories, cls, info) for cls, info in app.processes.items()]
         self._position = 0
+        jet.run_processes = self.settle
 
     @property
     def now(self) -> datetime:

@@ -9,7 +9,7 @@ import sys
 from sqlalchemy import create_engine, select
 
 from starter.app import app
-from starter.read_models import tasks_table
+from starter.read_models import tasks
 from starter.tasks import NoSuchTask, Task
 
 
@@ -26,7 +26,7 @@ async def main(arguments: list[str]) -> None:
         # The worker is another process: wait until the table has come so far.
         await jet.caught_up("tasks", position=done.position, timeout_s=30)
     with create_engine(os.environ["EVENTJET_DATABASE"]).connect() as connection:
-        for row in connection.execute(select(tasks_table).order_by(tasks_table.c.task_id)):
+        for row in connection.execute(select(tasks.table).order_by(tasks.table.c.task_id)):
             print("x" if row.done else "-", row.task_id, row.title)
 
 

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from eventjet import Recorded, projection
-from sqlalchemy import Boolean, Column, MetaData, String, Table
+from eventjet import Key, Recorded, projection
 
 from starter.tasks import Added, Finished, TaskEvent
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    task_id: str
+    """A row of the table `tasks`."""
+
+    task_id: Key[str]
     title: str
     done: bool = False
 
 
-tasks_table = Table(
-    "tasks",
-    MetaData(),
-    Column("task_id", String(200), primary_key=True),
-    Column("title", String(500), nullable=False),
-    Column("done", Boolean, nullable=False),
-)
-
-
-@projection("tasks", table=tasks_table)
+@projection("tasks")
 def tasks(row: TaskRow | None, event: Recorded[TaskEvent]) -> TaskRow | None:
     match row, event.data:
         case _, Added(title=title):

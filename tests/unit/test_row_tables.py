@@ -1,0 +1,321 @@
+"""Row classes that declare their tables, mapped classes as tables, and what is refused, each with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, NewType
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Column, Numeric, String, Text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+from sqlalchemy.schema import CreateTable
+
+from eventjet import App, Key, Personal, Recorded, SqlProjection, aggregate, entries, event, projection
+from eventjet.errors import DefinitionError, HandlerFailed
+from eventjet.testing import on, projected
+
+
+@event("item.listed")
+class Listed:
+    name: str
+
+
+@aggregate("item")
+class Item:
+    name: str = ""
+
+    def evolve(self, event: Listed) -> Item:
+        return replace(self, name=event.name)
+
+
+class Kind(Enum):
+    FRESH = "fresh"
+    FROZEN = "frozen"
+
+
+Name = NewType("Name", str)
+Money = Annotated[Decimal, Numeric(12, 2)]
+
+
+@dataclass(frozen=True)
+class Everything:
+    item_id: Annotated[Key[str], String(40)]
+    name: Annotated[Personal[Name], mapped_column(String(100), unique=True)]
+    price: Money | None
+    digits: Decimal
+    n: int
+    ratio: float
+    sold: bool
+    day: date
+    at: datetime
+    number: UUID
+    picture: bytes
+    kind: Kind
+    grade: Literal["a", "b"]
+    tags: tuple[str, ...]
+    sizes: Mapping[str, int]
+    notes: Annotated[str, Text, Column(comment="free")]
+
+
+def faults_of(*declared: Any) -> str:
+    with pytest.raises(DefinitionError) as caught:
+        App("shop", aggregates=[Item], projections=declared)
+    return str(caught.value)
+
+
+def test_each_type_of_field_has_its_column() -> None:
+    @projection("items")
+    def items(row: Everything | None, event: Recorded[Listed]) -> Everything | None:
+        return row
+
+    App("shop", aggregates=[Item], projections=[items])
+    shown = str(CreateTable(items.table).compile(dialect=postgresql.dialect()))
+    lines = [line.strip().rstrip(", ") for line in shown.splitlines() if line]
+    assert lines == [
+        "CREATE TABLE items (",
+        "item_id VARCHAR(40) NOT NULL",
+        "name VARCHAR(100) NOT NULL",
+        "price NUMERIC(12, 2)",
+        "digits NUMERIC NOT NULL",
+        "n BIGINT NOT NULL",
+        "ratio DOUBLE PRECISION NOT NULL",
+        "sold BOOLEAN NOT NULL",
+        "day DATE NOT NULL",
+        "at TIMESTAMP WITH TIME ZONE NOT NULL",
+        "number UUID NOT NULL",
+        "picture BYTEA NOT NULL",
+        "kind VARCHAR(63) NOT NULL",
+        "grade VARCHAR NOT NULL",
+        "tags JSON NOT NULL",
+        "sizes JSON NOT NULL",
+        "notes TEXT NOT NULL",
+        "PRIMARY KEY (item_id)",
+        "UNIQUE (name)",
+        ")",
+    ]
+    assert items.table is items.table
+    assert items.table.c.notes.comment == "free"
+
+
+def test_a_class_may_declare_the_tables_of_two_projections() -> None:
+    @dataclass(frozen=True)
+    class Row:
+        item_id: Key[str]
+        name: Annotated[str, mapped_column(index=True)]
+
+    @projection("first")
+    def first(row: Row | None, event: Recorded[Listed]) -> Row:
+        return Row(event.aggregate_id, event.data.name)
+
+    @projection("second")
+    def second(row: Row | None, event: Recorded[Listed]) -> Row:
+        return Row(event.aggregate_id, event.data.name)
+
+    App("shop", aggregates=[Item], projections=[first, second])
+    assert [first.table.name, second.table.name] == ["first", "second"]
+    projected(second, on("i", Listed(name="tea"))).rows(Row("i", "tea"))
+
+
+@dataclass(frozen=True)
+class Keyless:
+    item_id: str
+
+
+@dataclass(frozen=True)
+class Odd:
+    item_id: Key[str]
+    opens: time
+    either: str | int
+    lost: Nowhere  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
+@dataclass(frozen=True)
+class Price:
+    price: Key[Decimal]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    item_id: Key[str]
+    name: str = ""
+
+
+class Open(BaseModel):
+    item_id: Key[str]
+
+
+def test_a_class_that_declares_no_whole_table_is_refused_with_the_way_out() -> None:
+    @projection("keyless")
+    def keyless(row: Keyless | None, event: Recorded[Listed]) -> Keyless | None: ...
+
+    @projection("odd")
+    def odd(row: Odd | None, event: Recorded[Listed]) -> Odd | None: ...
+
+    @projection("nothing")
+    def nothing(row: Any, event: Recorded[Listed]) -> str | None: ...
+
+    told = faults_of(keyless, odd, nothing)
+    assert "Keyless is its key; mark it, as in `item_id: Key[…]`, or give a `table`" in told
+    assert (
+        "Odd.opens is time, which says no type of column; name it, as in `opens: Annotated[time, String(200)]`" in told
+    )
+    assert "Odd.either is str | int, which says no type of column" in told
+    assert "Odd.lost is Any, or names what is not found in the class's module" in told
+    assert "must be annotated to return one dataclass (or pydantic model), or None" in told
+
+
+def test_a_decimal_key_needs_a_precision() -> None:
+    def price_of(event: Recorded[Listed]) -> Decimal:
+        return Decimal(1)
+
+    @projection("prices", key=price_of)
+    def prices(row: Price | None, event: Recorded[Listed]) -> Price | None: ...
+
+    assert "name it, as in `price: Annotated[Key[Decimal], Numeric(12, 2)]`" in faults_of(prices)
+
+
+def test_a_frozen_model_of_pydantic_is_a_row_and_one_that_is_not_frozen_is_refused() -> None:
+    @projection("rows")
+    def rows(row: Model | None, event: Recorded[Listed]) -> Model:
+        return (row or Model(item_id=event.aggregate_id)).model_copy(update={"name": event.data.name})
+
+    @projection("opens")
+    def opens(row: Open | None, event: Recorded[Listed]) -> Open | None: ...
+
+    App("shop", aggregates=[Item], projections=[rows])
+    projected(rows, on("i", Listed(name="tea"), Listed(name="salt"))).rows(Model(item_id="i", name="salt"))
+    assert "ConfigDict(frozen=True), and return row.model_copy(update=…)" in faults_of(opens)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Stored(Base):
+    __tablename__ = "stored"
+
+    item_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+
+
+class AsData(MappedAsDataclass, Base):
+    __tablename__ = "as_data"
+
+    item_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+
+
+@dataclass(frozen=True)
+class Plain:
+    item_id: str
+    name: str
+
+
+@pytest.mark.parametrize("model", [Stored, AsData])
+def test_a_mapped_class_is_the_table_of_a_projection(model: type[Any]) -> None:
+    @projection("rows", table=model)
+    def rows(row: Plain | None, event: Recorded[Listed]) -> Plain:
+        return Plain(event.aggregate_id, event.data.name)
+
+    @entries("no_position", table=model)
+    def no_position(event: Recorded[Listed]) -> Plain: ...
+
+    assert rows.table is model.__table__
+    App("shop", aggregates=[Item], projections=[rows])
+    projected(rows, on("i", Listed(name="tea"))).rows(Plain("i", "tea"))
+    assert "must be the position" in faults_of(no_position)
+
+
+@pytest.mark.parametrize("model", [Stored, AsData])
+def test_an_object_of_a_mapped_class_is_no_row(model: Any) -> None:
+    def fold(row: Any, event: Recorded[Listed]) -> Any: ...
+
+    fold.__annotations__["return"] = model
+    told = faults_of(projection("rows", table=model)(fold))
+    assert (
+        f"a mapped class, whose objects change in place, and a row does not; return a frozen dataclass with its "
+        f"columns, and give the class as table={model.__name__}" in told
+    )
+
+
+def test_a_class_without_a_table_is_refused_with_the_way_out() -> None:
+    @projection("rows", table=Plain)
+    def rows(row: Plain | None, event: Recorded[Listed]) -> Plain | None: ...
+
+    sql = SqlProjection("sql", tables=[Plain])
+
+    @sql.handler
+    async def listed(event: Recorded[Listed], session: AsyncSession) -> None: ...
+
+    told = faults_of(rows, sql)
+    assert told.count("Plain has no table; give a `Table`, a mapped class with `__tablename__`, or no table") == 2
+
+
+def by_session(handler: Any) -> SqlProjection:
+    declared = SqlProjection("sql", tables=[Stored, AsData])
+    declared.handler(handler)
+    return declared
+
+
+TWO = [*on("a", Listed(name="tea"), Listed(name="salt"))]
+
+
+def test_what_a_handler_leaves_in_its_session_is_written_with_the_position() -> None:
+    async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
+        stored = await session.get(Stored, event.aggregate_id)
+        if stored is None:
+            session.add(Stored(item_id=event.aggregate_id, name=event.data.name))
+        else:
+            stored.name += f" {event.data.name}"
+        if event.version == 2:
+            await session.commit()  # of its savepoint alone
+            session.add(AsData(item_id="after", name="a commit"))
+
+    told = projected(by_session(listed), TWO)
+    told.rows(Stored, {"item_id": "a", "name": "tea salt"})
+    told.rows(AsData, {"item_id": "after", "name": "a commit"})
+
+
+def test_a_handler_of_many_events_has_one_session_for_them() -> None:
+    async def listed(events: Sequence[Recorded[Listed]], session: AsyncSession) -> None:
+        session.add_all([Stored(item_id=f"{event.position}", name=event.data.name) for event in events])
+
+    projected(by_session(listed), TWO).rows(Stored, {"item_id": "1", "name": "tea"}, {"item_id": "2", "name": "salt"})
+
+
+def test_a_handler_may_undo_what_it_did_in_its_session() -> None:
+    async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
+        session.add(AsData(item_id=f"{event.version}", name="the same"))
+        try:
+            await session.flush()
+        except IntegrityError:
+            await session.rollback()
+            session.add(Stored(item_id=f"{event.version}", name="refused"))
+
+    told = projected(by_session(listed), TWO)
+    told.rows(AsData, {"item_id": "1", "name": "the same"})
+    told.rows(Stored, {"item_id": "2", "name": "refused"})
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_an_error_in_a_flush_names_the_event_whether_the_handler_hides_it_or_not(hides: bool) -> None:
+    async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
+        session.add(AsData(item_id=f"{event.version}", name="the same"))
+        try:
+            await session.flush()
+        except IntegrityError:
+            if not hides:
+                raise
+
+    with pytest.raises(HandlerFailed, match=r"UNIQUE constraint failed: as_data\.name") as caught:
+        projected(by_session(listed), TWO)
+    assert caught.value.position == 2
