@@ -94,7 +94,7 @@ def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, 
         expect(page.locator("main form")).to_have_count(0)
         page.goto(f"{url}/actions/new?action=pause&name=balances")
         expect(page.locator("main")).to_contain_text("Readers go on seeing the rows as they are then")
-        expect(page.locator("main")).to_contain_text("active at position 10")
+        expect(page.locator("main")).to_contain_text("working at position 10")
         confirm(page, "Pause")
         expect(page.locator("main")).to_contain_text("balances revision 1 is paused at position 10")
         assert ledger.rows("select state, owner from eventjet_projection") == [("paused", None)]

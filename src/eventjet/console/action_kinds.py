@@ -42,7 +42,7 @@ def _label(work: WorkStatus) -> str:
 
 def _state_text(work: WorkStatus) -> str:
     worker = f"the worker {work.owner} works on it" if work.owner else "no worker works on it"
-    return f"{work.state} at position {work.position:,}, {counted(work.lag_events, 'event')} behind; {worker}"
+    return f"{work.condition.word} at position {work.position:,}, {counted(work.lag_events, 'event')} behind; {worker}"
 
 
 async def _preview_pause(actions: Actions, request: ActionRequest, *, resume: bool) -> Preview:

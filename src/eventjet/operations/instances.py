@@ -165,6 +165,8 @@ async def instances_of(
                     if len(oldest) > limit:
                         heapq.heappop(oldest)  # the youngest
         looked_at += len(subjects)
+        if looked_at == looked_max or offset + looked_at >= total:
+            break
         subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset + looked_at))
     if stage is not None and not any(_is_stage(known, stage) for known in (*types, *stages)):
         known = sorted({*types, *stages})
