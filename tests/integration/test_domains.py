@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 from sqlalchemy import create_engine, select
+from sqlalchemy.pool import NullPool
 
 from eventjet import App
 from eventjet.cli.main import main
@@ -132,7 +133,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
     create_tables(Database(settings.database).sync_engine(), bank.projections.values())
     report = await rebuild(bank, ["balances"], settings, engine="local")
     assert report.position == both[1].position
-    with create_engine(settings.database).connect() as connection:
+    with create_engine(settings.database, poolclass=NullPool).connect() as connection:
         assert account in connection.execute(select(balances.table.c.account_id)).scalars().all()
 
 

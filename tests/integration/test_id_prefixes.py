@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Connection, Engine, Index, MetaData, String, Table, create_engine, event, text
+from sqlalchemy.pool import NullPool
 
 from eventjet import App, Recorded, projection
 from eventjet.examples.bank.account import Account, AccountEvent
@@ -42,7 +43,7 @@ def bank_with(*indexes: Index) -> App:
 @contextmanager
 def filled(url: str, app: App) -> Iterator[Engine]:
     """A database in which the read model has come some way."""
-    engine = create_engine(url)
+    engine = create_engine(url, poolclass=NullPool)
     try:
         with engine.begin() as connection:
             create_tables(connection, app.projections.values())
@@ -135,7 +136,7 @@ def test_postgresql_with_another_collation_finds_by_an_index_that_is_declared_or
 def test_without_a_read_model_by_id_only_whole_ids_are_found(tmp_path: Path) -> None:
     none = App("bank", aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     app = bank_with()
-    engine = create_engine(f"sqlite:///{tmp_path}/read.db")
+    engine = create_engine(f"sqlite:///{tmp_path}/read.db", poolclass=NullPool)
     create_tables(engine, app.projections.values())
     with engine.connect() as connection:
         assert (

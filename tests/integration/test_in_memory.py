@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, select
+from sqlalchemy.pool import NullPool
 
 from eventjet import App, NotCaughtUp, UsageError
 from eventjet.examples.bank.account import Account
@@ -27,7 +28,7 @@ async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
                 await jet.caught_up(name, position=done.position)
         await jet.caught_up(balances, token=done.token)
         database = jet.settings.database
-        with create_engine(database).connect() as connection:
+        with create_engine(database, poolclass=NullPool).connect() as connection:
             rows = connection.execute(select(balances.table)).all()
         history = [event.data for event in await accounts.history("a-1")]
     assert [tuple(row)[:2] for row in rows] == [("a-1", "ada")]
@@ -54,7 +55,7 @@ async def test_a_world_keeps_read_models_and_tells_the_time_at_which_an_event_wa
         await here.pass_time(timedelta(days=1, microseconds=3))
         done = await accounts.execute("a-1", Account.deposit, Decimal(2))
         await here.jet.caught_up(balances, position=done.position)
-        with create_engine(here.jet.settings.database).connect() as connection:
+        with create_engine(here.jet.settings.database, poolclass=NullPool).connect() as connection:
             assert connection.execute(select(balances.table.c.amount)).scalars().all() == [Decimal(2)]
         times = [event.recorded_at for event in await accounts.history("a-1")]
     assert times == [now, now + timedelta(days=1, microseconds=3)]

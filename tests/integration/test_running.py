@@ -10,6 +10,7 @@ from decimal import Decimal
 
 import pytest
 from sqlalchemy import create_engine, select
+from sqlalchemy.pool import NullPool
 
 from eventjet import App, Incoming, Reaction, Recorded, aggregate, event, inbox, publication, reactor
 from eventjet.errors import Unreachable
@@ -29,7 +30,7 @@ async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwa
     async with running(bank) as jet:
         done = await jet.repository(Account).execute("a-1", Account.open, "ada")
         await jet.caught_up("balances", position=done.position, timeout_s=PATIENT_S)
-        with create_engine(jet.settings.database).connect() as connection:
+        with create_engine(jet.settings.database, poolclass=NullPool).connect() as connection:
             assert connection.execute(select(balances.table.c.owner)).scalars().all() == ["ada"]
     with pytest.raises(Unreachable):
         await connect(jet.settings)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, delete
+from sqlalchemy.pool import NullPool
 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
 from eventjet.codec.catalog import Catalog
@@ -215,7 +216,7 @@ async def test_deps_that_end_their_task_do_not_end_the_worker_without_a_word(kin
 
 
 def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/e.db")
+    engine = create_engine(f"sqlite:///{tmp_path}/e.db", poolclass=NullPool)
     rebuilds.create(engine)
     resolved: Any = resolve(rows, Catalog([Made]))
     with engine.begin() as connection:

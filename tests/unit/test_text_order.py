@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Column, MetaData, String, Table, create_engine
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.pool import NullPool
 
 from eventjet.sql.statements import TextOrder, keys_from, next_text
 
@@ -22,7 +23,7 @@ def test_the_range_holds_what_begins_so_and_nothing_else(prefix: str, text: str)
 
 def test_pages_of_the_range_follow_one_another() -> None:
     known = ["", "%", "A", "a", "a%", "aB", "aa", "a\U0010ffff", "b", "ä", "\U0010ffff", "\U0010ffff\U0010ffff"]
-    with create_engine("sqlite://").connect() as connection:
+    with create_engine("sqlite://", poolclass=NullPool).connect() as connection:
         keys.create(connection)
         connection.execute(keys.insert(), [{"id": one} for one in known])
         for prefix in ("", "a", "A", "\U0010ffff", "%", "c"):

