@@ -274,16 +274,11 @@ OWNERS = """
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    account_id: str
+    account_id: Key[str]
     owner: str
 
 
-owners_table = Table(
-    "owners", MetaData(), Column("account_id", String(200), primary_key=True), Column("owner", String(100))
-)
-
-
-@projection("owners", table=owners_table)
+@projection("owners")
 def owners(row: Owner | None, event: Recorded[Opened]) -> Owner | None:
     return Owner(event.aggregate_id, event.data.owner)
 

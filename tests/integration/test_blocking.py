@@ -289,8 +289,8 @@ def test_an_interrupt_ends_the_wait_where_the_program_called(eventjet_nats: Nats
         app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
         with app.connect_blocking() as jet:
             jet.init()
-            print("ready", flush=True)
             try:
+                print("ready", flush=True)
                 for event in jet.tail(follow=True):
                     pass
             except KeyboardInterrupt:

@@ -20,6 +20,7 @@ GIVEN: dict[str, Any] = {
     "int": 3,
     "int | None": 3,
     "float": 1.5,
+    "float | None": 2.5,
     "bool": True,
     "bytes": b"\xff",
     "Any": ("any", 1),

@@ -136,7 +136,7 @@ async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
     for record in log.records_now:
         audit.take(record)
     found = audit.finish()
-    assert {one.kind: one.positions for one in found if one.kind is not Kind.TIME} == {Kind.VOID: 2}
+    assert {one.kind: one.positions for one in found if one.kind is not Kind.TIME} == {Kind.SKIPPED: 2}
 
 
 @pytest.mark.parametrize(

@@ -279,19 +279,23 @@ class NatsConnection:
             self._loop.call_soon_threadsafe(self._end_waits)
         with self._busy:
             if not self._loop.is_closed():
-                self._drive(self._loop.run_until_complete, self._end())
-                self._loop.close()
+                try:
+                    self._drive(self._loop.run_until_complete, self._end())
+                finally:
+                    self._loop.close()
 
     def _end_waits(self) -> None:
         self._client.end_requests(ConnectionClosed())
         self._wake()
 
     async def _end(self) -> None:
-        await self._client.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._client.close()
+        finally:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         with self._busy:
