@@ -11,7 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,13 @@ Keep = Callable[[subprocess.Popen[str]], None]
 
 
 @pytest.fixture
-def app(empty: Program) -> Program:
+def app(empty: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # `load_app` adds to it
+    modules = set(sys.modules)
     (empty.folder / "bank.py").write_text(BANK.read_text(encoding="utf-8"), encoding="utf-8")
-    return Program(empty.folder, {**empty.environ, "EVENTJET_APP": "bank:bank"})
+    yield Program(empty.folder, {**empty.environ, "EVENTJET_APP": "bank:bank"})
+    for name in {"bank", "renamed", "shop"} & (set(sys.modules) - modules):
+        del sys.modules[name]
 
 
 def _exports(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:

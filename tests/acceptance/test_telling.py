@@ -275,3 +275,18 @@ def test_a_cursor_that_is_no_longer_declared_is_told_of_and_dropped(office: Offi
     office.declare("reactors=[letters], processes=[Trip]")
     assert office.json("init")["cursors"] == {"letters": 1}
     assert office.json("quarantine", "list", "letters", "--all") == []
+
+
+def test_instances_are_counted_and_listed_by_stage_and_age(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    office("init")
+    for name in ("a", "b"):
+        office.has("Trip", name, "begin", name)
+    listed = office.json("process", "list", "trip")
+    assert [(stage["stage"], stage["open"]) for stage in listed["stages"]] == [("trip.begun", 2)]
+    assert [(each["id"], each["waits_for"]) for each in listed["instances"]] == [("a", "worker"), ("b", "worker")]
+    assert "a worker, which has not handled its last event" in office("process", "list", "trip").out
+    first = flat(office("process", "list", "trip", "--stage", "trip.begun", "--limit", "1").out)
+    assert "The 1 that are longest in their stage are listed, of 2." in first
+    assert office.json("process", "list", "trip", "--all", "--older-than", "1h")["instances"] == []
+    assert "Looked at 1 to 1 of 2 instances of trip" in flat(office("process", "list", "trip", "--look-at", "1").out)
