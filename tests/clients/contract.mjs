@@ -21,6 +21,7 @@ if (how === "asyncapi") {
   const { default: Ajv } = await import("ajv/dist/2020.js");
   const { default: formats } = await import("ajv-formats");
   const ajv = formats(new Ajv({ strict: true, allowUnionTypes: true, strictTypes: false, allErrors: true }));
+  ajv.addVocabulary(["x-members", "x-order"]);
   for (const word of ["x-event", "x-limits", "x-default", "x-validator", "x-unknown"]) ajv.addKeyword(word);
   const wrong = [];
   for (const [schema, right, others] of JSON.parse(text)) {

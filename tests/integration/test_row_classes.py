@@ -16,6 +16,7 @@ from eventjet.operations.tables import revision_tables
 from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.testing import on, projected, running
 from tests.integration import keyed
 from tests.integration.keyed import NAMES, Booked, Kind, Price, Size, Visit, kinds, prices, slots, visits
@@ -33,7 +34,7 @@ UTC_NINE = "2030-07-01T07:00:00"
 
 
 def rows_of(database: Database) -> dict[str, set[Any]]:
-    with database.sync_engine().connect() as connection:
+    with database.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         tables = {name: visits.projections[name].tables[0] for name in NAMES}
         return {name: set(map(tuple, connection.execute(select(table)))) for name, table in tables.items()}
 

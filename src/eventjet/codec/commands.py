@@ -193,7 +193,8 @@ def differing_arguments(request: Request, recorded: str, events: Iterable[Any]) 
         for changed in combinations(names, count)
         for values in product(candidates, repeat=count)
     )
-    for changed, values in islice(substitutions, _TRIES_MAX):
+    size = len(_sorted_json(request.arguments))
+    for changed, values in islice(substitutions, min(_TRIES_MAX, _ENCODED_MAX // size)):
         arguments = {**request.arguments, **dict(zip(changed, values, strict=True))}
         given = {name: value for name, value in arguments.items() if value is not _NOT_GIVEN}
         if _digest(request.whose, given) == digest:
@@ -205,6 +206,8 @@ _NOT_GIVEN = object()
 _FORMS_MAX = 100
 _TRIES_MAX = 5_000
 """Digests computed to find the arguments that differ, at most: some hundredths of a second."""
+_ENCODED_MAX = 2_000_000
+"""Characters encoded for these digests, at most: large arguments get fewer of them."""
 
 
 def _forms_in(events: Iterable[Any]) -> Iterable[Any]:

@@ -144,7 +144,7 @@ async def instances_of(
     blocked = {
         entry.key[1]: entry.position
         for entry in reversed(await cursors.parked(name))
-        if entry.parked.resolution != BLOCKED
+        if entry.key[0] == name and entry.parked.resolution != BLOCKED
     }
     look = _Look(client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines)
     stages: dict[str, Stage] = {}

@@ -167,16 +167,19 @@ class Cursor:
         return replace(self, owner=None)
 
     def failed(self, reason: str) -> Cursor:
-        """Return the cursor as failed, with the reason cut to 2,000 characters and without an owner."""
-        return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX])
+        """Return the cursor as failed, with the reason cut to 2,000 characters, and without an owner and tries.
+
+        The next session calls the handler again: its code may be another by then.
+        """
+        return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX], tries=())
 
     def paused(self) -> Cursor:
         """Return the cursor as paused: no worker takes it until it is resumed."""
         return self._deposed(PAUSE_CURSOR)
 
     def resumed(self) -> Cursor:
-        """Return a paused cursor as active; any other cursor is returned unchanged."""
-        return self._deposed(RESUME_AS[ACTIVE]) if self.state == PAUSED else self
+        """Return a paused cursor as active and without tries; any other cursor is returned unchanged."""
+        return replace(self._deposed(RESUME_AS[ACTIVE]), tries=()) if self.state == PAUSED else self
 
     def decided(self) -> Cursor:
         """Return the cursor after somebody resolved a quarantined event; the next session reads the quarantine anew."""

@@ -235,7 +235,9 @@ def _opened_type(deps: Any) -> Any:
     except (DefinitionError, TypeError, ValueError):
         return Any
     if function is not deps:
-        return hint
+        # An inherited `__aenter__` says its own class, and returns the object.
+        is_own = isinstance(deps, type) and isinstance(hint, type) and issubclass(deps, hint)
+        return deps if is_own else hint
     arguments = typing.get_args(hint)
     return arguments[0] if typing.get_origin(hint) in _OPENING and arguments else Any
 
