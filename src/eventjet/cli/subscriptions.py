@@ -112,29 +112,29 @@ def list_processes(
                 looked_max=look_at,
             )
 
-    found = run_async(read())
-    return Answer(instances.instances_value(found), instance_blocks(found))
+    listing = run_async(read())
+    return Answer(instances.instances_value(listing), instance_blocks(listing))
 
 
-def instance_blocks(found: Instances) -> Iterator[Block]:
+def instance_blocks(listing: Instances) -> Iterator[Block]:
     """Yield the blocks that show the instances of a process by stage, and those that were asked for."""
     from eventjet.operations.instances import age_text, remarks_on, waits_text
 
-    if not found.total:
-        yield f"There are no instances of {found.process}."
+    if not listing.total:
+        yield f"There are no instances of {listing.process}."
         return
     rows = [
         (each.stage, each.instances, each.open, age_text(each.oldest), age_text(each.oldest_open))
-        for each in found.stages
+        for each in listing.stages
     ]
     yield Table(
         ("stage", "instances", "open", "oldest", "oldest open"),
         rows,
         right=("instances", "open", "oldest", "oldest open"),
     )
-    yield from remarks_on(found)
-    if found.instances:
-        listed_rows = [(each.id, each.stage, age_text(each.at), waits_text(each)) for each in found.instances]
+    yield from remarks_on(listing)
+    if listing.instances:
+        listed_rows = [(each.id, each.stage, age_text(each.at), waits_text(each)) for each in listing.instances]
         yield Table(("id", "stage", "age", "waits for"), listed_rows, right=("age",))
 
 

@@ -69,7 +69,7 @@ def _uses(app: Application) -> dict[str, dict[str, str]]:
 def _without_covered(subjects: Iterable[str]) -> list[str]:
     """Return the subjects that no other one covers, since those of a stream may not overlap."""
     unique = list(dict.fromkeys(subjects))
-    return [one for one in unique if not any(other != one and _covers(other, one) for other in unique)]
+    return [subject for subject in unique if not any(each != subject and _covers(each, subject) for each in unique)]
 
 
 def _covers(pattern: str, subject: str) -> bool:

@@ -168,9 +168,9 @@ async def instances_of(
         if looked_at == looked_max or offset + looked_at >= total:
             break
         subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset + looked_at))
-    if stage is not None and not any(_is_stage(known, stage) for known in (*types, *stages)):
-        known = sorted({*types, *stages})
-        raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, known)}Its stages are {listed(known)}.")
+    if stage is not None and not any(_is_stage(each, stage) for each in (*types, *stages)):
+        names = sorted({*types, *stages})
+        raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, names)}Its stages are {listed(names)}.")
     ordered = [instance for *_, instance in sorted(oldest, key=lambda entry: (-entry[0], entry[1]))]
     by_name = sorted(stages.values(), key=lambda each: each.stage)
     return Instances(name, total, looked_at, offset, by_name, matching, ordered)
@@ -182,7 +182,7 @@ def _is_stage(name: str, wanted: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is known of a process while its instances are looked at."""
+    """The state of a process while its instances are looked at."""
 
     client: Client
     app: str
@@ -244,7 +244,7 @@ def span_of(text: str) -> timedelta:
     return timedelta(seconds=sum(int(number) * _SECONDS[unit] for number, unit in parts))
 
 
-def instances_value(found: Instances) -> dict[str, Any]:
+def instances_value(listing: Instances) -> dict[str, Any]:
     """Return the instances as a value for JSON: times as text, and ages in seconds."""
     now = datetime.now(UTC)
 
@@ -252,14 +252,14 @@ def instances_value(found: Instances) -> dict[str, Any]:
         return None if at is None else max(0.0, (now - at).total_seconds())
 
     return {
-        **{name: getattr(found, name) for name in ("process", "total", "looked_at", "matching")},
+        **{name: getattr(listing, name) for name in ("process", "total", "looked_at", "matching")},
         "stages": [
             {
                 **{name: getattr(each, name) for name in ("stage", "instances", "open")},
                 "oldest_s": age_s(each.oldest),
                 "oldest_open_s": age_s(each.oldest_open),
             }
-            for each in found.stages
+            for each in listing.stages
         ],
         "instances": [
             {
@@ -270,7 +270,7 @@ def instances_value(found: Instances) -> dict[str, Any]:
                 "until": None if each.until is None else time_text(each.until),
                 "quarantined": each.quarantined,
             }
-            for each in found.instances
+            for each in listing.instances
         ],
     }
 
@@ -295,14 +295,14 @@ def age_text(at: datetime | None) -> str:
     return duration(None if at is None else max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
 
-def remarks_on(found: Instances) -> Iterator[str]:
+def remarks_on(listing: Instances) -> Iterator[str]:
     """Yield how many instances were looked at and are listed, one sentence each."""
-    open_count = sum(stage.open for stage in found.stages)
-    looked = f"{counted(found.looked_at, 'instance')} of {found.process}, {open_count:,} open"
-    if not found.is_whole:
-        first, last = found.offset + 1, found.offset + found.looked_at
-        looked = f"Looked at {first:,} to {last:,} of {counted(found.total, 'instance')} of {found.process}"
+    open_count = sum(stage.open for stage in listing.stages)
+    looked = f"{counted(listing.looked_at, 'instance')} of {listing.process}, {open_count:,} open"
+    if not listing.is_whole:
+        first, last = listing.offset + 1, listing.offset + listing.looked_at
+        looked = f"Looked at {first:,} to {last:,} of {counted(listing.total, 'instance')} of {listing.process}"
         looked += f", {open_count:,} of them open"
     yield f"{looked}."
-    if found.matching > len(found.instances):
-        yield f"The {len(found.instances):,} that are longest in their stage are listed, of {found.matching:,}."
+    if listing.matching > len(listing.instances):
+        yield f"The {len(listing.instances):,} that are longest in their stage are listed, of {listing.matching:,}."

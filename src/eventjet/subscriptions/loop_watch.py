@@ -93,17 +93,17 @@ class LoopWatch:
 
     async def _watch(self) -> None:
         """Look at intervals whether the loop moves; while it does not, renew leases and count the try that blocks."""
-        beats, task, label, blocked_s, was_told = -1, None, "", 0.0, False
+        beats, task, label, blocked_s, was_logged = -1, None, "", 0.0, False
         async with AsyncExitStack() as connections:
             cursors: Cursors | None = None
             while not await self._pause():
                 has_moved = self._beats != beats
                 beats, blocking = self._beats, asyncio.current_task(self._loop)
                 if has_moved or blocking is not task:
-                    if not was_told:
+                    if not was_logged:
                         self._tell(label, blocked_s)
                     running = self._tries.get(blocking)
-                    task, label, blocked_s, was_told = blocking, _label_of(blocking, running), 0.0, False
+                    task, label, blocked_s, was_logged = blocking, _label_of(blocking, running), 0.0, False
                 if has_moved:
                     continue
                 # Only time that this thread was awake for counts: a process that was suspended has blocked nothing.
@@ -111,9 +111,9 @@ class LoopWatch:
                 running = self._tries.get(task)
                 if running is not None:
                     running.blocked_s = blocked_s
-                    if not was_told and blocked_s >= self._lease_s and running.until < time.monotonic():
+                    if not was_logged and blocked_s >= self._lease_s and running.until < time.monotonic():
                         self._tell(label, blocked_s)
-                        was_told = True
+                        was_logged = True
                 try:
                     if cursors is None:
                         client = Client(self._endpoint, self._lease_s)
@@ -123,7 +123,7 @@ class LoopWatch:
                     await self._renew(cursors, running, beats)
                 except (EventjetError, OSError) as error:
                     logs.TRYING_AGAIN.tell(_log, name="The leases of a blocked event loop", reason=error, trace="")
-            if not was_told:
+            if not was_logged:
                 self._tell(label, blocked_s)
 
     async def _pause(self) -> bool:

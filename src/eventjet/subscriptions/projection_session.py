@@ -82,7 +82,7 @@ class ProjectionSubscription(Subscription):
         self.resolved = resolved
         self.context = context
         self._has_warned = False
-        self._has_told_location = False
+        self._is_location_logged = False
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Acquire]:
@@ -103,8 +103,8 @@ class ProjectionSubscription(Subscription):
             logs.CODE_CHANGED.tell(
                 _log, name=checkpoint.name, revision=checkpoint.revision, newer=checkpoint.revision + 1
             )
-        if checkpoint.location and not self._has_told_location:
-            self._has_told_location = True
+        if checkpoint.location and not self._is_location_logged:
+            self._is_location_logged = True
             told = logs.BESIDE if checkpoint.takes_over else logs.BESIDE_FOR_GOOD
             told.tell(_log, name=f"{checkpoint.name} revision {checkpoint.revision}", projection=checkpoint.name)
         failpoints.reach("worker.lease_taken")

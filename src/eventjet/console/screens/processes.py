@@ -43,8 +43,8 @@ async def processes(request: Request) -> dict[str, Any]:
     }
 
 
-async def _instances(sources: Sources, name: str, **wanted: Any) -> Instances:
-    return await instances_of(await sources.client(), sources.app, name, looked_max=_LOOKED_MAX, **wanted)
+async def _instances(sources: Sources, name: str, **options: Any) -> Instances:
+    return await instances_of(await sources.client(), sources.app, name, looked_max=_LOOKED_MAX, **options)
 
 
 async def instances(request: Request) -> dict[str, Any]:
