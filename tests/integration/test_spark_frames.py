@@ -20,7 +20,7 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.spark import AppRef, events
-from eventjet.spark.frames import stored_columns
+from eventjet.spark.event_rows import stored_columns
 from eventjet.spark.session import Started
 from tests.logs import fresh_name
 
