@@ -5,7 +5,7 @@ DataFrames and the tables of a lakehouse have them alike. Nothing here imports p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -34,12 +34,17 @@ def stored_columns() -> dict[str, Form]:
     return {name: leaf(kind) for name, kind in _STORED_COLUMNS.items()}
 
 
-def recorded_columns(event_type: type) -> dict[str, Form]:
-    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
+def recorded_columns(event_type: type, left_out: Collection[str] = ()) -> dict[str, Form]:
+    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use.
+
+    Fields in `left_out` get no column.
+    """
     columns = {name: leaf(kind) for name, kind in _RECORDED_COLUMNS.items()}
     # Spark's column names are not case-sensitive.
     names_in_use = set(columns)
     for name, form in forms_of(event_type).items():
+        if name in left_out:
+            continue
         while name.lower() in names_in_use:
             name = f"event_{name}"
         names_in_use.add(name.lower())
