@@ -53,7 +53,7 @@ $(installed): pyproject.toml constraints.txt
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(bin)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
-		--editable ".[spark,dev,testing,otel,ui,websocket]" --group dev --group docs
+		--editable ".[spark,lake,dev,testing,otel,ui,websocket]" --group dev --group docs
 	@touch $@
 
 pytest := $(bin)/python -m pytest --dist worksteal

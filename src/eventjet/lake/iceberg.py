@@ -34,8 +34,8 @@ class IcebergStore:
                 return
             if "://" in url:
                 raise UsageError(
-                    "Iceberg tables outside this machine's folders need a catalog. Name one of pyiceberg's configuration "
-                    "with --catalog, or use `--format delta`."
+                    "Iceberg tables outside this machine's folders need a catalog. Name one of pyiceberg's "
+                    "configuration with --catalog, or use `--format delta`."
                 )
             Path(url).mkdir(parents=True, exist_ok=True)
             self._catalog = load("eventjet", type="sql", uri=f"sqlite:///{url}/catalog.db", warehouse=f"file://{url}")

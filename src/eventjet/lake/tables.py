@@ -16,6 +16,7 @@ from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.codec.records import Decoder
 from eventjet.domain.personal import field_hint, is_private
+from eventjet.domain.unique import CLAIMS
 from eventjet.spark.columns import Form, forms_of, pyarrow
 from eventjet.spark.event_rows import batch_of, recorded_columns, recorded_row, stored_columns, stored_row
 
@@ -54,8 +55,11 @@ class LakeTable:
 
 
 def tables_of(catalog: Catalog, *, personal: bool) -> list[LakeTable]:
-    """Return the tables of an application, `events` first; without `personal`, personal fields have no columns."""
-    kinds = catalog.kinds()
+    """Return the tables of an application, `events` first; without `personal`, personal fields have no columns.
+
+    Claims of unique values, which are eventjet's own events, are among all records only.
+    """
+    kinds = [kind for kind in catalog.kinds() if kind.aggregate != CLAIMS]
     names = _names([kind.info.name for kind in kinds])
     whole = LakeTable(EVENTS, None, stored_columns(), _schema(stored_columns()), frozenset(), {})
     return [whole, *(_typed(names[kind.info.name], kind, personal=personal) for kind in kinds)]
