@@ -30,6 +30,8 @@ class DeltaStore:
         self._url = url
         package("deltalake")
 
+    def close(self) -> None: ...
+
     def table(self, name: str) -> DeltaTable | None:
         location = f"{self._url}/{name}"
         with translated(self._url, name):

@@ -15,6 +15,8 @@ from eventjet.lake.store import Mark, Origin, package, translated
 from eventjet.lake.tables import KEY
 
 _MARK = ("position", "event", "row")
+_CATALOG = "catalog.db"
+"""The catalog in a folder of this machine, if no other one is named."""
 _TRIES = 5
 """How often a commit is tried again that something else than a sync came before."""
 
@@ -27,20 +29,24 @@ class IcebergStore:
     def __init__(self, url: str, stream: str, catalog: str | None) -> None:
         self._url = url
         self._namespace = stream
-        load = package("pyiceberg.catalog").load_catalog
-        with translated(url, stream):
-            if catalog is not None:
-                self._catalog = load(catalog)
-                return
-            if "://" in url:
-                raise UsageError(
-                    "Iceberg tables outside this machine's folders need a catalog. Name one of pyiceberg's "
-                    "configuration with --catalog, or use `--format delta`."
-                )
-            Path(url).mkdir(parents=True, exist_ok=True)
-            self._catalog = load("eventjet", type="sql", uri=f"sqlite:///{url}/catalog.db", warehouse=f"file://{url}")
+        self._name = catalog
+        package("pyiceberg")
+        if catalog is None and "://" in url:
+            raise UsageError(
+                "Iceberg tables outside this machine's folders need a catalog. Name one of pyiceberg's "
+                "configuration with --catalog, or use `--format delta`."
+            )
+        # Only `create` makes what is not there.
+        exists = catalog is not None or Path(url, _CATALOG).exists()
+        self._catalog: Any = self._open_catalog() if exists else None
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
 
     def table(self, name: str) -> IcebergTable | None:
+        if self._catalog is None:
+            return None
         missing = package("pyiceberg.exceptions")
         with translated(self._url, name):
             try:
@@ -57,6 +63,7 @@ class IcebergStore:
             "write.parquet.compression-codec": "zstd",
             **_properties(mark),
         }
+        self._catalog = self._catalog or self._open_catalog()
         with translated(self._url, name):
             self._catalog.create_namespace_if_not_exists((self._namespace,))
             location = {} if "://" in self._url else {"location": f"file://{self._url}/{name}"}
@@ -65,6 +72,19 @@ class IcebergStore:
             except taken as error:
                 raise LakeFenced(self._url, name, mark.position) from error
             return IcebergTable(self._url, name, table)
+
+    def _open_catalog(self) -> Any:
+        load = package("pyiceberg.catalog").load_catalog
+        with translated(self._url, "catalog"):
+            if self._name is not None:
+                return load(self._name)
+            url = self._url
+            Path(url).mkdir(parents=True, exist_ok=True)
+            local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
+            try:
+                return load("eventjet", **local)
+            except package("sqlalchemy.exc").OperationalError:
+                return load("eventjet", **local)  # another process has made its tables meanwhile
 
     def dropping(self, name: str) -> str:
         return f"drop the table {self._namespace}.{name} of the catalog"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
@@ -98,6 +98,8 @@ class Store(Protocol):
 
     widens_decimals: bool
 
+    def close(self) -> None: ...
+
     def table(self, name: str) -> OpenTable | None:
         """Open a table; None if there is no such table. Raises `LakeRefused` for a table of somebody else."""
         ...
@@ -111,14 +113,17 @@ class Store(Protocol):
         ...
 
 
-def open_store(url: str, table_format: str, stream: str, catalog: str | None) -> Store:
-    """Open the lake of an application; raises `UsageError`, and `Unreachable` where a package is not installed."""
+@contextmanager
+def open_store(url: str, table_format: str, stream: str, catalog: str | None) -> Generator[Store]:
+    """Yield the lake of an application; raises `UsageError`, and `Unreachable` where a package is not installed."""
     if table_format not in FORMATS:
         raise UsageError(f"There is no table format {table_format!r}. Use {' or '.join(FORMATS)}.")
     if catalog is not None and table_format != "iceberg":
         raise UsageError("--catalog is Iceberg's, and Delta tables need none. Add `--format iceberg`, or leave it out.")
     folder = folder_of(url, "lake")
-    return resolve_name(_STORES[table_format])(str(folder or url.rstrip("/")), stream, catalog)
+    kind: Callable[[str, str, str | None], Store] = resolve_name(_STORES[table_format])
+    with closing(kind(str(folder or url.rstrip("/")), stream, catalog)) as store:
+        yield store
 
 
 def package(name: str) -> Any:

@@ -153,16 +153,14 @@ async def sync(
         raise UsageError(f"A batch of {batch_events} events cannot be. Give 1 or more.")
 
     def work(job: Job) -> SyncReport:
-        store = open_store(url, table_format, job.log.stream, catalog)
-        last = job.log.state.last
+        log, last = job.log, job.log.state.last
         if to is not None and not 0 <= to <= last:
-            raise UsageError(f"The log {job.log.stream!r} ends at position {last:,}. Name one that it has, not {to:,}.")
-        end = last if to is None else to
-        opened = _open_tables(job, store, url, personal=personal)
-        events = _follow(job, opened, end, batch_events, personal=personal)
+            raise UsageError(f"The log {log.stream!r} ends at position {last:,}. Name one that it has, not {to:,}.")
+        with open_store(url, table_format, log.stream, catalog) as store:
+            opened = _open_tables(job, store, url, personal=personal)
+            events = _follow(job, opened, last if to is None else to, batch_events, personal=personal)
         tables = tuple(_synced(each) for each in opened)
         position = min(table.position for table in tables)
-        log = job.log
         return SyncReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
 
     return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
@@ -180,29 +178,22 @@ async def status(
 
     def work(job: Job) -> LakeStatus:
         log = job.log
-        store = open_store(url, table_format, log.stream, catalog)
-        tables: list[TableStatus] = []
-        for declared in tables_of(job.app.catalog, personal=True):
-            stored = store.table(declared.name)
-            if stored is None:
-                tables.append(TableStatus(declared.name, declared.type_name, None, log.last, None, 0, personal=False))
-                continue
-            check_same_log(job, stored, declared, url)
-            position = stored.mark.position
-            tables.append(
-                TableStatus(
-                    declared.name,
-                    declared.type_name,
-                    position,
-                    max(0, log.last - position),
-                    _time_of(job, position),
-                    stored.row_count,
-                    stored.origin.personal,
-                )
-            )
-        return LakeStatus(url, table_format, log.stream, log.last, tuple(tables))
+        declared_tables = tables_of(job.app.catalog, personal=True)
+        with open_store(url, table_format, log.stream, catalog) as store:
+            tables = tuple(_status(job, declared, store.table(declared.name), url) for declared in declared_tables)
+        return LakeStatus(url, table_format, log.stream, log.last, tables)
 
     return await in_job(app, settings, "local", work)
+
+
+def _status(job: Job, declared: LakeTable, stored: OpenTable | None, url: str) -> TableStatus:
+    name, type_name, last = declared.name, declared.type_name, job.log.last
+    if stored is None:
+        return TableStatus(name, type_name, None, last, None, 0, personal=False)
+    check_same_log(job, stored, declared, url)
+    position, personal = stored.mark.position, stored.origin.personal
+    behind = max(0, last - position)
+    return TableStatus(name, type_name, position, behind, _time_of(job, position), stored.row_count, personal=personal)
 
 
 def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -> None:

@@ -87,10 +87,10 @@ async def verify(
     """
 
     def work(job: Job) -> LakeVerification:
-        store = open_store(url, table_format, job.log.stream, catalog)
         job.source.check_integrity(job.log.state)
-        compared = _open_tables(job, store, url)
-        _compare(job, compared, range_events)
+        with open_store(url, table_format, job.log.stream, catalog) as store:
+            compared = _open_tables(job, store, url)
+            _compare(job, compared, range_events)
         tables = tuple(each.verified() for each in compared)
         return LakeVerification(url, table_format, job.log.stream, tables, job.watch.seconds)
 
