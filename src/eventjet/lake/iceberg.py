@@ -65,10 +65,15 @@ class IcebergStore:
         }
         self._catalog = self._catalog or self._open_catalog()
         with translated(self._url, name):
-            self._catalog.create_namespace_if_not_exists((self._namespace,))
-            location = {} if "://" in self._url else {"location": f"file://{self._url}/{name}"}
             try:
-                table = self._catalog.create_table((self._namespace, name), schema, properties=properties, **location)
+                self._catalog.create_namespace_if_not_exists((self._namespace,))
+            except package("sqlalchemy.exc").IntegrityError:
+                pass  # another process has created it meanwhile
+            location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
+            try:
+                table = self._catalog.create_table(
+                    (self._namespace, name), schema, location=location, properties=properties
+                )
             except taken as error:
                 raise LakeFenced(self._url, name, mark.position) from error
             return IcebergTable(self._url, name, table)
