@@ -1,4 +1,4 @@
-"""`eventjet lake sync` killed at random steps: nothing is lost and nothing comes twice, which the control does not say."""
+"""`eventjet lake sync` killed at random steps: nothing is lost and nothing comes twice, as in the control."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.lake import verify
 from eventjet.lake.store import open_store
+from tests.forked import Forked
 from tests.integration.archived import book_of
 from tests.integration.lake_log import FORMATS, positions_of
 from tests.integration.rebuild_log import Book
@@ -58,19 +59,20 @@ def environment(failpoint: str | None, **more: str) -> dict[str, str]:
     return {**own, **({"EVENTJET_FAILPOINT": failpoint} if failpoint else {}), **more}
 
 
-def run(book: Book, folder: Path, table_format: str, failpoint: str | None = None) -> subprocess.Popen[str]:
+def run(book: Book, folder: Path, table_format: str, failpoint: str | None = None) -> Forked:
     """The command in a process of its own."""
     command = ["lake", "sync", str(folder / "lake"), "--format", table_format, "--batch-events", "20"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "eventjet.cli", *command, "--app", f"{book.ref.module}:app", "--app-dir", str(folder)],
-        env=environment(failpoint, EVENTJET_SERVERS=book.settings.servers[0]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return Forked(
+        "eventjet.cli",
+        [*command, "--app", f"{book.ref.module}:app", "--app-dir", str(folder)],
+        folder=folder,
+        environ=environment(failpoint, EVENTJET_SERVERS=book.settings.servers[0]),
+        out=folder / "out",
+        err=folder / "err",
     )
 
 
-def kill_after(process: subprocess.Popen[str], folder: Path, files: int) -> None:
+def kill_after(process: Forked, folder: Path, files: int) -> None:
     """Kill the process when so many files are there, or let it end."""
     end = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < end:
@@ -106,20 +108,19 @@ async def test_killed_at_random_steps_every_event_is_in_the_tables_once(
     book = book_of(eventjet_nats, tmp_path)
     url, killed, last = tmp_path / "lake", 0, 0
     while killed < KILLS:
-        last = book.fill(100, seed=killed)
+        last = book.fill(60, seed=killed)
         by_step = chance.random() < 0.5
-        step = f"{chance.choice(STEPS)}:kill:{chance.randrange(1, 8)}" if by_step else None
+        step = f"{chance.choice(STEPS)}:kill:{chance.randrange(1, 6)}" if by_step else None
         before = sum(1 for path in url.rglob("*") if path.is_file())
         process = run(book, tmp_path, table_format, step)
         if not by_step:
-            kill_after(process, url, before + chance.randrange(1, 60))
-        said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode in (0, -signal.SIGKILL), (step, said)
+            kill_after(process, url, before + chance.randrange(1, 40))
+        process.wait(PATIENCE_S)
+        assert process.returncode in (0, -signal.SIGKILL), (step, (tmp_path / "err").read_text())
         killed += process.returncode != 0
         check_tables(book, url, table_format)
     process = run(book, tmp_path, table_format)
-    said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
+    assert process.wait(PATIENCE_S) == 0, (tmp_path / "err").read_text()
     assert check_tables(book, url, table_format) == last
     outcome = await verify(book.ref, str(url), book.settings, table_format=table_format)
     assert outcome.sound
