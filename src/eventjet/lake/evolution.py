@@ -28,7 +28,13 @@ def changes(table: LakeTable, stored: Any, *, widens_decimals: bool) -> tuple[bo
                 )
             continue
         for path, old, new in _differences(field.name, by_name.pop(field.name), field.type):
-            if widens_decimals and _has_more_digits(old, new):
+            if old is None:
+                refusals.append(f"the field {path} ({shown(new)}) is new, inside a column")
+            elif new is None:
+                refusals.append(
+                    f"the field {path} ({shown(old)}) is in the table, and the app declares none of this name"
+                )
+            elif widens_decimals and _has_more_digits(old, new):
                 is_wider = True
             else:
                 refusals.append(f"the column {path} is {shown(old)}, and the app declares {shown(new)}")
@@ -41,8 +47,6 @@ def changes(table: LakeTable, stored: Any, *, widens_decimals: bool) -> tuple[bo
 
 def shown(kind: Any) -> str:
     """Return an Arrow type as people write it; formats differ in how they write the same types."""
-    if kind is None:
-        return "nothing"
     types = pyarrow().types
     if types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
