@@ -144,7 +144,7 @@ async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: P
             WithTextAndPlaces,
             [
                 "total is decimal(8,2), and the app declares decimal(10,4)",
-                "place.country is nothing, and the app declares string",
+                "place.country (string) is new, inside a column",
                 "count is int64, and the app declares string",
             ],
         ),
