@@ -1,7 +1,7 @@
 """`eventjet lake sync` beside an append by hand that is not exactly once: `python -m benchmarks.lake`.
 
-Both read the same log with eventjet's reader and write the same tables, in batches of the same size: all events, and one
-for each type. By hand, bodies are parsed and not validated, and the position is in a file beside the tables. They take
+Both read the same log with eventjet's reader and write the same tables, in batches of one size: all events, and one for
+each type. By hand, bodies are parsed and not validated, and the position is in a file beside the tables. They take
 turns in this process. CPU holds for a busy machine, too; rates only for a quiet one.
 """
 

@@ -18,9 +18,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused, UndecodableEvent, UnknownEvent, UsageError
+from eventjet.jetstream.reader import read_range
 from eventjet.lake import LakeVerification, SyncReport, status, sync, verify
 from eventjet.lake.store import Mark, Store, open_store
-from eventjet.lake.tables import EVENTS, tables_of
+from eventjet.lake.tables import EVENTS, RowReader, tables_of
+from eventjet.spark.event_rows import stored_row
 from tests.integration.lake_log import (
     CATALOG,
     FORMATS,
@@ -86,6 +88,22 @@ async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
     assert [table.rows for table in outcome.tables] == [
         60, *(sum(isinstance(event.data, kind) for event in events) for kind in (Placed, Paid, Known))
     ]  # fmt: skip
+
+
+async def test_all_records_are_the_same_beside_other_tables_and_alone(nats: NatsServer) -> None:
+    log = lake_log(nats, 50)
+    log.append_raw(
+        [
+            ("a-1", block("order.paid", 1, Ej_Correlation="c", Ej_Meta_Channel="web"), b'{"amount": "1.50"}'),
+            ("a-2", block("never.declared"), b"\xff"),
+        ]
+    )
+    records = [record for batch in read_range(log.endpoint, log.name, 1, 53) for record in batch]
+    tables = tables_of(CATALOG, personal=True)
+    reader = RowReader(CATALOG, tables, personal=True)
+    beside = reader.rows(records, {table.name: 0 for table in tables})[EVENTS]
+    alone = reader.rows(records, {EVENTS: 0})[EVENTS]
+    assert beside == alone == [stored_row(record) for record in records]
 
 
 async def test_older_schemas_are_upcast_and_what_is_no_event_is_among_all_records(

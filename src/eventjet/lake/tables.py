@@ -18,7 +18,14 @@ from eventjet.codec.records import Decoder
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.unique import CLAIMS
 from eventjet.spark.columns import Form, forms_of, pyarrow
-from eventjet.spark.event_rows import batch_of, recorded_columns, recorded_row, stored_columns, stored_row
+from eventjet.spark.event_rows import (
+    batch_of,
+    recorded_columns,
+    recorded_row,
+    stored_columns,
+    stored_row,
+    stored_row_beside,
+)
 
 EVENTS = "events"
 """The name of the table that has all records of the log."""
@@ -130,14 +137,15 @@ class RowReader:
         whole, by_type = rows.get(EVENTS, []), self._by_type
         for record in records:
             type_name = header(record[3], TYPE)
-            if record[0] > whole_after:
-                row = stored_row(record)
-                whole.append(row if self._is_open(type_name) else (*row[:-1], None))
-            table = by_type.get(type_name or "")
+            table, row = by_type.get(type_name or ""), None
             if table is not None and record[0] > after.get(table.name, end):
                 event = self._decode(record)
                 if event is not None:
-                    rows[table.name].append(recorded_row(event, table.forms))
+                    row = recorded_row(event, table.forms)
+                    rows[table.name].append(row)
+            if record[0] > whole_after:
+                stored = stored_row(record) if row is None else stored_row_beside(row, record)
+                whole.append(stored if self._is_open(type_name) else (*stored[:-1], None))
         return rows
 
 
