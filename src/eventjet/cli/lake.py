@@ -17,7 +17,7 @@ from eventjet.runtime import run_async
 from eventjet.text import counted, spent
 
 if TYPE_CHECKING:
-    from eventjet.lake import LakeVerification, SyncReport
+    from eventjet.lake import LakeVerification, SyncReport, TableStatus
 
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of one in an object store.")]
 FormatOption = Annotated[str, option("--format", "delta|iceberg", "The format of the tables.")]
@@ -75,7 +75,9 @@ def status(
         )
         for table in found.tables
     ]
-    return Answer(found, Table(("table", "position", "behind", "last event (UTC)", "rows"), rows))
+    # A time is written as in other answers.
+    value = {**asdict(found), "tables": [_table_value(table) for table in found.tables]}
+    return Answer(value, Table(("table", "position", "behind", "last event (UTC)", "rows"), rows))
 
 
 @lake.command()
@@ -98,6 +100,11 @@ def verify(
     work = partial(run, at.ref, url, at.settings, **options, range_events=range_events)
     report = finished("Nothing was changed.", work)
     return Answer({**asdict(report), "sound": report.sound}, _verify_blocks(report), ok=report.sound)
+
+
+def _table_value(table: TableStatus) -> dict[str, object]:
+    at = table.recorded_at
+    return {**asdict(table), "recorded_at": None if at is None else at.isoformat()}
 
 
 def _sync_blocks(report: SyncReport) -> Iterator[Block]:

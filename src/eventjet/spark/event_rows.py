@@ -88,12 +88,8 @@ def stored_row_beside(row: tuple[Any, ...], record: RawRecord) -> tuple[Any, ...
     """Return what `stored_row` returns, in half the time, for a record of which `row` is the `recorded_row`."""
     block = record[3]
     kind = (header(block, TYPE), _number(block, SCHEMA, 2**31))
-    return (
-        *row[: len(_POSITION_COLUMNS)],
-        *kind,
-        *row[len(_POSITION_COLUMNS) : len(_RECORDED_COLUMNS)],
-        _text(record[4]),
-    )
+    begin, end = len(_POSITION_COLUMNS), len(_RECORDED_COLUMNS)
+    return (*row[:begin], *kind, *row[begin:end], _text(record[4]))
 
 
 def _context(metadata: Metadata) -> tuple[Any, ...]:
