@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from datetime import timedelta
+from datetime import UTC, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from eventjet.lake import LakeVerification, SyncReport, status, sync, verify
 from eventjet.lake.store import Mark, Store, open_store
 from eventjet.lake.tables import EVENTS, RowReader, tables_of
 from eventjet.spark.event_rows import stored_row
+from eventjet.spark.session import Started
 from tests.integration.lake_log import (
     CATALOG,
     FORMATS,
@@ -412,3 +413,16 @@ def test_names_of_tables_are_told_apart() -> None:
     assert names[4] == "customer_known"
     assert len(set(names)) == 5
     assert all(name.startswith(start) for name, start in zip(names[1:4], ("a_b_", "a_b_", "events_"), strict=True))
+
+
+async def test_spark_reads_the_files_of_a_table(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
+    log = lake_log(nats, 60)
+    await synced(log, tmp_path, "delta", batch_events=20)
+    files = DeltaTable(tmp_path / "order_placed").file_uris()
+    await synced(log, tmp_path / "iceberg", "iceberg", batch_events=20)
+    scan = iceberg_of(tmp_path / "iceberg", "order_placed").scan()
+    expected = sorted(event.data.at for event in log.recorded(60) if isinstance(event.data, Placed))
+    for paths in (files, [task.file.file_path for task in scan.plan_files()]):
+        frame: Any = spark.spark.read.parquet(*paths)
+        assert dict(frame.dtypes)["total"] == "decimal(12,2)"
+        assert sorted(row["at"].astimezone(UTC) for row in frame.select("at").collect()) == expected
