@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Column, Numeric, String, Text
+from sqlalchemy import Column, ForeignKey, Index, Numeric, String, Text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -171,6 +171,54 @@ def test_a_class_that_declares_no_whole_table_is_refused_with_the_way_out() -> N
     assert "Odd.either is str | int, which says no type of column" in told
     assert "Odd.lost is Any, or names what is not found in the class's module" in told
     assert "must be annotated to return one dataclass (or pydantic model), or None" in told
+
+
+Indexed = Annotated[str, mapped_column(index=True)]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    a: Key[str | None]
+    b: Annotated[Indexed, mapped_column(comment="who")]
+    c: Annotated[str, mapped_column("other", nullable=True)]
+    d: Annotated[str | None, Column(nullable=False, key="x")]
+    e: Annotated[str, Index("ix")]
+    f: Annotated[str, String(3), String]
+    g: Annotated[Key[int], mapped_column(autoincrement=True)]
+    h: Annotated[str, ForeignKey("stored.item_id")]
+
+
+@dataclass(frozen=True)
+class Agreeing:
+    item_id: Annotated[Key[str], mapped_column("item_id", String(40), nullable=False)]
+    note: Annotated[Personal[str] | None, mapped_column(nullable=True, index=True), "a word of somebody else"]
+
+
+def test_a_word_of_an_annotation_that_its_column_would_not_follow_is_refused() -> None:
+    @projection("rows")
+    def rows(row: Dropped | None, event: Recorded[Listed]) -> Dropped | None: ...
+
+    @projection("agreeing")
+    def agreeing(row: Agreeing | None, event: Recorded[Listed]) -> Agreeing | None: ...
+
+    no_column = "in its annotation, which is no column and no type; put it into `mapped_column(…)`, or beside the"
+    faults = [
+        "Dropped.a is a key and may be None",
+        "Dropped.b names 2 columns; leave one",
+        "Dropped.c names its column 'other'; a column has the name of its field, so rename the field",
+        "Dropped.c says nullable=True, and by its type it is never None; write `… | None`",
+        "Dropped.d names its column 'x'",
+        "Dropped.d says nullable=False, and by its type it may be None; leave `nullable` out",
+        f"Dropped.e has Index {no_column}",
+        "Dropped.f names 2 types; leave one",
+        "Dropped.g is numbered by the database (autoincrement), and a rebuild would number it anew",
+        f"Dropped.h has ForeignKey {no_column}",
+    ]
+    for line, fault in zip(faults_of(rows).splitlines()[1:], faults, strict=True):
+        assert fault in line
+    App("shop", aggregates=[Item], projections=[agreeing])
+    assert [column.nullable for column in agreeing.table.columns] == [False, True]
+    assert [column.name for index in agreeing.table.indexes for column in index.columns] == ["note"]
 
 
 def test_a_decimal_key_needs_a_precision() -> None:
