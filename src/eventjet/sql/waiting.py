@@ -14,18 +14,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import case, false, select, true
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.domain.position import FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
+from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS, NO_WORKER
 from eventjet.nats.protocol import Frame
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
-from eventjet.sql.own_tables import projections
+from eventjet.sql.own_tables import Clock, projections
 
 FIRST_QUERY_S = 5.0
 """How long the first query may take, even with a shorter timeout; then the database counts as unreachable."""
@@ -56,6 +56,8 @@ class RevisionStatus:
     """The identity of the log that it is made from; empty before its first event."""
     app: str = ""
     """The app that it belongs to; empty where that is not known yet."""
+    has_worker: bool | None = None
+    """Whether a worker has the lease; None if that is not known."""
 
 
 def serving(statuses: Sequence[RevisionStatus], revision: int) -> RevisionStatus:
@@ -101,6 +103,8 @@ class _Waiter:
         """Return the error for a position that is not reached, or cannot be in this `state`."""
         status = self.status or RevisionStatus(self.revision)
         state, reason = (state, reason) if state else (status.state, status.reason)
+        if status.has_worker is False and state not in (*_STOPPED_STATES, ANOTHER_APP, ANOTHER_LOG):
+            reason = reason or NO_WORKER
         return NotCaughtUp(self.projection, self.position, status.position, self.timeout_s, state, reason)
 
     def fail(self, error: Exception) -> None:
@@ -260,7 +264,10 @@ class Checkpoints:
         return statuses
 
 
-_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"])
+_QUERY = select(
+    *projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"],
+    case((projections.c.owner.is_not(None) & (projections.c.lease_until >= Clock()), true()), else_=false()),
+)
 
 
 def _copied(error: Exception) -> Exception:
