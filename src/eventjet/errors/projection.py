@@ -12,6 +12,7 @@ HALF_WRITTEN = "may hold half of a batch"
 """Part of the reason in a checkpoint: a worker does not go on with such tables, they have to be rebuilt."""
 
 ANOTHER_LOG = "of another log"
+NO_WORKER = "no worker runs for it: start one with `eventjet worker`"
 """The state in `NotCaughtUp` of a read model that was made from a different log than the position belongs to."""
 
 ANOTHER_APP = "of another app"
