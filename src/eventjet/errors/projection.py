@@ -61,16 +61,13 @@ class HandlerFailed(ProjectionError):
 class RowRefused(ProjectionError):
     """A value would not be read back equal from its column."""
 
-    def __init__(self, table: str, column: str, value: Any, reason: str, *, given: str = "") -> None:
-        """`given` is shown in the message instead of the value."""
+    def __init__(self, table: str, column: str, value: Any, reason: str, way_out: str, *, given: str = "") -> None:
+        """`way_out` is the sentence that ends the message; `given` is shown instead of the value."""
         self.table = table
         self.column = column
         self.value = value
         self.reason = reason
-        super().__init__(
-            f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. "
-            "Widen the column or round in the projection."
-        )
+        super().__init__(f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. {way_out}")
 
 
 class RowUnreadable(ProjectionError):

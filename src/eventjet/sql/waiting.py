@@ -30,6 +30,7 @@ from eventjet.sql.own_tables import Clock, projections
 FIRST_QUERY_S = 5.0
 """How long the first query may take, even with a shorter timeout; then the database counts as unreachable."""
 _QUERY_MAX_S = 10.0
+"""After this long a query is given up for another one, on a new connection."""
 _SILENT_S = 2.0
 """If a query has taken longer than this when the timeout is over, the database counts as unreachable."""
 _LAST_QUERY_S = 2.0
@@ -130,7 +131,7 @@ class Waiting:
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _began: float = 0.0
-    """When the current query began; 0 between queries."""
+    """Since when queries have had no answer; 0 between queries."""
     _closed: bool = False
 
     async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float, log: str = "") -> None:
@@ -214,18 +215,19 @@ class Waiting:
 
     async def _query(self, waiters: Sequence[_Waiter]) -> None:
         """Query once for these waiters; a waiter who comes meanwhile causes another query."""
-        self._began = time.monotonic()
+        self._began = self._began or time.monotonic()
         try:
             async with asyncio.timeout(_QUERY_MAX_S):
                 statuses = await self.query()
+        except TimeoutError:
+            return  # its connection may be dead, and the next query opens another; who waits says so in the end
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
             for waiter in waiters:
                 waiter.fail(_copied(error))
         else:
             for waiter in waiters:
                 waiter.settle(statuses.get(waiter.projection, ()))
-        finally:
-            self._began = 0.0
+        self._began = 0.0
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
 
 
@@ -272,7 +274,7 @@ def _copied(error: Exception) -> Exception:
     """Return an error of each waiter's own where possible, since a traceback belongs to one task."""
     if isinstance(error, Unreachable):
         return Unreachable(error.component, error.reason, error.remedy)
-    return _silent(_QUERY_MAX_S) if isinstance(error, TimeoutError) else error
+    return error
 
 
 def _silent(seconds: float) -> Unreachable:
