@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
@@ -19,7 +20,7 @@ from eventjet.commands.history import Bounds
 from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.decision import Committed, decided_on
+from eventjet.domain.decision import Committed, check_decision, decided_on
 from eventjet.domain.process import is_process
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.state import own_copy
@@ -143,7 +144,9 @@ class Repository(Generic[S, E]):
 
         `decide` is a method of the aggregate, which is called with the state, `args` and `kwargs`, and called again if
         another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
-        `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises.
+        `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises. `save_timeout_s` of the
+        settings counts from the call: if the command spends it waiting for its turn at the aggregate, or for a read,
+        nothing was sent, and it raises `StoreUnavailable`.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
 
@@ -156,6 +159,8 @@ class Repository(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
         """Plan a decision, which `Jet.transact` executes together with others; arguments as in `execute`."""
+        if type(decide) is not FunctionType:
+            check_decision(decide, self._aggregate)
         call = partial(decided_on, decide, args=args, kwargs=kwargs)
         return Planned(self.executor, aggregate_id, call, called=decide)
 
