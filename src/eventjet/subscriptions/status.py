@@ -166,7 +166,7 @@ def look_at_followers(
             owner=None if seen.has_lost_owner else cursor.owner,
             lost_owner=cursor.owner if seen.has_lost_owner else None,
             lost_s=seen.silent_s if seen.has_lost_owner else None,
-            reason=_cut(str(fault) if fault else cursor.reason),
+            reason=_cut(str(fault) if fault else cursor.blocking or cursor.reason),
             declared=cursor.name in declared,
             parked=parked,
             kind=cursor.kind,
