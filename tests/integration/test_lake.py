@@ -132,6 +132,16 @@ async def test_older_schemas_are_upcast_and_what_is_no_event_is_among_all_record
     assert (await verified(log, tmp_path, table_format)).sound
 
 
+async def test_an_empty_log_makes_empty_tables(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
+    log = lake_log(nats)
+    report = await synced(log, tmp_path, table_format)
+    assert {(table.position, table.created) for table in report.tables} == {(0, True)}
+    assert (await verified(log, tmp_path, table_format)).sound
+    fill(log, 3)
+    assert (await synced(log, tmp_path, table_format)).position == 3
+    assert positions_of(tmp_path, EVENTS, table_format) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("record", "error"),
     [

@@ -84,12 +84,18 @@ class DeltaTable:
 
     @property
     def last_row(self) -> int:
-        greatest = self._actions().get("max.position", [])
-        return max((position for position in greatest if position is not None), default=0)
+        actions = pyarrow().table(self._table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return 0
+        has_statistics = f"max.{KEY}" in actions.column_names
+        known: list[Any] = actions.column(f"max.{KEY}").to_pylist() if has_statistics else [None]
+        # Files that others wrote may lack statistics, and to read them all would be too much for each run.
+        return self.mark.row if None in known else max(known)
 
     @property
     def row_count(self) -> int:
-        return sum(self._actions().get("num_records", []))
+        count: int = self._table.count()
+        return count
 
     def widen(self, schema: Any) -> None:
         with translated(self._url, self.name):
@@ -109,7 +115,13 @@ class DeltaTable:
         with translated(self._url, self.name):
             try:
                 if rows.num_rows:
-                    deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=_commit(mark))
+                    deltalake.write_deltalake(
+                        self._table,
+                        rows,
+                        mode="append",
+                        writer_properties=deltalake.WriterProperties(compression="ZSTD"),
+                        commit_properties=_commit(mark),
+                    )
                 else:
                     self._table.create_write_transaction(
                         [], "append", self._table.schema(), commit_properties=_commit(mark)
@@ -123,10 +135,6 @@ class DeltaTable:
         field = package("pyarrow.compute").field(KEY)
         with translated(self._url, self.name):
             return self._table.to_pyarrow_dataset().to_table(filter=(field >= first) & (field <= last))
-
-    def _actions(self) -> Mapping[str, Any]:
-        actions = pyarrow().table(self._table.get_add_actions(flatten=True))
-        return {name: actions.column(name).to_pylist() for name in actions.column_names}
 
     def _version(self, application: str) -> int | None:
         version: int | None = self._table.transaction_version(application)

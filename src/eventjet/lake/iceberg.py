@@ -61,6 +61,8 @@ class IcebergStore:
             **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},
             "eventjet.type": origin.type_name,
             "write.parquet.compression-codec": "zstd",
+            # Each commit writes the table's metadata again; the last hundred are kept.
+            "write.metadata.delete-after-commit.enabled": "true",
             **_properties(mark),
         }
         self._catalog = self._catalog or self._open_catalog()
@@ -126,8 +128,10 @@ class IcebergTable:
         for task in self._table.scan().plan_files():
             bounds: Mapping[int, bytes] = task.file.upper_bounds or {}
             bound = bounds.get(field.field_id)
-            if bound is not None:
-                greatest = max(greatest, package("pyiceberg.conversions").from_bytes(field.field_type, bound))
+            if bound is None:
+                # Files that others wrote may lack statistics, and to read them all would be too much for each run.
+                return self.mark.row
+            greatest = max(greatest, package("pyiceberg.conversions").from_bytes(field.field_type, bound))
         return greatest
 
     @property
