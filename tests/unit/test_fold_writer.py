@@ -126,7 +126,7 @@ class Stored(Sqlite):
     parked: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
     reads: int = 0
 
-    def statements(self, table: Table, codec: RowCodec) -> Any:
+    def statements(self, table: Table, codec: RowCodec, states: Any = None) -> Any:
         return self
 
     def read(self, _connection: Any, keys: Sequence[Any]) -> dict[Any, Any]:

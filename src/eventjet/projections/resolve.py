@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias, cast
@@ -19,6 +19,7 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
 from eventjet.errors import DefinitionError
+from eventjet.projections.by_state import Joins, checked_key, joins_of
 from eventjet.projections.columns import Convert, key_check, key_type
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
@@ -60,6 +61,8 @@ class ResolvedProjection:
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
     on_error: OnError = "stop"
+    joins: Joins | None = field(default=None, repr=False)
+    """The states from which the keys come; None where events have their keys."""
     app: str = ""
     """The app that declares the projection; empty where there is none."""
     code: str = ""
@@ -67,8 +70,13 @@ class ResolvedProjection:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The projection's table, as a tuple of one."""
-        return (self.table,)
+        """The projection's table, and the table of its states if it has one."""
+        return (self.table,) if self.joins is None else (self.table, self.joins.table)
+
+    @property
+    def decoded(self) -> Collection[type]:
+        """The classes of events that have to be decoded; more than `events` where states are folded."""
+        return self.events if self.joins is None else self.joins.decoded
 
     @property
     def durable(self) -> str:
@@ -82,17 +90,26 @@ class ResolvedProjection:
 
     @property
     def is_private(self) -> bool:
-        """Whether an event that it takes, or its row, holds personal data."""
-        return any(map(is_private, (*self.events, self.row_type)))
+        """Whether an event that it takes, or its row, or a state that it keeps, holds personal data."""
+        states = () if self.joins is None else [source.aggregate for source in self.joins.sources.values()]
+        return any(map(is_private, (*self.decoded, self.row_type, *states)))
 
     @property
     def fold_alone(self) -> Callable[[Any, Recorded[Any]], Any] | None:
-        """The projection's own function where that is not given a key; None for entries and for folds with `keys`."""
+        """The projection's own function where that takes (row, event).
+
+        None for entries, for folds with `keys`, and where states are folded.
+        """
         declared: Any = self.declared
-        return declared.fold if self.reads and declared.keys is None else None
+        return declared.fold if self.reads and declared.keys is None and self.joins is None else None
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
-        """Call the projection's own function for one event and one key; the row it returns is not normalised."""
+        """Call the projection's own function for one event and one key; the row it returns is not normalised.
+
+        Where states are folded, the event is a `Joined`.
+        """
+        if self.joins is not None:
+            return cast("Any", event).applied(self.joins, row, key)
         fold = self.fold_alone
         if fold is not None:
             return fold(row, event)
@@ -135,7 +152,7 @@ def _guarded(
         declared,
         source=declared.table,
         fold=guarded,
-        key=None if key is None else _with_own_event(key),
+        key=_with_own_event(key) if callable(key) else key,
         keys=None if keys is None else _with_own_event(keys),
     )
 
@@ -166,6 +183,9 @@ class _Resolving:
         self.catalog = catalog
         self.function = declared.fold if isinstance(declared, Projection) else declared.rows
         self.faults: list[str] = []
+        is_fold = isinstance(declared, Projection)
+        self.sources = declared.sources if is_fold else []
+        self.plain_keys = declared.plain_keys if is_fold else []
 
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
@@ -184,9 +204,22 @@ class _Resolving:
         self._check_on_error()
         if row_type is None or self.faults:
             return None
-        functions = (declared.rows,) if isinstance(declared, Entries) else (declared.fold, declared.key, declared.keys)
-        code = fingerprint((*(function for function in functions if function is not None), row_type))
+        functions = [self.function, *self.plain_keys]
+        functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
+        for source in self.sources:
+            # A lambda is part of the definition that it is written in.
+            functions += [source.aggregate, *([source.key] if source.key.__name__ != "<lambda>" else [])]
+        code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
+        joins = None
+        if self.sources:
+            assert isinstance(declared, Projection)
+            checks = [key_check(column, len(self.key_columns)) for column in self.key_columns]
+            joins = joins_of(
+                declared.name, declared.fold, self.sources, self.plain_keys, events, self.catalog, checks, self.faults
+            )
+            if joins is None:
+                return None
         key_of, keys_of = self._keys()
         return ResolvedProjection(
             name=declared.name,
@@ -201,6 +234,7 @@ class _Resolving:
             keyed_by_aggregate=isinstance(declared, Projection) and declared.key is None and declared.keys is None,
             reads=isinstance(declared, Projection),
             on_error=declared.on_error,
+            joins=joins,
             code=code,
         )
 
@@ -258,7 +292,12 @@ class _Resolving:
         declared = cast("Projection[Any, Any]", self.declared)
         if declared.key is not None and declared.keys is not None:
             self.faults.append("it has both `key` and `keys`; give one")
-        function = declared.key or declared.keys
+        function = next(iter(self.plain_keys), declared.keys)
+        if self.sources and declared.keys is None:
+            return None  # `joins_of` checks them
+        if len(self.plain_keys) > 1 or (declared.key is not None and not (self.plain_keys or self.sources)):
+            self.faults.append("its `key` is a list without a by_state; give one key function")
+            return None
         if function is None:
             return [str]
         try:
@@ -285,8 +324,11 @@ class _Resolving:
             return None, lambda _: ()
         if declared.keys is not None:
             return None, _several_keys(declared.keys, checks)
-        key_of = _by_aggregate(checks[0]) if declared.key is None else _single_key(declared.key, checks)
-        return key_of, lambda event: (key_of(event),)
+        plain = declared.key if callable(declared.key) else next(iter(self.plain_keys), None)
+        if self.sources and plain is None:
+            return None, lambda _: ()
+        key_of = _by_aggregate(checks[0]) if plain is None else _single_key(plain, checks)
+        return None if self.sources else key_of, lambda event: (key_of(event),)
 
 
 def _by_aggregate(check: Convert) -> KeyOf:
@@ -306,7 +348,7 @@ def _by_aggregate(check: Convert) -> KeyOf:
 
 
 def _single_key(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
-    return lambda event: _checked(key(event), checks)
+    return lambda event: checked_key(key(event), checks)
 
 
 def _several_keys(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
@@ -314,16 +356,9 @@ def _several_keys(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequen
         result = keys(event)
         if isinstance(result, str | bytes):
             raise ValueError(f"{shown_name(keys)} returned {shown(result)} instead of a sequence of keys")
-        return tuple(dict.fromkeys(_checked(key, checks) for key in result))
+        return tuple(dict.fromkeys(checked_key(key, checks) for key in result))
 
     return keys_of
-
-
-def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
-    parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
-    if len(parts) != len(checks):
-        raise ValueError(f"the key {shown(parts)} has {len(parts)} parts and the table's has {len(checks)}")
-    return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
 
 
 def _why_no_key(column: Column[Any]) -> str:

@@ -12,9 +12,11 @@ from eventjet.codec.records import Earlier, chained
 from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
-from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows
+from eventjet.projections.by_state import StateRow
+from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
+from eventjet.projections.state_fold import Cell, StateId
 from eventjet.rebuild.runs import Target
 
 ENTRIES_HELD_MAX = 50_000
@@ -31,9 +33,11 @@ class Folding:
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
         self.parked: list[Quarantined] = []
+        self._dialect = dialect
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
+        self._cells: dict[StateId, Cell] = {}
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
         self.blocked = BlockedAggregates(resolutions=resolutions)
@@ -42,8 +46,13 @@ class Folding:
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
 
     def take(self, events: Iterable[Recorded[Any]]) -> None:
-        """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
-        self._apply(self._fold(self._rows, events))
+        """Fold the next events; raises `HandlerFailed`, `RowRefused` and `ProjectionStopped`."""
+        if self._fold.states is None:
+            self._apply(self._fold(self._rows, events))
+            return
+        joining = self._fold.join(events, self._cells)
+        self._cells.update(joining.cells)
+        self._apply(self._fold(self._rows, joining.events, joining.keys))
 
     def take_offers(self, offers: Iterable[Offered]) -> None:
         """Fold the next events of a projection that quarantines, and quarantine those that cannot be folded."""
@@ -56,6 +65,15 @@ class Folding:
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return an iterator over the rows as the database driver takes them, in the table's column order."""
         return map(self.codec.dump, self._rows.values())
+
+    def state_rows(self) -> Iterator[Sequence[Any]]:
+        """Return an iterator over the rows of the table of states; none where the projection has no `by_state`."""
+        joins, states = self.resolved.joins, self._fold.states
+        if joins is None or states is None:
+            return
+        dump = RowCodec(joins.table, StateRow, self._dialect).dump
+        for state_id, cell in self._cells.items():
+            yield from map(dump, self._fold.state_rows({state_id: cell}))
 
     def drain(self) -> list[Sequence[Any]]:
         """Return the rows and remove them from memory; for entries, whose rows no later event changes."""
@@ -88,7 +106,8 @@ class Folding:
 class Foldings:
     """The folds of several projections over one pass of the log, which decodes each record once.
 
-    Projections that quarantine decode their own records, because an error of decoding is one of their outcomes.
+    Projections that quarantine decode their own records, because an error of decoding is one of their outcomes; and so
+    do those with `by_state`, because they need more events.
     """
 
     def __init__(
@@ -102,7 +121,14 @@ class Foldings:
         self.each = [
             Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets
         ]
-        self._plain = [folding for folding in self.each if not folding.resolved.quarantines]
+        self._joined = [
+            (folding, reader(catalog, folding.resolved, (), predecessors))
+            for folding in self.each
+            if folding.resolved.joins is not None
+        ]
+        self._plain = [
+            folding for folding in self.each if not folding.resolved.quarantines and folding.resolved.joins is None
+        ]
         self._decode = chained(catalog, {event for folding in self._plain for event in folding.events}, predecessors)
         self._quarantining = [
             (folding, Offering(catalog, folding.events, folding.blocked.resolutions, predecessors))
@@ -115,6 +141,9 @@ class Foldings:
         for folding, offer in self._quarantining:
             offer.expect(records)
             folding.take_offers([offered for record in records if (offered := offer(record)) is not None])
+        for folding, decode in self._joined:
+            decode.expect(records)
+            folding.take(event for record in records if (event := decode(record)) is not None)
         if not self._plain:
             return
         decode = self._decode

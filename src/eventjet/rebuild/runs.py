@@ -54,6 +54,8 @@ class Target:
     columns: tuple[str, ...]
     resolutions: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
     """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
+    states: Target | None = None
+    """The shadow table of the projection's states, where it has `by_state`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,11 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
         with ThreadPoolExecutor(1) as thread:
             return ProjectedTables(thread.submit(_rows_after, resolved, handled).result())
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
-    rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
+    if fold.states is None:
+        rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
+    else:
+        joining = fold.join(fold.states.numbered(events), {})
+        rows = fold({}, joining.events, joining.keys)
     return Projected(row for row in rows.values() if row is not None)
 
 
