@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sqlalchemy import select
+
 from eventjet import App, Key, Recorded, aggregate, by_state, event, projection
+from eventjet.domain.identity import encode_id
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from tests import logs
+from tests.logs import block
+from tests.tables import reading
+
+YEAR = 2026
 
 
 @event("order.placed")
@@ -109,7 +120,9 @@ class Folder:
     events: int = 0
 
 
-@projection("folders", key=by_state(Order, lambda order: order.customer and (order.customer, order.ref), on_change="move"))
+@projection(
+    "folders", key=by_state(Order, lambda order: order.customer and (order.customer, order.ref), on_change="move")
+)
 def folders(row: Folder | None, event: Recorded[Placed | Added | Closed], order: Order) -> Folder | None:
     row = row or Folder(order.customer or "", order.ref)
     match event.data:
@@ -165,7 +178,7 @@ class Tag:
 
 
 def tags_of(order: Order, event: Recorded[Any]) -> list[tuple[str, int]]:
-    return [(tag, event.recorded_at.year) for tag in order.tags]
+    return [(tag, YEAR if event.recorded_at else 0) for tag in order.tags]
 
 
 @projection("tags", key=by_state(Order, tags_of, on_change="keep"))
@@ -203,3 +216,65 @@ def history(seed: int, count: int, ids: int = 20) -> list[tuple[str, OrderEvent 
                 name, made = f"p {len(pairs)}", Paid(customer=customer, amount=chance.randrange(50))
         pairs.append((name, made))
     return pairs
+
+
+def append(settings: Settings, pairs: Iterable[tuple[str, Any]], name: str = "orders") -> int:
+    """Store (aggregate id, event) pairs in the log; returns the last position."""
+
+    def records() -> Iterator[tuple[str, bytes, bytes]]:
+        for aggregate_id, data in pairs:
+            encoded = orders.catalog.encode(data)
+            aggregate = "payment" if isinstance(data, Paid) else "order"
+            subject = f"{aggregate}.{encode_id(aggregate_id)}"
+            yield subject, block(encoded.type_name, encoded.schema), encoded.body
+
+    return logs.append(Endpoint.of(settings), name, records())
+
+
+def rows_of(database: str) -> dict[str, set[Any]]:
+    """Return the rows of every table of the app's, of those with states, too."""
+    with reading(database) as connection:
+        tables = [table for resolved in orders.projections.values() for table in resolved.tables]
+        return {table.name: set(map(tuple, connection.execute(select(table)))) for table in tables}
+
+
+def expected(pairs: Iterable[tuple[str, OrderEvent | Paid]]) -> dict[str, dict[Any, Any]]:
+    """Return the rows by key, made without eventjet: a state for each order, and what each event does to the tables."""
+    states: dict[str, Order] = {}
+    rows: dict[str, dict[Any, Any]] = {name: {} for name in NAMES}
+    for name, data in pairs:
+        if isinstance(data, Paid):
+            row = rows["dues"].get(data.customer, Due(data.customer))
+            rows["dues"][data.customer] = replace(row, amount=row.amount - data.amount)
+            continue
+        before = states.get(name, Order())
+        states[name] = after = before.evolve(data)
+        old, new = before.customer, after.customer
+        if old != new and old is not None and (old, name) in rows["folders"]:
+            row = rows["folders"].pop((old, name))
+            if new is not None:
+                rows["folders"][new, name] = replace(row, customer=new)
+        if isinstance(data, Placed | Reassigned):
+            for customer in {old, new} - {None}:
+                row = rows["loads"].pop(customer, Load(str(customer)))
+                row = replace(row, orders=row.orders + (1 if customer == new else -1))
+                if row.orders:
+                    rows["loads"][customer] = row
+        if isinstance(data, Closed):
+            rows["folders"].pop((new, name), None)
+            for tag in after.tags:
+                row = rows["tags"].get((tag, YEAR), Tag(tag, YEAR))
+                rows["tags"][tag, YEAR] = replace(row, orders=row.orders + 1)
+        if new is None:
+            continue
+        if isinstance(data, Placed | Added):
+            row = rows["folders"].get((new, name), Folder(new, name))
+            amount = data.amount if isinstance(data, Added) else 0
+            rows["folders"][new, name] = replace(row, amount=row.amount + amount, events=row.events + 1)
+        if isinstance(data, Added):
+            row = rows["spend"].get(new, Spend(new))
+            last = f"{after.ref} {after.total} {after.notes}"
+            rows["spend"][new] = replace(row, amount=row.amount + data.amount, last=last)
+            due = rows["dues"].get(new, Due(new))
+            rows["dues"][new] = replace(due, amount=due.amount + data.amount)
+    return rows

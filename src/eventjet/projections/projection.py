@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from sqlalchemy import Table
 
@@ -69,10 +69,9 @@ class Projection(Generic[R, E]):
 
     def _key_parts(self) -> Sequence[ByState[Any] | Callable[[Recorded[Any]], Any]]:
         key: Any = self.key
-        if key is None:
-            return []
-        is_alone = callable(key) or isinstance(key, ByState)
-        return [key] if is_alone else list(key)
+        if key is None or isinstance(key, Sequence):
+            return cast("Sequence[Any]", key or ())
+        return [key]
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)

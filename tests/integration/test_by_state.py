@@ -1,0 +1,133 @@
+"""Keys that only the history of an aggregate knows: the same rows in workers, rebuilds, `verify` and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import ProjectionStopped
+from eventjet.projections.app_ref import AppRef
+from eventjet.rebuild import rebuild, verify
+from eventjet.testing import on, projected, running
+from eventjet.testing.read_model import ReadModelCase, read_model_case
+from tests.integration import orders as app
+from tests.integration.ledger_log import eventually
+from tests.integration.orders import (
+    NAMES,
+    Added,
+    Closed,
+    Noted,
+    Order,
+    OrderEvent,
+    Paid,
+    Placed,
+    Reassigned,
+    append,
+    expected,
+    history,
+    orders,
+    rows_of,
+)
+from tests.tables import execute
+
+PATIENT_S = 300.0
+REF = AppRef.parse(f"{app.__name__}:orders")
+Pairs = list[tuple[str, OrderEvent | Paid]]
+
+CUSTOMERS = st.sampled_from(["ada", "bob"])
+EVENTS: Any = st.one_of(
+    st.builds(Added, amount=st.integers(0, 9), tag=st.sampled_from(["", "red"])),
+    st.builds(Reassigned, customer=st.none() | CUSTOMERS),
+    st.just(Noted(text="x")),
+    st.just(Closed()),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Pairs:
+    """Draw events of three orders and some payments, in the order of a log."""
+    pairs: Pairs = []
+    known: set[str] = set()
+    for name in draw(st.lists(st.sampled_from(["o-1", "o-2", "o-3", "pay"]), max_size=25)):
+        if name == "pay":
+            paid = draw(st.builds(Paid, customer=CUSTOMERS, amount=st.integers(0, 9)))
+            pairs.append((f"p-{len(pairs)}", paid))
+            continue
+        pairs.append((name, draw(EVENTS) if name in known else Placed(customer=draw(CUSTOMERS), ref=name)))
+        known.add(name)
+    return pairs
+
+
+def recorded(pairs: Pairs) -> list[Recorded[Any]]:
+    """Return the events as the log would give them."""
+    return [event for name, data in pairs for event in on(name, data)]
+
+
+def values(rows: dict[Any, Any]) -> set[Any]:
+    return {tuple(getattr(row, field) for field in row.__slots__) for row in rows.values()}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request: pytest.FixtureRequest) -> Any:
+    with read_model_case(orders.projections[request.param]) as case:
+        yield case
+
+
+@given(histories(), st.lists(st.integers(1, 25), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_any_history_gives_the_rows_of_a_plain_fold_however_it_is_cut(
+    case: ReadModelCase, pairs: Pairs, ends: Sequence[int]
+) -> None:
+    name = case.resolved.name
+    log = [
+        event.__class__(event.data, event.aggregate_id, 1, n, event.recorded_at, f"e-{n}")
+        for n, event in enumerate(recorded(pairs), 1)
+    ]
+    want = values(expected(pairs)[name])
+    declared: Any = {"spend": app.spend, "folders": app.folders, "loads": app.loads, "dues": app.dues, "tags": app.tags}
+    got = projected(declared[name], recorded(pairs))
+    assert {tuple(getattr(row, field) for field in row.__slots__) for row in got._rows} == want  # pyright: ignore
+    for rows in (case.in_one_pass(log), case.written(log, [end for end in ends if end <= len(log)])):
+        assert {tuple(row.values()) for row in rows[name]} == want
+
+
+@pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
+async def test_live_rebuilt_and_verified_rows_are_the_same(postgres: bool) -> None:
+    pairs = history(7, 900)
+    async with running(orders, postgres=postgres) as jet:
+        where = jet.settings.database
+        for start in range(0, len(pairs), 300):
+            last = append(jet.settings, pairs[start : start + 300])
+            for name in NAMES:
+                await jet.caught_up(name, position=last, timeout_s=PATIENT_S)
+        live = rows_of(where)
+        want = expected(pairs)
+        assert {name: live[name] for name in NAMES} == {name: values(want[name]) for name in NAMES}
+        for name in NAMES:
+            assert (await verify(REF, name, jet.settings, engine="local")).differences == 0
+        await rebuild(REF, NAMES, jet.settings, engine="local")
+        assert rows_of(where) == live
+        # The workers go on from the states that the rebuild made.
+        more = history(8, 1_000, ids=20)[900:]
+        last = append(jet.settings, [(name, data) for name, data in more if not isinstance(data, Placed)])
+        for name in NAMES:
+            await jet.caught_up(name, position=last, timeout_s=PATIENT_S)
+            assert (await verify(REF, name, jet.settings, engine="local")).differences == 0
+
+
+@pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
+async def test_a_lost_state_stops_the_projection_until_it_is_rebuilt(postgres: bool) -> None:
+    async with running(orders, postgres=postgres) as jet:
+        repository = jet.repository(Order)
+        done = await repository.execute("o-1", Order.record, Placed(customer="ada", ref="o-1"))
+        await jet.caught_up("spend", position=done.position, timeout_s=PATIENT_S)
+        where = jet.settings.database
+        execute(where, "delete from ej_state_spend")
+        report = await verify(REF, "spend", jet.settings, engine="local")
+        assert [example.key for example in report.examples] == [("ej_state_spend", "order", "o-1")]
