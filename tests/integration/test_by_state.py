@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import AppRef
-from eventjet.rebuild import rebuild, verify
+from eventjet.rebuild import archive, rebuild, verify
 from eventjet.sql.revisions import pause, resume
 from eventjet.subscriptions.status import status
 from eventjet.testing import on, projected, running
@@ -90,10 +91,8 @@ def test_any_history_gives_the_rows_of_a_plain_fold_however_it_is_cut(
         event.__class__(event.data, event.aggregate_id, 1, n, event.recorded_at, f"e-{n}")
         for n, event in enumerate(recorded(pairs), 1)
     ]
+    projected(getattr(app, name), recorded(pairs)).rows(*expected(pairs)[name].values())
     want = values(expected(pairs)[name])
-    declared: Any = {"spend": app.spend, "folders": app.folders, "loads": app.loads, "dues": app.dues, "tags": app.tags}
-    got = projected(declared[name], recorded(pairs))
-    assert {tuple(getattr(row, field) for field in row.__slots__) for row in got._rows} == want  # pyright: ignore
     for rows in (case.in_one_pass(log), case.written(log, [end for end in ends if end <= len(log)])):
         assert {tuple(row.values()) for row in rows[name]} == want
 
@@ -157,3 +156,25 @@ async def test_a_state_that_does_not_fit_stops_the_projection_until_it_is_rebuil
         await rebuild(REF, ["spend"], jet.settings, engine="local")
         await jet.caught_up("spend", position=done.position, timeout_s=PATIENT_S)
         assert rows_of(where)["spend"] == {("ada", 3, "o-1 3 0")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
+async def test_spark_and_an_archive_give_the_same_rows(postgres: bool, tmp_path: Path) -> None:
+    pairs = history(11, 4_000, ids=300)
+    async with running(orders, postgres=postgres) as jet:
+        last = append(jet.settings, pairs)
+        for name in NAMES:
+            await jet.caught_up(name, position=last, timeout_s=PATIENT_S)
+        where = jet.settings.database
+        live = rows_of(where)
+        assert {name: live[name] for name in NAMES} == {name: values(rows) for name, rows in expected(pairs).items()}
+        await archive(REF, str(tmp_path / "past"), jet.settings)
+        for engine in ("spark", "local"):
+            await rebuild(REF, NAMES, jet.settings, engine=engine)
+            assert rows_of(where) == live, engine
+            await rebuild(REF, NAMES, jet.settings, engine=engine, from_archive=str(tmp_path / "past"))
+            assert rows_of(where) == live, f"{engine}, from the archive"
+        assert (await verify(REF, "spend", jet.settings, engine="spark")).differences == 0

@@ -158,6 +158,11 @@ class Joins:
     decoded: frozenset[type]
     """The classes of events that have to be decoded: those of the projection, and those that the sources fold."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether each row belongs to one aggregate, and moves with its key."""
+        return any(source.on_change == "move" for source in self.sources.values())
+
 
 def joins_of(
     name: str,

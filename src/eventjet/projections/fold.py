@@ -35,7 +35,7 @@ from eventjet.projections.by_state import StateRow
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.projections.state_fold import Cell, Joining, StateFold, StateId, StateReader
+from eventjet.projections.state_fold import Cell, Joined, Joining, StateFold, StateId, StateReader
 from eventjet.text import TEXT_MAX, cut, shown
 
 RowKey: TypeAlias = tuple[Any, ...]
@@ -74,11 +74,22 @@ class Fold:
             try:
                 rows.append(self.states.row(state_id, cell))
             except UnencodableEvent as error:
-                reason = "the state after it cannot be stored as JSON"
-                if not self._resolved.is_private:
-                    reason += f" ({error.reason})"
-                raise HandlerFailed(self._resolved.name, cell.position, decode_id(state_id[1]), reason) from error
+                raise self._unstorable(cell.position, decode_id(state_id[1]), error) from error
         return rows
+
+    def encoded(self, joined: Joined) -> bytes:
+        """Return the state that goes with an event as JSON; raises `HandlerFailed` where it cannot be stored."""
+        joins = self._resolved.joins
+        assert joins is not None
+        try:
+            return joins.sources[joined.aggregate].codec.encode(joined.state)
+        except UnencodableEvent as error:
+            raise self._unstorable(joined.position, joined.aggregate_id, error) from error
+
+    def _unstorable(self, position: int, aggregate_id: str, error: UnencodableEvent) -> HandlerFailed:
+        reason = "the state after it cannot be stored as JSON"
+        reason += "" if self._resolved.is_private else f" ({error.reason})"
+        return HandlerFailed(self._resolved.name, position, aggregate_id, reason)
 
     def keyed(self, events: Iterable[Recorded[Any]]) -> tuple[Sequence[Recorded[Any]], Sequence[RowKey]]:
         """Return (events, the key of each), with an event repeated for each of its keys; raises `HandlerFailed`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Earlier, chained
@@ -16,11 +16,17 @@ from eventjet.projections.by_state import StateRow
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.projections.state_fold import Cell, StateId
+from eventjet.projections.state_fold import Cell, Joined, StateId
 from eventjet.rebuild.runs import Target
+from eventjet.sql.sqlite import SQLITE
 
 ENTRIES_HELD_MAX = 50_000
 """The maximum number of entries' rows that wait for the next load."""
+
+
+Entry: TypeAlias = tuple[tuple[Any, ...], int, str, bytes | None]
+"""(the parts of a key as numbers and text, position of an event, its aggregate or empty, the state after it or None)
+"""
 
 
 class Folding:
@@ -36,6 +42,10 @@ class Folding:
         self._dialect = dialect
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
+        self._key_parts = [
+            (SQLITE.dumper(column.type), SQLITE.loader(column.type)) for column in resolved.table.primary_key.columns
+        ]
+        """How the parts of a key become numbers and text, and come back."""
         self._rows: Rows = {}
         self._cells: dict[StateId, Cell] = {}
         self.own_key: str | None = None
@@ -65,6 +75,37 @@ class Folding:
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return an iterator over the rows as the database driver takes them, in the table's column order."""
         return map(self.codec.dump, self._rows.values())
+
+    def entries_of(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[str, Entry]]:
+        """Fold the states of the next events, and yield an entry with the token of its key for each key of an event.
+
+        For `take_entries` of the folding that has the key. Raises as `take`.
+        """
+        joins, key_parts = self.resolved.joins, self._key_parts
+        assert joins is not None
+        joining = self._fold.join(events, self._cells)
+        self._cells.update(joining.cells)
+        for joined, key in zip(joining.events, joining.keys, strict=True):
+            state = None
+            if joins.takes_state and joined.aggregate:
+                state = self._fold.encoded(joined)
+            parts = tuple(
+                [part if dump is None else dump(part) for part, (dump, _) in zip(key, key_parts, strict=True)]
+            )
+            yield key_token(key), (parts, joined.position, joined.aggregate, state)
+
+    def take_entries(self, events: Iterable[Recorded[Any]], entries: Iterable[Entry]) -> None:
+        """Fold the next events with their entries, in the order of the log; raises `HandlerFailed` and `RowRefused`."""
+        joins, key_parts = self.resolved.joins, self._key_parts
+        assert joins is not None
+        joined: list[Joined] = []
+        keys: list[RowKey] = []
+        for event, (parts, _, aggregate, state) in zip(events, entries, strict=True):
+            decoded = None if state is None else joins.sources[aggregate].codec.decode(state)
+            joined.append(Joined(event, aggregate, decoded))
+            pairs = zip(parts, key_parts, strict=True)
+            keys.append(tuple([part if load is None else load(part) for part, (_, load) in pairs]))
+        self._apply(self._fold(self._rows, joined, keys))
 
     def state_rows(self) -> Iterator[Sequence[Any]]:
         """Return an iterator over the rows of the table of states; none where the projection has no `by_state`."""
@@ -166,6 +207,18 @@ class Foldings:
                     yield event
 
         folding.take(events())
+
+    def take_joined(self, entries: Sequence[tuple[Entry, RawRecord]]) -> None:
+        """Fold entries of a projection with `by_state`, each with the record of its event, in the order of the log."""
+        ((folding, decode),) = self._joined
+
+        def events() -> Iterator[Recorded[Any]]:
+            for _, record in entries:
+                event = decode(record)
+                assert event is not None, "an earlier task has decoded it"
+                yield event
+
+        folding.take_entries(events(), [entry for entry, _ in entries])
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
 from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
@@ -74,18 +73,18 @@ class Shadow(Generic[R_co]):
     @property
     def target(self) -> Target:
         """The table into which parts are loaded, with the table of states beside it."""
-        table, *others = map(self._target, self.tables)
-        return replace(table, states=others[0]) if others else table
-
-    def _target(self, table: Table) -> Target:
+        (name, columns), *states = [
+            (table.name, tuple(column.name for column in table.columns)) for table in self.tables
+        ]
         return Target(
             run=self.run,
             projection=self.resolved.name,
             revision=self.resolved.revision,
             database=self.workspace.database,
-            table=table.name,
-            columns=tuple(column.name for column in table.columns),
+            table=name,
+            columns=columns,
             resolutions=self._resolutions,
+            state_table=next(iter(states), None),
         )
 
     def create(self, *, to_swap: bool = True) -> None:
