@@ -188,11 +188,11 @@ def joins_of(
         faults += [*state_faults(source.aggregate), *codec.faults()]
         label = f"by_state({shown_name(source.aggregate)})"
         if info.name in resolved:
-            faults.append(
-                f"two by_state name {shown_name(source.aggregate)}; give one, whose function returns all keys"
-            )
-        if not set(folded) <= {kind.event_type for kind in catalog.kinds()}:
-            faults.append(f"{label} names an aggregate that the app does not have; add it to the App's aggregates")
+            faults.append(f"two by_state name {shown_name(source.aggregate)}; give one that returns all keys")
+        owners_of_events = {kind.aggregate for kind in catalog.kinds() if kind.event_type in folded}
+        if not owners_of_events <= {None, info.name}:
+            names = ", ".join(sorted(filter(None, owners_of_events)))
+            faults.append(f"{label} folds events of {names}, and is not the aggregate of that name; name that one")
         if not set(folded) & set(events):
             faults.append(f"it takes no event of {shown_name(source.aggregate)}, which its key names")
         owners |= dict.fromkeys(folded, info.name)
