@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventjet.dev.stack import running_stack
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild import archive, rebuild, verify
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
 from eventjet.sql.revisions import pause, resume
 from eventjet.subscriptions.status import status
 from eventjet.testing import on, projected, running
@@ -145,12 +152,15 @@ async def test_a_state_that_does_not_fit_stops_the_projection_until_it_is_rebuil
         done = await repository.execute("o-1", Order.record, Added(amount=3))
         await resume(where, [("spend", 1)], app="orders")
 
-        async def has_failed() -> str:
+        async def reason_of_failure() -> str:
             (spend,) = [work for work in await status(orders, jet.settings) if work.name == "spend"]
             return spend.reason or "" if spend.state == "failed" else ""
 
+        async def has_failed() -> bool:
+            return bool(await reason_of_failure())
+
         await eventually(has_failed, "the projection to stop")
-        reason = await has_failed()
+        reason = await reason_of_failure()
         assert "ej_state_spend" in reason or "other code" in reason
         assert "eventjet rebuild spend" in reason
         await rebuild(REF, ["spend"], jet.settings, engine="local")
@@ -178,3 +188,41 @@ async def test_spark_and_an_archive_give_the_same_rows(postgres: bool, tmp_path:
             await rebuild(REF, NAMES, jet.settings, engine=engine, from_archive=str(tmp_path / "past"))
             assert rows_of(where) == live, f"{engine}, from the archive"
         assert (await verify(REF, "spend", jet.settings, engine="spark")).differences == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
+async def test_killed_workers_lose_no_state_and_count_no_event_twice(postgres: bool) -> None:
+    pairs = history(5, 1_200)
+
+    async def worker(settings: Settings, failpoint: str = "") -> asyncio.subprocess.Process:
+        environ = {**os.environ, "EVENTJET_APP": f"{app.__name__}:orders", "EVENTJET_DATABASE": settings.database}
+        environ |= {"EVENTJET_SERVERS": ",".join(settings.servers), "EVENTJET_FAILPOINT": failpoint}
+        program = (str(Path(sys.executable).with_name("eventjet")), "worker", *NAMES)
+        return await asyncio.create_subprocess_exec(*program, env=environ, stdout=asyncio.subprocess.DEVNULL)
+
+    with running_stack(postgres=postgres) as stack:
+        settings = Settings(servers=(stack.servers,), database=stack.database)
+        async with orders.connect(servers=settings.servers, database=settings.database) as jet:
+            await jet.init()
+            create_tables(Database(settings.database).sync_engine(), orders.projections.values())
+            steps = ("worker.batch_folded:kill:3", "worker.rows_written:kill:2", "worker.after_commit:kill:4")
+            for number, step in enumerate(steps):
+                append(settings, pairs[number * 300 : number * 300 + 300])
+                process = await worker(settings, step)
+                async with asyncio.timeout(PATIENT_S):
+                    assert await process.wait() == -signal.SIGKILL
+            last = append(settings, pairs[900:])
+            rivals = [await worker(settings) for _ in range(2)]
+            try:
+                for name in NAMES:
+                    await jet.caught_up(name, position=last, timeout_s=PATIENT_S)
+            finally:
+                for process in rivals:
+                    process.terminate()
+                    await process.wait()
+        live = await asyncio.to_thread(rows_of, settings.database)
+        assert {name: live[name] for name in NAMES} == {name: values(rows) for name, rows in expected(pairs).items()}
+        for name in NAMES:
+            assert (await verify(REF, name, settings, engine="local")).differences == 0
