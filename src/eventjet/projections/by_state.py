@@ -86,13 +86,13 @@ def by_state(aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnC
     * `"both"`: the function is called for the key before and for the key after the event, and is given the key
 
     ```python
-    @projection("holdings", key=by_state(Account, lambda account: account.owner, on_change="keep"))
-    def holdings(row: Holding | None, event: Recorded[Deposited], account: Account) -> Holding:
-        row = row or Holding(account.owner or "", Decimal(0))
-        return replace(row, total=row.total + event.data.amount)
+    @projection("deposited", key=by_state(Account, lambda account: account.owner, on_change="keep"))
+    def deposited(row: Balance | None, event: Recorded[Deposited], account: Account) -> Balance:
+        row = row or Balance(account.owner or "", account.owner or "")
+        return replace(row, amount=row.amount + event.data.amount)
 
     history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
-    projected(holdings, history).rows(Holding("ada", Decimal(10)))
+    projected(deposited, history).rows(Balance("ada", "ada", Decimal(10)))
     ```
     """
     return ByState(aggregate, key, on_change)

@@ -57,24 +57,27 @@ class Projection(Generic[R, E]):
         """
         return table_of(self.name, self.source, self.fold, is_list=False)
 
-    @property
-    def sources(self) -> list[ByState[Any]]:
-        """The `by_state`s of its key."""
-        return [part for part in self._key_parts() if isinstance(part, ByState)]
-
-    @property
-    def plain_keys(self) -> list[Callable[[Recorded[Any]], Any]]:
-        """The functions of the event of its key."""
-        return [part for part in self._key_parts() if not isinstance(part, ByState)]
-
-    def _key_parts(self) -> Sequence[ByState[Any] | Callable[[Recorded[Any]], Any]]:
-        key: Any = self.key
-        if key is None or isinstance(key, Sequence):
-            return cast("Sequence[Any]", key or ())
-        return [key]
-
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)
+
+
+def state_keys(declared: Projection[Any, Any] | Entries[Any, Any]) -> list[ByState[Any]]:
+    """Return each `by_state` in the key of a projection."""
+    return [part for part in _key_parts(declared) if isinstance(part, ByState)]
+
+
+def plain_keys(declared: Projection[Any, Any] | Entries[Any, Any]) -> list[Callable[[Recorded[Any]], Any]]:
+    """Return the functions of the event in the key of a projection."""
+    return [part for part in _key_parts(declared) if not isinstance(part, ByState)]
+
+
+def _key_parts(
+    declared: Projection[Any, Any] | Entries[Any, Any],
+) -> Sequence[ByState[Any] | Callable[[Recorded[Any]], Any]]:
+    key: Any = declared.key if isinstance(declared, Projection) else None
+    if key is None or isinstance(key, Sequence):
+        return cast("Sequence[Any]", key or ())
+    return [key]
 
 
 class ByAggregate(Protocol):

@@ -22,7 +22,7 @@ from eventjet.errors import DefinitionError
 from eventjet.projections.by_state import Joins, checked_key, joins_of
 from eventjet.projections.columns import Convert, key_check, key_type
 from eventjet.projections.fingerprint import fingerprint
-from eventjet.projections.projection import Entries, OnError, Projection
+from eventjet.projections.projection import Entries, OnError, Projection, plain_keys, state_keys
 from eventjet.projections.row_table import row_type_of
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
 from eventjet.text import shown
@@ -183,9 +183,7 @@ class _Resolving:
         self.catalog = catalog
         self.function = declared.fold if isinstance(declared, Projection) else declared.rows
         self.faults: list[str] = []
-        is_fold = isinstance(declared, Projection)
-        self.sources = declared.sources if is_fold else []
-        self.plain_keys = declared.plain_keys if is_fold else []
+        self.sources, self.plain_keys = state_keys(declared), plain_keys(declared)
 
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared

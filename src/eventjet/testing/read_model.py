@@ -16,7 +16,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, folded_events
 from eventjet.projections.app_ref import Declared
-from eventjet.projections.projection import Projection
+from eventjet.projections.projection import Projection, state_keys
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import listed
 from eventjet.projections.sql_projection import (
@@ -46,8 +46,7 @@ def resolved_alone(projection: Declared, more: Iterable[type] = ()) -> AnyResolv
     if isinstance(projection, SqlProjection):
         return resolve_sql(projection, Catalog([*subscription(projection), *more]))
     function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
-    sources = projection.sources if isinstance(projection, Projection) else []
-    folded = [event for source in sources for event in folded_events(source.aggregate)]
+    folded = [event for source in state_keys(projection) for event in folded_events(source.aggregate)]
     return resolve(projection, Catalog([*events_of(function, function.__code__.co_varnames[place]), *folded, *more]))
 
 
