@@ -231,10 +231,10 @@ def append(settings: Settings, pairs: Iterable[tuple[str, Any]], name: str = "or
     return logs.append(Endpoint.of(settings), name, records())
 
 
-def rows_of(database: str) -> dict[str, set[Any]]:
-    """Return the rows of every table of the app's, of those with states, too."""
+def rows_of(database: str, names: Iterable[str] = ()) -> dict[str, set[Any]]:
+    """Return the rows of every table of these projections, by default of all, of the tables with states, too."""
     with reading(database) as connection:
-        tables = [table for resolved in orders.projections.values() for table in resolved.tables]
+        tables = [table for name in names or NAMES for table in orders.projections[name].tables]
         return {table.name: set(map(tuple, connection.execute(select(table)))) for table in tables}
 
 

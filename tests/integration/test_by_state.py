@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventjet import App
 from eventjet.dev.stack import running_stack
 from eventjet.domain.recorded import Recorded
+from eventjet.operations.tables import revision_tables
 from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild import archive, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.sql.revisions import pause, resume
+from eventjet.sql.revisions import pause, reset, resume, retire, unused
 from eventjet.subscriptions.status import status
+from eventjet.subscriptions.supervisor import run_workers
 from eventjet.testing import on, projected, running
 from eventjet.testing.read_model import ReadModelCase, read_model_case
 from tests.integration import orders as app
@@ -35,6 +39,7 @@ from tests.integration.orders import (
     Order,
     OrderEvent,
     Paid,
+    Payment,
     Placed,
     Reassigned,
     append,
@@ -226,3 +231,50 @@ async def test_killed_workers_lose_no_state_and_count_no_event_twice(postgres: b
         assert {name: live[name] for name in NAMES} == {name: values(rows) for name, rows in expected(pairs).items()}
         for name in NAMES:
             assert (await verify(REF, name, settings, engine="local")).differences == 0
+
+
+@pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
+async def test_a_new_revision_brings_its_own_states_and_the_old_ones_go_with_theirs(postgres: bool) -> None:
+    newer = App("orders", aggregates=[Order, Payment], projections=[replace(app.spend, revision=2)])
+    pairs = history(3, 200)
+    want = values(expected(pairs)["spend"])
+    with running_stack(postgres=postgres) as stack:
+        settings = Settings(servers=(stack.servers,), database=stack.database)
+        engine = Database(settings.database).sync_engine()
+        async with orders.connect(servers=settings.servers, database=settings.database) as jet:
+            await jet.init()
+            last = append(settings, pairs)
+        for declared in (orders, newer):
+            create_tables(engine, declared.projections.values())
+            stop = asyncio.Event()
+            worker = asyncio.create_task(run_workers(declared, settings, ["spend"], stop=stop))
+            async with declared.connect(servers=settings.servers, database=settings.database) as jet:
+                await jet.caught_up("spend", position=last, timeout_s=PATIENT_S)
+
+                async def is_in_place(declared: App = declared) -> bool:
+                    revision = declared.projections["spend"].revision
+                    works = await status(declared, settings)
+                    (spend,) = [work for work in works if (work.name, work.revision) == ("spend", revision)]
+                    return spend.state == "active" and spend.location == ""
+
+                await eventually(is_in_place, "the revision to take the declared place")
+            stop.set()
+            await worker
+            rows = await asyncio.to_thread(rows_of, settings.database, ["spend"])
+            assert rows["spend"] == want
+            assert len(rows["ej_state_spend"]) == len({name for name, data in pairs if not isinstance(data, Paid)})
+        with engine.connect() as connection:
+            shown = revision_tables(connection, newer, "spend", 2, table="ej_state_spend")
+            assert [table.name for table in shown.tables] == ["spend", "ej_state_spend"]
+            assert shown.page is not None
+            assert "state" in shown.page.columns
+        with engine.begin() as connection:
+            (old,) = [
+                one for one in unused(connection, newer.projections.values(), "orders") if one.projection == "spend"
+            ]
+            assert len(old.tables) == 2
+            retire(connection, "spend", 1, newer.projections.values(), "orders")
+        assert (await asyncio.to_thread(rows_of, settings.database, ["spend"]))["spend"] == want
+        reset(Database(settings.database), newer.projections["spend"])
+        emptied = await asyncio.to_thread(rows_of, settings.database, ["spend"])
+        assert emptied == {"spend": set(), "ej_state_spend": set()}

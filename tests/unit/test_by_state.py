@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
 from random import Random
 from types import MappingProxyType
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import Column, Date, DateTime, Integer, Numeric, String, Uuid
+from sqlalchemy import Enum as EnumType
 
 from eventjet import App, Key, Recorded, aggregate, by_state, event, projection
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped
+from eventjet.operations.events import rows_touched
+from eventjet.projections.columns import key_forms
 from eventjet.projections.fold import Fold, reader
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
@@ -243,6 +252,29 @@ def test_an_event_whose_state_is_missing_stops_the_projection() -> None:
         with pytest.raises(ProjectionStopped, match="eventjet rebuild places"):
             fold.join([second], cells)
     assert fold.join([second], {("seat", "s-1"): Cell(Seat(), 1, 1)}).cells == {("seat", "s-1"): Cell(Seat(), 2, 2)}
+
+
+def test_an_event_alone_does_not_say_which_rows_it_touches() -> None:
+    (event,) = on("s-1", Taken(guest="x"))
+    (touched,) = rows_touched(App("house", aggregates=[Seat], projections=[declared("keep")]), event)
+    assert (touched.keys, "only the whole history" in touched.reason) == ((), True)
+
+
+def test_every_kind_of_key_comes_back_from_text_and_numbers() -> None:
+    class Size(Enum):
+        small = 1
+        large = 1.5
+
+    at = datetime(2030, 1, 2, 3, 4, 5, 6, UTC)
+    kinds: list[tuple[Any, Any]] = [
+        (String(), "x"), (Integer(), 7), (Numeric(8, 2), Decimal("1.50")), (DateTime(timezone=True), at),
+        (Date(), at.date()),
+        (DateTime(), at.replace(tzinfo=None)), (Uuid(), uuid4()), (EnumType(Size), Size.large),
+    ]  # fmt: skip
+    for kind, part in kinds:
+        dump, load = key_forms(Column("part", kind))
+        dumped = marshal.loads(marshal.dumps(dump(part)))
+        assert (load(dumped), type(load(dumped))) == (part, type(part))
 
 
 def test_blocks_of_many_tasks_are_merged_window_by_window() -> None:

@@ -13,12 +13,12 @@ from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
 from eventjet.projections.by_state import StateRow
+from eventjet.projections.columns import key_forms
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.projections.state_fold import Cell, Joined, StateId
 from eventjet.rebuild.runs import Target
-from eventjet.sql.sqlite import SQLITE
 
 ENTRIES_HELD_MAX = 50_000
 """The maximum number of entries' rows that wait for the next load."""
@@ -42,10 +42,7 @@ class Folding:
         self._dialect = dialect
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
-        self._key_parts = [
-            (SQLITE.dumper(column.type), SQLITE.loader(column.type)) for column in resolved.table.primary_key.columns
-        ]
-        """How the parts of a key become numbers and text, and come back."""
+        self._key_forms = [key_forms(column) for column in resolved.table.primary_key.columns]
         self._rows: Rows = {}
         self._cells: dict[StateId, Cell] = {}
         self.own_key: str | None = None
@@ -81,7 +78,7 @@ class Folding:
 
         For `take_entries` of the folding that has the key. Raises as `take`.
         """
-        joins, key_parts = self.resolved.joins, self._key_parts
+        joins, forms = self.resolved.joins, self._key_forms
         assert joins is not None
         joining = self._fold.join(events, self._cells)
         self._cells.update(joining.cells)
@@ -89,22 +86,19 @@ class Folding:
             state = None
             if joins.takes_state and joined.aggregate:
                 state = self._fold.encoded(joined)
-            parts = tuple(
-                [part if dump is None else dump(part) for part, (dump, _) in zip(key, key_parts, strict=True)]
-            )
+            parts = tuple([dump(part) for part, (dump, _) in zip(key, forms, strict=True)])
             yield key_token(key), (parts, joined.position, joined.aggregate, state)
 
     def take_entries(self, events: Iterable[Recorded[Any]], entries: Iterable[Entry]) -> None:
         """Fold the next events with their entries, in the order of the log; raises `HandlerFailed` and `RowRefused`."""
-        joins, key_parts = self.resolved.joins, self._key_parts
+        joins, forms = self.resolved.joins, self._key_forms
         assert joins is not None
         joined: list[Joined] = []
         keys: list[RowKey] = []
         for event, (parts, _, aggregate, state) in zip(events, entries, strict=True):
             decoded = None if state is None else joins.sources[aggregate].codec.decode(state)
             joined.append(Joined(event, aggregate, decoded))
-            pairs = zip(parts, key_parts, strict=True)
-            keys.append(tuple([part if load is None else load(part) for part, (_, load) in pairs]))
+            keys.append(tuple([load(part) for part, (_, load) in zip(parts, forms, strict=True)]))
         self._apply(self._fold(self._rows, joined, keys))
 
     def state_rows(self) -> Iterator[Sequence[Any]]:
