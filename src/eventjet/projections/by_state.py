@@ -33,8 +33,6 @@ from eventjet.domain.subscription import (
     union_members,
 )
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert
-from eventjet.text import shown
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -164,6 +162,10 @@ class Joins:
         return any(source.on_change == "move" for source in self.sources.values())
 
 
+KeyCheck: TypeAlias = Callable[[Any], tuple[Any, ...]]
+"""Returns a key as a tuple of values in their normal form; raises `ValueError`, and `RowRefused`."""
+
+
 def joins_of(
     name: str,
     function: Callable[..., Any],
@@ -171,10 +173,13 @@ def joins_of(
     plain: Sequence[Callable[[Recorded[Any]], Any]],
     events: Sequence[type],
     catalog: Catalog,
-    checks: Sequence[Convert],
+    key_checker: Callable[[str], KeyCheck],
     faults: list[str],
 ) -> Joins | None:
-    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then."""
+    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then.
+
+    `key_checker` makes the check of the keys of a function, which its text names.
+    """
     before = len(faults)
     resolved: dict[str, StateSource] = {}
     owners: dict[type, str] = {}
@@ -210,7 +215,7 @@ def joins_of(
             faults.append(
                 f'{label}: with on_change="move" each row belongs to one aggregate alone, so nothing stands beside it'
             )
-        keys = _keys_of(source, parameters, checks)
+        keys = _keys_of(source, parameters, key_checker(f"{shown_name(source.key)} returned"))
         resolved[info.name] = StateSource(info.name, source.aggregate, codec, keys, source.on_change)
     _check_plain(plain, events, owners, faults)
     others = any(event not in owners for event in events) or len(resolved) > 1
@@ -221,7 +226,7 @@ def joins_of(
 
 
 def _keys_of(
-    source: ByState[Any], parameters: int, checks: Sequence[Convert]
+    source: ByState[Any], parameters: int, check: KeyCheck
 ) -> Callable[[Any, Recorded[Any]], tuple[tuple[Any, ...], ...]]:
     key = source.key
     is_open = not is_fixed(source.aggregate)
@@ -232,18 +237,10 @@ def _keys_of(
         if result is None:
             return ()
         if isinstance(result, list | set | frozenset):
-            return tuple(dict.fromkeys(checked_key(part, checks) for part in cast("Sequence[Any]", result)))
-        return (checked_key(result, checks),)
+            return tuple(dict.fromkeys(map(check, cast("Sequence[Any]", result))))
+        return (check(result),)
 
     return keys
-
-
-def checked_key(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
-    """Return a key as a tuple of values in their normal form; raises `ValueError`."""
-    parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
-    if len(parts) != len(checks):
-        raise ValueError(f"the key {shown(parts)} has {len(parts)} parts and the table's has {len(checks)}")
-    return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
 
 
 def _check_plain(
