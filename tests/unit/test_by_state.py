@@ -200,7 +200,11 @@ def test_one_row_has_one_key() -> None:
         (place_of, [Taken(guest="nobody")], "Seat.evolve raised ValueError"),
         (lambda seat: seat.nothing, [Taken(guest="x")], "nothing"),
         (lambda seat: 7, [Taken(guest="x")], "it takes text, not int"),
-        (lambda seat: ("a", "b"), [Taken(guest="x")], "has 2 parts and the table's has 1"),
+        (
+            lambda seat: ("a", "b"),
+            [Taken(guest="x")],
+            "by_state(Seat) gives has 2 parts, and the key of the table is (place)",
+        ),
     ],
     ids=["evolve", "key", "type", "parts"],
 )

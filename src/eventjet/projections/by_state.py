@@ -215,7 +215,7 @@ def joins_of(
             faults.append(
                 f'{label}: with on_change="move" each row belongs to one aggregate alone, so nothing stands beside it'
             )
-        keys = _keys_of(source, parameters, key_checker(f"{shown_name(source.key)} returned"))
+        keys = _keys_of(source, parameters, key_checker(f"{label} gives"))
         resolved[info.name] = StateSource(info.name, source.aggregate, codec, keys, source.on_change)
     _check_plain(plain, events, owners, faults)
     others = any(event not in owners for event in events) or len(resolved) > 1
