@@ -5,15 +5,21 @@ DataFrames and the tables of a lakehouse have them alike. Nothing here imports p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
 from eventjet.codec.subjects import entity_shown
+from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.spark.columns import Form, forms_of, leaf, pyarrow
+
+EVENTS = "events"
+"""The name of the table that has all records of the log."""
 
 _CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
 _AGGREGATE_COLUMNS = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
@@ -34,17 +40,37 @@ def stored_columns() -> dict[str, Form]:
     return {name: leaf(kind) for name, kind in _STORED_COLUMNS.items()}
 
 
-def recorded_columns(event_type: type) -> dict[str, Form]:
-    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
+def recorded_columns(event_type: type, left_out: Collection[str] = ()) -> dict[str, Form]:
+    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use.
+
+    Fields in `left_out` get no column.
+    """
     columns = {name: leaf(kind) for name, kind in _RECORDED_COLUMNS.items()}
     # Spark's column names are not case-sensitive.
     names_in_use = set(columns)
     for name, form in forms_of(event_type).items():
+        if name in left_out:
+            continue
         while name.lower() in names_in_use:
             name = f"event_{name}"
         names_in_use.add(name.lower())
         columns[name] = form
     return columns
+
+
+def personal_fields(event_type: type) -> frozenset[str]:
+    """Return the fields of an event that contain personal data."""
+    return frozenset(name for name in forms_of(event_type) if is_private(field_hint(event_type, name)))
+
+
+def table_names(type_names: Sequence[str]) -> dict[str, str]:
+    """Return the table of each event type; names that would be equal get a suffix out of the type's own name."""
+    plain = {name: re.sub(r"[^a-z0-9_]", "_", name.lower()) for name in type_names}
+    taken = [EVENTS, *plain.values()]
+    return {
+        name: table if taken.count(table) == 1 else f"{table}_{sha256(name.encode()).hexdigest()[:8]}"
+        for name, table in plain.items()
+    }
 
 
 def recorded_row(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
