@@ -187,12 +187,17 @@ class _Declaring:
 
     def _log(self) -> Any:
         """Return the records of the log as a stream."""
-        return self.spark.readStream.format("jetstream").options(**self.options).load().to(self.record)
+        return self._of_known_schema(self.spark.readStream.format("jetstream").options(**self.options).load())
 
     def _records(self, rows: DataFrame) -> Any:
         """Return the records of rows of the table `events`."""
-        # Spark may not look up columns here, and does not need to where the schema is given.
-        return rows.selectExpr(*_RECORD).to(self.record)
+        return self._of_known_schema(rows.selectExpr(*_RECORD))
+
+    def _of_known_schema(self, records: Any) -> Any:
+        # `mapInArrow` asks Spark for the columns of what it is given, which a pipeline refuses while it is defined:
+        # the table may not exist yet. Nothing is asked where the schema is known.
+        records._cached_schema = self.record
+        return records
 
     def _open_types(self) -> frozenset[str] | None:
         """Return the wire names of events whose bodies may be in `events`; None for all."""
