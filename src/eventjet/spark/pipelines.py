@@ -93,14 +93,17 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
     spark = _session()
     declaring = _Declaring.prepare(spark, app, settings or Settings.load(), personal=personal)
     application = declaring.app
-    names = table_names([kind.info.name for kind in application.catalog.kinds()])
+    aggregates = {info.name for info in application.aggregates.values()}
+    # The catalog has eventjet's own events, too.
+    kinds = [kind for kind in application.catalog.kinds() if kind.aggregate in aggregates]
+    names = table_names([kind.info.name for kind in kinds])
     taken = {EVENTS, *names.values()} & application.projections.keys()
     if taken:
         raise UsageError(
             f"{min(taken)!r} would be the table of events and the view of a projection. Rename the projection."
         )
     declaring.declare_events()
-    for kind in application.catalog.kinds():
+    for kind in kinds:
         declaring.declare_type(names[kind.info.name], kind)
     for resolved in application.projections.values():
         if not isinstance(resolved, ResolvedProjection):
