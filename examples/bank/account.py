@@ -7,9 +7,17 @@ from decimal import Decimal
 
 from eventjet import aggregate, event
 
+BALANCE_MAX = Decimal("9999999999.99")
+OWNER_MAX = 100
+"""What the columns of the read models hold."""
+
 
 class InsufficientFunds(Exception):
     """The withdrawal exceeds the balance."""
+
+
+class InvalidInput(Exception):
+    """The bank keeps no such owner, or no such amount."""
 
 
 @event("account.opened")
@@ -41,13 +49,15 @@ class Account:
     # Decisions: pure, return what follows.
 
     def open(self, owner: str) -> Opened | None:
+        if not (owner.isprintable() and 0 < len(owner) <= OWNER_MAX):
+            raise InvalidInput(owner)
         return None if self.owner else Opened(owner=owner)
 
     def deposit(self, amount: Decimal) -> Deposited:
-        return Deposited(amount=amount)
+        return Deposited(amount=checked(amount, BALANCE_MAX - self.balance))
 
     def withdraw(self, amount: Decimal, *, reason: str = "cash") -> Withdrawn:
-        if amount > self.balance:
+        if checked(amount, BALANCE_MAX) > self.balance:
             raise InsufficientFunds(amount, self.balance)
         return Withdrawn(amount=amount, reason=reason)
 
@@ -61,3 +71,10 @@ class Account:
                 return replace(self, balance=self.balance + amount)
             case Withdrawn(amount=amount):
                 return replace(self, balance=self.balance - amount)
+
+
+def checked(amount: Decimal, most: Decimal) -> Decimal:
+    """Return the amount. Raise `InvalidInput` unless it is a number of whole cents above zero, and at most `most`."""
+    if not (amount.is_finite() and 0 < amount <= most and amount % Decimal("0.01") == 0):
+        raise InvalidInput(amount)
+    return amount

@@ -11,7 +11,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import wraps
@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from eventjet.commands import Command, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import NO_METADATA, Metadata
-from eventjet.errors import UsageError
+from eventjet.errors import ConnectionClosed, UsageError
 from eventjet.jet import Jet
 from eventjet.runtime import run_async
 from eventjet.settings import Settings
@@ -73,9 +73,10 @@ def _iterating(method: Callable[Concatenate[T, P], AsyncIterator[R]]) -> Callabl
             while (item := portal.call(following)) is not None:
                 yield item[0]
         finally:
-            # Not awaited, since the garbage collector may end this iterator in the thread of the loop.
-            with suppress(UsageError):
-                portal.start(lambda _: events[0].aclose())
+            if events:  # else nothing was begun
+                # Not awaited, since the garbage collector may end this iterator in the thread of the loop.
+                with suppress(UsageError):
+                    portal.start(lambda _: events[0].aclose())
 
     return iterate
 
@@ -109,7 +110,7 @@ class BlockingJet(AbstractContextManager["BlockingJet"]):
     def close(self) -> None:
         """Wait for the saves in flight and close the connection; later calls raise `UsageError`.
 
-        At the end of the process it happens by itself.
+        So do calls that other threads still wait for. At the end of the process it happens by itself.
         """
         self._portal.close()
 
@@ -160,9 +161,20 @@ class BlockingRepository(Generic[S, E]):
     def _target(self, jet: Jet) -> Repository[S, E]:
         return jet.repository(self._aggregate)
 
-    def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> BlockingCommand[S, E]:
+    def command(
+        self,
+        command_id: str | None = None,
+        /,
+        *,
+        ignoring: Collection[str] = (),
+        metadata: Metadata = NO_METADATA,
+    ) -> BlockingCommand[S, E]:
         """Return an idempotent command, as `Repository.command` does; an invalid id is refused when it is executed."""
-        return BlockingCommand(self._portal, lambda jet: self._target(jet).command(command_id, metadata=metadata))
+
+        def command(jet: Jet) -> Command[S, E]:
+            return self._target(jet).command(command_id, ignoring=ignoring, metadata=metadata)
+
+        return BlockingCommand(self._portal, command)
 
     load = _blocking(Repository[S, E].load)
     history = _blocking(Repository[S, E].history)
@@ -191,6 +203,8 @@ class _Portal:
         self._pid: int | None = None
         """The process of the first call, set before the lock is taken: a fork of it must not wait for the lock."""
         self._opened: _Opened | None = None
+        self._failures: list[BaseException] = []
+        """Why it could not connect, at each try that failed."""
         self._is_closed = False
 
     def call(self, method: Callable[[Jet], Awaitable[R]]) -> R:
@@ -199,12 +213,13 @@ class _Portal:
         future = self.start(method)
         try:
             return future.result()
-        except CancelledError:
+        except (CancelledError, ConnectionClosed):
             if not self._is_closed:
                 raise
             raise UsageError(
-                "This connection was closed in another thread while the call waited. What it saves may be recorded: "
-                "execute it again with the same command id."
+                "This connection was closed while the call waited: by `close`, or by the end of its `with` block, in "
+                "another thread. Events that the call was to record may be recorded or not. Close a connection once "
+                "all threads are done; to find out, execute the command again with the same id, over another one."
             ) from None
         finally:
             future.cancel()
@@ -215,7 +230,10 @@ class _Portal:
         async def run(jet: Jet) -> R:
             return await method(jet)
 
+        failed_before = len(self._failures)
         with self._lock_of_this_process():  # so that `close` ends the loop after it has begun this
+            if self._opened is None and len(self._failures) > failed_before:
+                raise self._failures[-1]  # the try that this call waited for; each thread's own would take turns
             opened = self.open()
             return asyncio.run_coroutine_threadsafe(run(opened.jet), opened.loop)
 
@@ -226,7 +244,11 @@ class _Portal:
                 raise UsageError("This connection is closed. Make another one with `connect_blocking`.")
             if self._opened is None:
                 _refuse_in_loop(None)
-                self._opened = _Opened(self._connect)
+                try:
+                    self._opened = _Opened(self._connect)
+                except Exception as error:
+                    self._failures.append(error)
+                    raise
                 atexit.register(self.close)
             return self._opened
 
@@ -247,9 +269,9 @@ class _Portal:
             self._pid = os.getpid()
         elif self._pid != os.getpid():
             raise UsageError(
-                "This connection was used in the process that forked this one, and does not work here. Use it after "
-                "the fork only, and each process connects by itself; what the process before the fork needs goes into "
-                "a `with` block of its own."
+                "This connection was used in the process that forked this one, and does not work here. Make another "
+                "one with `connect_blocking()` after the fork. A connection that nobody used before the fork works in "
+                "each process, which connects by itself."
             )
         return self._lock
 

@@ -98,7 +98,9 @@ class Settings:
     replicas: int = 1
     """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
     save_timeout_s: float = 20.0
-    """Seconds within which a save must learn its outcome: a leader election takes 4 to 8 s."""
+    """Seconds that a command may take from its call on, waiting for its turn included, and that a read may wait.
+
+    A leader election takes 4 to 8 s."""
     request_timeout_s: float = 4.0
     """Seconds that one request to the server may take."""
 

@@ -37,3 +37,19 @@ def test_garbage_is_skipped_and_its_aggregate_goes_on(bank: Program) -> None:
     Bank(bank).deposit("a-1", 3)
     refused = bank("skip", str(last + 1), "--reason", "no", "--yes")
     assert "stays" in " ".join(refused.err.split())
+
+
+def test_an_event_of_a_renamed_aggregate_is_not_skipped(bank: Program) -> None:
+    bank("init")
+    position = Bank(bank).deposit("a-1", 1)
+    endpoint = Endpoint((bank.environ["EVENTJET_SERVERS"],))
+    stray = append(endpoint, name_of(bank), [("account.a-1", b"", b"+ACK")])
+    file = bank.folder / "bank.py"
+    file.write_text(file.read_text().replace('@aggregate("account")', '@aggregate("konto")'))
+    refused = bank("skip", str(position), "--reason", "it stops a projection", "--yes")
+    assert refused.status != 0
+    assert "does not declare its aggregate 'account'" in refused.said()
+    assert "give it its name back, whatever its class is called: @aggregate('account')" in refused.said()
+    assert bank("skip", str(stray), "--reason", "a stray answer", "--yes").status == 0
+    file.write_text(file.read_text().replace('@aggregate("konto")', '@aggregate("account")'))
+    assert [event.get("void") for event in json.loads(bank("history", "account", "a-1", "--json").out)].count(None) == 2

@@ -6,7 +6,7 @@ Python is executed in that folder, in a module that all such blocks of the page 
 and workers in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
 `eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the configuration
 is tested, since each page is run beside a server. A block of text after a block that printed something must be in what
-that printed, apart from numbers.
+that printed, apart from numbers and durations.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _RUN = frozenset({"eventjet", "python", "pytest", "node"})
 _LEFT_RUNNING = re.compile(r"eventjet (dev|worker)|python manage.py eventjet worker|python -m celery .* worker")
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3", "nats"})
 """What a reader does and a test has done already, or, by the program `nats`, does in another way."""
-_LINE_S = 150.0
-_STOP_S = 30.0
+_LINE_S = 600.0
+_STOP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +187,6 @@ def _command(words: list[str]) -> list[str]:
 
 
 def _plain(text: str) -> list[str]:
-    """Lines without numbers and spacing, which differ from run to run."""
-    return [re.sub(r"[\d.,:-]+", "0", " ".join(line.split())) for line in text.splitlines() if line.strip()]
+    """Lines without numbers, durations (`0.4s`, `2m16s`) and spacing, which differ from run to run."""
+    number = re.compile(r"(?:[\d.,]+[dhmsy])+\b|[\d.,:-]+")
+    return [number.sub("0", " ".join(line.split())) for line in text.splitlines() if line.strip()]

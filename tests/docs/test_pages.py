@@ -78,7 +78,7 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
         page.close()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1_500)
 @pytest.mark.parametrize(
     "running",
     [
@@ -98,15 +98,15 @@ def test_the_page_does_what_it_says(running: Running) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("running", [NOTEBOOK], indirect=True)
 def test_the_cells_of_the_notebook_page_run_in_a_kernel(running: Running) -> None:
     cells = [nbformat.v4.new_code_cell(block.text) for block in blocks_of(running.page) if block.language == "python"]
     path = running.folder / "page.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     done = subprocess.run(
-        [sys.executable, "-c", "from nbclient.cli import main; main()", "--timeout=300", str(path)],
-        cwd=running.folder, env=running.environ, capture_output=True, text=True, timeout=350,
+        [sys.executable, "-c", "from nbclient.cli import main; main()", "--timeout=1200", str(path)],
+        cwd=running.folder, env=running.environ, capture_output=True, text=True, timeout=1_300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

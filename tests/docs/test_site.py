@@ -67,6 +67,7 @@ class Links(HTMLParser):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     made = tmp_path / "site"
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--doctree-dir", str(tmp_path / "doctrees")]
@@ -75,7 +76,7 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=1_500,
     )
     assert (done.returncode, done.stderr) == (0, "")
     pages = [path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")]

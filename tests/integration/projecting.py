@@ -15,6 +15,7 @@ from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import create_tables, located
@@ -111,7 +112,7 @@ def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
     )
 
 
-def made(database: str, *resolved: ResolvedProjection) -> Database:
+def made(database: str, *resolved: AnyResolved) -> Database:
     """The database with all its tables."""
     where = Database(database)
     engine = where.sync_engine()

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,15 @@ from eventjet import (
     with_metadata,
 )
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CommandReused, UsageError
+from eventjet.errors import CommandReused, EventjetError, UsageError
 from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import bank, withdrawn_has_a_reason
 from tests.logs import fresh_name
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120.0
-ASYNC_ONLY = {"service", "close", "run"}
-"""What is not offered without `await`: serving is a program's whole work, and `close` has its own way."""
+ASYNC_ONLY = {"service", "close", "run", "forget", "decode", "masked"}
+"""What is not offered without `await`: serving, which is a whole program, `close`, and what only eventjet calls."""
 
 
 @pytest.fixture
@@ -72,16 +72,25 @@ def program(text: str, server: NatsServer, **options: Any) -> subprocess.Popen[s
     ("blocking", "awaited"), [(BlockingJet, Jet), (BlockingRepository, Repository), (BlockingCommand, Command)]
 )
 def test_every_method_is_there_with_its_parameters_and_its_docstring(blocking: Any, awaited: Any) -> None:
-    names = {
-        name
-        for name, method in vars(awaited).items()
-        if name[0] != "_" and (inspect.iscoroutinefunction(method) or name in ("tail", "decide"))
-    }
-    for name in sorted(names - ASYNC_ONLY):
+    def public(owner: Any) -> set[str]:
+        return {name for name, method in vars(owner).items() if name[0] != "_" and inspect.isfunction(method)}
+
+    assert public(blocking) - {"close"} == public(awaited) - ASYNC_ONLY
+    for name in public(awaited) - ASYNC_ONLY:
         own, theirs = getattr(blocking, name), getattr(awaited, name)
+        signature = inspect.signature(own)
         assert not inspect.iscoroutinefunction(own)
-        assert inspect.signature(own) == inspect.signature(theirs)
-        assert own.__doc__ == theirs.__doc__
+        assert signature.parameters == inspect.signature(theirs).parameters, name
+        if not str(signature.return_annotation).startswith("Blocking"):  # such an object is made without a call
+            assert (signature, own.__doc__) == (inspect.signature(theirs), theirs.__doc__), name
+
+
+@pytest.mark.parametrize("name", ["connect", "in_memory"])
+def test_a_connection_without_await_is_made_with_the_same_arguments(name: str) -> None:
+    own = inspect.signature(getattr(App, f"{name}_blocking")).parameters
+    theirs = dict(inspect.signature(getattr(App, name)).parameters)
+    theirs.pop("client", None)  # an open client of nats-py is of another loop
+    assert own == theirs
 
 
 def test_it_does_what_the_awaited_one_does(jet: BlockingJet) -> None:
@@ -108,6 +117,11 @@ def test_it_does_what_the_awaited_one_does(jet: BlockingJet) -> None:
     assert [event.position for event in jet.tail()] == [1, 2, 3, 4, 5, 6] == list(range(1, jet.log().last + 1))
     with pytest.raises(UsageError, match="limit"):
         next(jet.tail(limit=-1))
+
+
+def test_a_command_ignores_an_argument(jet: BlockingJet) -> None:
+    once = jet.repository(Account).command("c-1", ignoring=("amount",))
+    assert once.execute("a", Account.deposit, Decimal(1)) == once.execute("a", Account.deposit, Decimal(2))
 
 
 def test_a_read_model_is_waited_for() -> None:
@@ -195,6 +209,67 @@ def test_a_closed_connection_says_so_and_so_does_a_call_that_waits_in_another_th
     for use in (jet.log, jet.__enter__, lambda: accounts.load("a"), lambda: list(jet.tail())):
         with pytest.raises(UsageError, match=r"is closed.*connect_blocking"):
             use()
+
+
+class Connecting:
+    """Connections that cannot be made, once every caller had the time to ask for one."""
+
+    def __init__(self, callers: int) -> None:
+        self.tries = 0
+        self._callers = callers
+
+    async def __aenter__(self) -> Jet:
+        self.tries += 1
+        while self._callers > len([thread for thread in threading.enumerate() if thread.name.startswith("caller")]):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        raise Unreachable("NATS", "nobody answers", "Start it.")
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def test_a_tail_that_cannot_connect_tries_once() -> None:
+    connecting: Any = Connecting(0)
+    jet = BlockingJet(lambda: connecting)
+    with pytest.raises(Unreachable):
+        list(jet.tail())
+    assert connecting.tries == 1
+
+
+def test_callers_that_wait_for_a_connection_share_the_try_that_fails() -> None:
+    connecting: Any = Connecting(8)
+    jet = BlockingJet(lambda: connecting)
+    with ThreadPoolExecutor(8, thread_name_prefix="caller") as threads:
+        errors = [threads.submit(jet.log) for _ in range(8)]
+        assert {type(error.exception(BOUND_S)) for error in errors} == {Unreachable}
+    assert connecting.tries < 8
+
+
+def test_every_call_that_waits_while_the_connection_is_closed_says_the_same(jet: BlockingJet) -> None:
+    accounts = jet.repository(Account)
+    accounts.execute("a", Account.open, "ada")
+    all_begun = threading.Barrier(9)
+
+    def repeat(call: Callable[[], object]) -> BaseException:
+        call()
+        all_begun.wait(BOUND_S)
+        while True:
+            try:
+                call()
+            except (EventjetError, CancelledError) as error:
+                return error
+
+    followed = jet.tail(follow=True)
+    calls: list[Callable[[], object]] = [lambda: next(followed), jet.log, lambda: accounts.load("a")]
+    calls += [lambda name=name: accounts.execute(name, Account.deposit, Decimal(1)) for name in "aabbc"]
+    with ThreadPoolExecutor(8) as threads:
+        waiting = [threads.submit(repeat, call) for call in calls]
+        all_begun.wait(BOUND_S)
+        jet.close()
+        errors = [call.result(BOUND_S) for call in waiting]
+    # What was sent already may still be unknown, which is an error of its own.
+    assert {type(error) for error in errors if not isinstance(error, OutcomeUnknown)} == {UsageError}
+    assert all("closed" in str(error) for error in errors), errors
 
 
 def test_a_connection_that_failed_is_tried_again_at_the_next_call(app: App, tmp_path: Path) -> None:

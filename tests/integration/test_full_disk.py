@@ -50,7 +50,7 @@ async def test_a_save_after_a_full_disk_says_that_the_server_has_to_be_restarted
             ballast = small_disk / "ballast"
             free = os.statvfs(small_disk)
             ballast.write_bytes(b"x" * (free.f_bavail * free.f_frsize - 300_000))
-            store._client.timeout_s, store._save_timeout_s = 1.0, 5.0
+            store._client.timeout_s, store.save_timeout_s = 1.0, 5.0
             assert await is_full(store)
             ballast.unlink()
             with pytest.raises(OutcomeUnknown, match="restarted after a full") as caught:
@@ -59,5 +59,5 @@ async def test_a_save_after_a_full_disk_says_that_the_server_has_to_be_restarted
             assert await store.last("thing", "a") == first
             server.stop()
             server.start()
-            store._save_timeout_s = 60.0
+            store.save_timeout_s = 60.0
             assert await store.resolve(caught.value.writes) > first

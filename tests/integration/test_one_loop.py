@@ -122,7 +122,7 @@ async def test_another_loop_is_told_at_once_and_takes_no_lock(
         await refused_elsewhere(lambda: jet.repository(Account).execute("a", Account.open, "nobody"))
         accounts = jet.repository(Account)
         await accounts.execute("a", Account.open, "ada")
-        async with accounts.executor.cache.lock("a"):
+        async with accounts.executor.cache.lock("a")[0]:
             for name, use in uses_of(jet).items():
                 outcome = await elsewhere(use)
                 assert isinstance(outcome, UsageError), (name, outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -88,7 +89,9 @@ async def test_a_quarantined_instance_is_open_and_names_the_event() -> None:
         cursors = Cursors(client, transfers.name)
         stored = await cursors.read("transfer")
         parked = Quarantined(9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "it broke", "", None)
-        await cursors.write(stored, stored.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=stored.cursor.log)])
+        namesake = replace(parked, position=10, aggregate="account", aggregate_id="t-2")  # it could not be decoded
+        entries = [QuarantinedEntry(each, tries=1, log=stored.cursor.log) for each in (parked, namesake)]
+        await cursors.write(stored, stored.cursor, to_write=entries)
         found = await instances_of(client, transfers, "transfer")
         first, second = found.instances
         assert (first.id, first.waits_for, first.quarantined) == ("t-1", "quarantine", 9)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.errors import CheckpointFenced
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
@@ -139,6 +140,28 @@ async def test_the_reason_the_traceback_and_the_bytes_are_kept(ledger: Ledger) -
     assert with_text("POISONED: no 666") == [positions["poison"]]
     assert with_text("b-0") == [position for position in positions.values() if kept[position].aggregate_id == "b-0"]
     assert with_text("no_66%") == []
+
+
+def test_a_search_finds_letters_in_upper_or_lower_case_beyond_ascii(ledger: Ledger) -> None:
+    def listed(connection: Connection, text: str, limit: int | None = None) -> list[int]:
+        return [each.position for each in verdict.listed(connection, ["balances"], text=text, limit=limit)]
+
+    def searched(connection: Connection) -> None:
+        reasons = ("ÄRGER mit 5 %", "kein ärger", "other")
+        verdict.insert_events(
+            connection,
+            "balances",
+            1,
+            [
+                Quarantined(position, "ledger", f"b-{position}", "id", "ledger.added", QUARANTINED, reason, "", None)
+                for position, reason in enumerate(reasons, 1)
+            ],
+        )
+        assert listed(connection, "ärger") == listed(connection, "ÄRGER") == [1, 2]
+        assert listed(connection, "ärger", limit=1) == [1]
+        assert (listed(connection, "%"), listed(connection, "B-3"), listed(connection, "_")) == ([1], [3], [])
+
+    changed(ledger, searched)
 
 
 @pytest.mark.parametrize("rule", ["none", "of the database"])

@@ -160,7 +160,7 @@ async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path
         await fill(bank, old, 100)
         accounts = jet.repository(Account)
         for number in range(120):  # a snapshot is due at 100
-            await accounts.execute("ada", Account.deposit, Decimal(number))
+            await accounts.execute("ada", Account.deposit, Decimal(number + 1))
         balance = (await accounts.load("ada")).balance
         first = await accounts.command("c-7").execute("ada", Account.deposit, Decimal(8))
     url, records = archived(old, tmp_path / "archive"), records_of(old)

@@ -154,7 +154,7 @@ async def test_a_call_may_not_end_the_transaction(log: Ledger) -> None:
     log.append([("a-1", Added(amount=Decimal(1)))] * 3)
     async with changed(log, bound_with(opened, commits, closed)).working(options=QUICK):
         stopped = await log.failed()
-    assert "must not commit" in str(stopped.reason)
+    assert "must not call connection.commit()" in str(stopped.reason)
     assert rows(log) == written(log.recorded(last))
 
 

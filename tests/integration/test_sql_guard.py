@@ -92,16 +92,16 @@ async def writes_elsewhere(event: Recorded[Added], connection: AsyncConnection) 
 @pytest.mark.parametrize(
     ("handler", "said"),
     [
-        (commits, "commits must not commit"),
-        (commits_and_hides_it, "must not commit"),
-        (rolls_back, "rolls_back must not roll back"),
-        (rolls_back_and_goes_on, "must not roll back"),
+        (commits, "commits must not call connection.commit()"),
+        (commits_and_hides_it, "must not call connection.commit()"),
+        (rolls_back, "rolls_back must not call connection.rollback()"),
+        (rolls_back_and_goes_on, "must not call connection.rollback()"),
         (commits_in_text, "must not execute COMMIT"),
         (commits_behind_a_semicolon, "must not execute COMMIT"),
-        (commits_underneath, "must not commit"),
-        (closes, "must not roll back"),
+        (commits_underneath, "must not call connection.commit()"),
+        (closes, "must not call connection.close()"),
         (leaves_a_savepoint, "left a savepoint open"),
-        (begins, "already"),
+        (begins, "must not call connection.begin()"),
         (writes_elsewhere, "must not write to 'kinds'"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
@@ -16,6 +18,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
+from eventjet.sql.sqlite_connections import connect_async
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -167,3 +170,27 @@ async def test_a_deleted_file_ends_the_term_and_is_told_until_there_is_another(
                 return False
 
         await eventually(caught_up, "the worker to go on with the backup")
+
+
+async def test_a_connection_whose_opening_is_cancelled_twice_is_closed(tmp_path: Path) -> None:
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            begun.set()
+            assert go_on.wait(90)
+            super().__init__(*arguments, **options)
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    opening = asyncio.create_task(connect_async(f"{tmp_path}/slow.db", factory=Slow))
+    assert await asyncio.to_thread(begun.wait, 90)
+    opening.cancel()
+    await asyncio.sleep(0)  # it waits for the connection, to close it
+    opening.cancel()
+    await asyncio.wait({opening})
+    assert opening.cancelled()
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, 90)

@@ -58,7 +58,7 @@ class SimulatedClient(Client):
             return frame(wire.publish(subject, payload, _pairs(headers), time.monotonic()))
         raise NoResponders(subject)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+    async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         await asyncio.sleep(0)
         asked = orjson.loads(request.payload)
         found = self._positions(int(asked["seq"]), asked.get("next_by_subj"))

@@ -161,9 +161,9 @@ async def test_processes_are_counted_by_stage_and_each_leads_to_its_instances(
         answer = await client.get("/processes")
         assert "transfer.completed 3" in said(answer)
         (stage,) = re.findall(r'href="(/processes/list[^"]*stage=[^"]*)"', answer.text)
-        text = said(await client.get(unescape(stage)))
-        assert all(each in text for each in ids)
-        assert text.count("a worker, which has not handled its last event") == 3  # none has run
+        instances = await client.get(unescape(stage))
+        assert all(each in said(instances) for each in ids)
+        assert instances.text.count('data-label="waits for">worker<') == 3  # none has run
         older = said(await client.get("/processes/list?name=transfer&older=1d"))
         assert "None of those that were looked at is so" in older
         assert "3 instances of transfer, 3 open" in older

@@ -70,6 +70,8 @@ def test_what_a_reactor_parked_is_tried_again_once_actions_can_be_recorded(
         page.get_by_role("link", name="Drop all that match").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Drop 1 event of letters?")
         expect(page.locator("main")).to_contain_text("These are all 1 that have 'B-2' in them.")
+        answer = page.request.get(f"{url}/actions/new?action=drop&name=letters&all=1&text=b-9")
+        assert (answer.status, "Nothing that is quarantined has &#39;b-9&#39; in it." in answer.text()) == (404, True)
         page.goto(f"{url}/quarantine")
         first = page.locator("tbody tr").first
         expect(first).to_contain_text("ValueError: no stamp")

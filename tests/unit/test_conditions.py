@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from eventjet.doctor.report import Report
+from eventjet.doctor.subscriptions import check_work
 from eventjet.findings import Level
 from eventjet.subscriptions.work_status import StatusHistory, StatusSnapshot, WorkStatus, labels
 
@@ -54,6 +56,17 @@ BESIDE = replace(WORKING, location="ej_stock_r2")
 def test_each_word_follows_from_facts(word: str, level: Level, status: WorkStatus, facts: dict[str, Any]) -> None:
     condition = replace(status, **facts).condition
     assert (condition.word, condition.level) == (word, level)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [replace(WORKING, log_position=0), replace(WORKING, kind="reactor", log_position=0)],
+    ids=lambda status: status.kind,
+)
+def test_the_doctor_knows_no_lag_where_the_log_does_not_say_its_end(status: WorkStatus) -> None:
+    report = Report("read models")
+    check_work(report, status)
+    assert [(finding.level, finding.check) for finding in report.findings] == [(Level.UNKNOWN, "lag")]
 
 
 def test_the_trend_is_that_of_the_last_ten_seconds() -> None:

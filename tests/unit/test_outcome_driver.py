@@ -53,7 +53,7 @@ async def test_a_save_that_nobody_answers_ends_at_its_deadline_and_one_request(c
 @pytest.mark.parametrize("is_read_only", [True, False])
 async def test_an_unknown_save_says_when_the_server_reads_and_does_not_store(is_read_only: bool) -> None:
     store, client = disturbed()
-    store._save_timeout_s = 4 * REQUEST_S
+    store.save_timeout_s = 4 * REQUEST_S
     client.before = [publishes(SILENCE) if is_read_only else everything(SILENCE)]
     with pytest.raises(OutcomeUnknown) as caught:
         await store.append(writes(1))
@@ -87,9 +87,9 @@ class Electing(SimulatedClient):
         self._elect(subject)
         return await super().request(subject, *rest, **options)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+    async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         self._elect(request.subject)
-        async for frames in super().stream(request):
+        async for frames in super().stream(request, timeout_s):
             yield frames
 
     def _elect(self, subject: str) -> None:
@@ -101,12 +101,12 @@ class Electing(SimulatedClient):
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 async def test_a_read_waits_out_an_election_for_as_long_as_a_save(read: Callable[[SimulatedStore], Any]) -> None:
     store, client = disturbed()
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     await store.append(writes(1))
     electing = Electing(client.wire, REQUEST_S)
     store.reach(electing)
     assert await read(store)
-    store._save_timeout_s = SAVE_S
+    store.save_timeout_s = SAVE_S
     electing.left = 1_000_000
     started = time.monotonic()
     with pytest.raises(NoResponders):
@@ -120,7 +120,7 @@ async def test_what_became_of_an_unknown_save_is_resolved_without_storing_it_twi
     with pytest.raises(OutcomeUnknown) as caught:
         await store.append(writes(1, 2))
     client.after = []
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     assert await store.resolve(caught.value.writes) == 3
     assert len(client.wire.stream.log) == 3
 
@@ -131,13 +131,13 @@ async def test_an_unknown_save_that_was_never_stored_is_stored_when_it_is_resolv
     with pytest.raises(OutcomeUnknown) as caught:
         await store.append(writes(1))
     client.before = []
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     assert await store.resolve(caught.value.writes) == 1
 
 
 async def test_a_cancelled_save_goes_on_even_when_its_first_answer_was_lost() -> None:
     store, client = disturbed()
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     client.before = [once(publishes(SILENCE))]
     saving = asyncio.ensure_future(store.append(writes(2)))
     await asyncio.sleep(0.01)
@@ -224,7 +224,7 @@ async def test_the_conflict_names_the_aggregate_that_moved_on() -> None:
 @pytest.mark.parametrize("status", ["408", "400", "503"])
 async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) -> None:
     class Refusing(SimulatedClient):
-        async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+        async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
             yield [frame(b"", f"NATS/1.0 {status}\r\n\r\n".encode())]
 
     store, client = disturbed()

@@ -263,6 +263,20 @@ async def undeclared():  # type: ignore[no-untyped-def]
     yield 1
 
 
+class OwnClient:
+    """Its own context manager, as a client of HTTP is."""
+
+    async def __aenter__(self) -> OwnClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class WebClient(OwnClient):
+    """It inherits an `__aenter__` that names its base."""
+
+
+async def wants_below(event: Recorded[Asked], to: Reaction[WebClient]) -> None: ...
 async def wants_nothing(event: Recorded[Asked], to: Reaction[None]) -> None: ...
 async def wants_mailer(event: Recorded[Asked], to: Reaction[Mailer]) -> None: ...
 async def may_want_mailer(event: Recorded[Asked], to: Reaction[Mailer | None]) -> None: ...
@@ -283,6 +297,8 @@ async def takes_message(message: Incoming[Asked], to: Reaction[list[str]]) -> No
         (wants_nothing, mailer, None),
         (wants_sent_by, mailer, None),  # left to a type checker
         (wants_list, undeclared, None),
+        (wants_below, WebClient, None),
+        (wants_below, OwnClient, "opens OwnClient"),
     ],
 )
 def test_a_reactor_that_wants_other_deps_than_the_app_opens_is_refused(

@@ -85,7 +85,7 @@ async def test_a_conflict_of_one_save_fails_none_that_shares_its_batch() -> None
 
 async def test_a_refusal_of_one_save_refuses_none_that_shares_its_batch() -> None:
     store, client = disturbed()
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     refused = orjson.dumps({"error": {"code": 400, "err_code": 10170, "description": "not this one"}})
 
     def refuse(subject: str, payload: bytes) -> bytes | None:
@@ -99,7 +99,7 @@ async def test_a_refusal_of_one_save_refuses_none_that_shares_its_batch() -> Non
 
 async def test_a_shared_batch_whose_answer_is_lost_is_stored_once() -> None:
     store, client = disturbed()
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     lost = [publishes(b"(nonsense)")]
     client.after = [once(lost[0])]
     saves = [others(3, first=number) for number in range(5)]
@@ -110,7 +110,7 @@ async def test_a_shared_batch_whose_answer_is_lost_is_stored_once() -> None:
 
 async def test_a_save_whose_caller_went_is_stored_once_and_its_companions_too() -> None:
     store, _ = disturbed()
-    store._save_timeout_s = PATIENT_S
+    store.save_timeout_s = PATIENT_S
     tasks = [asyncio.create_task(store.append(others(2, first=number))) for number in range(5)]
     await asyncio.sleep(0)
     tasks[2].cancel()

@@ -87,8 +87,19 @@ def test_an_event_on_the_subject_of_another_aggregate_is_not_one() -> None:
     forged = record("snap.a1")
     assert verdict(forged, SNAPS) == "passed over"
     for read in (Decoder(CATALOG, ACCOUNTS), Decoder(CATALOG), Decoder(CATALOG).link):
-        with pytest.raises(UndecodableEvent, match="belongs to the aggregate 'account', and its subject to 'snap'"):
+        with pytest.raises(
+            UndecodableEvent, match=r"belongs to the aggregate 'account', and its subject to 'snap'.*`eventjet skip`"
+        ):
             read(forged)
+
+
+def test_an_event_whose_aggregate_was_renamed_gets_the_name_back_and_is_not_skipped() -> None:
+    renamed = record("konto.a1")
+    for read in (Decoder(CATALOG, ACCOUNTS), Decoder(CATALOG), Decoder(CATALOG).link):
+        with pytest.raises(UndecodableEvent, match="@aggregate\\('konto'\\)") as raised:
+            read(renamed)
+        assert raised.value.unknown_aggregate == "konto"
+        assert "skip" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

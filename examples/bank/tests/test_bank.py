@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
+import pytest
+
+from eventjet.examples.bank.account import (
+    BALANCE_MAX,
+    Account,
+    Deposited,
+    InsufficientFunds,
+    InvalidInput,
+    Opened,
+    Withdrawn,
+)
 from eventjet.examples.bank.read_models import Balance, Posting, balances, postings
 from eventjet.testing import on, projected, scenario
 
@@ -20,6 +30,29 @@ def test_a_withdrawal_takes_from_the_balance() -> None:
 
 def test_a_withdrawal_beyond_the_balance_is_refused() -> None:
     scenario(Account).given(Opened(owner="ada")).when(Account.withdraw, Decimal(4)).then_raises(InsufficientFunds)
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "0.001", "1e400", "NaN", "Infinity", "9999999999.99"])
+def test_an_amount_that_an_account_cannot_hold_is_refused(amount: str) -> None:
+    opened = scenario(Account).given(Opened(owner="ada"), Deposited(amount=Decimal(1)))
+    opened.when(Account.deposit, Decimal(amount)).then_raises(InvalidInput)
+
+
+def test_a_negative_withdrawal_is_refused() -> None:
+    scenario(Account).given(Opened(owner="ada")).when(Account.withdraw, Decimal(-4)).then_raises(InvalidInput)
+
+
+def test_a_full_account_shows_in_the_balance() -> None:
+    opened = scenario(Account).given(Opened(owner="ada"))
+    opened.when(Account.deposit, BALANCE_MAX).then(Deposited(amount=BALANCE_MAX))
+    projected(balances, on("a-1", Opened(owner="ada"), Deposited(amount=BALANCE_MAX))).rows(
+        Balance("a-1", "ada", BALANCE_MAX)
+    )
+
+
+@pytest.mark.parametrize("owner", ["", "x" * 101, "a\x00b", "\ud800"])
+def test_a_name_that_no_owner_has_is_refused(owner: str) -> None:
+    scenario(Account).when(Account.open, owner).then_raises(InvalidInput)
 
 
 def test_an_account_is_opened_once() -> None:

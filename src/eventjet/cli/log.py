@@ -23,6 +23,7 @@ from eventjet.cli.target import (
 )
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
+from eventjet.errors.store import unknown_aggregate_remedy
 from eventjet.projections.app_ref import aggregate_of
 from eventjet.runtime import run_async
 from eventjet.text import cut, cut_values, printable
@@ -170,13 +171,20 @@ def skip(
 
 
 def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawRecord) -> None:
-    """Raise `Refused` for a record that can be decoded, or whose event only another release declares. Blocks."""
+    """Raise `Refused` for a record that can be decoded, or that another release may be able to decode. Blocks."""
+    from eventjet.codec.headers import TYPE, header
     from eventjet.codec.records import chained
+    from eventjet.codec.subjects import is_name
     from eventjet.log.predecessors import PredecessorReader
     from eventjet.nats.endpoint import Endpoint
 
     app = at.app()
     what = f"The skip marker of position {record[0]}"
+    aggregate = record[2].decode("utf-8", "replace").split(".")[1]
+    is_event = header(record[3], TYPE) is not None and is_name(aggregate)
+    if is_event and aggregate not in app.catalog.aggregates:
+        fault = f"this application does not declare its aggregate {aggregate!r}, so the event may be sound"
+        raise Refused(what, fault, unknown_aggregate_remedy(aggregate))
     try:
         with PredecessorReader(Endpoint.of(at.settings), app.name) as predecessors:
             chained(app.catalog.of_log(skipped), None, predecessors)(record)

@@ -35,6 +35,8 @@ WIDTH_MAX = 80
 """Columns at which prose is wrapped, on wider terminals too."""
 _FOLDED_MIN, _CUT_MIN = 10, 6
 """Least widths, in characters, of the first and the last column of a table on a narrow terminal."""
+_ID_MAX = 36
+"""The longest text, a UUID, that is never broken in the first column, so that it can be copied."""
 _SECOND = "\0"
 
 _is_json_log = False
@@ -158,7 +160,9 @@ def rich_table(table: Table, width: int) -> RichTable:
         laid_out = RichTable(box=None, pad_edge=False, header_style="bold")
         for index, column in enumerate(columns):
             numeric = bool(rows) and all(isinstance(row[index], int | float) for row in table.rows)
-            laid_out.add_column(column, justify="right" if numeric else "left", overflow="fold")
+            is_id = index == 0 and width >= WIDTH_MAX and max([len(row[0]) for row in rows], default=0) <= _ID_MAX
+            justify = "right" if numeric else "left"
+            laid_out.add_column(column, justify=justify, overflow="fold", no_wrap=is_id)
     else:
         widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         gaps = len(widths) - 1

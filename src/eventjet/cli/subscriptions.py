@@ -95,7 +95,8 @@ def list_processes(
     """Count the instances of a process by stage, and list them, those that are longest in their stage first.
 
     The stage is the type of the last event. Without --stage only those are listed that are open: they wait for a
-    worker, a deadline, or a decision about a quarantined event. The counts by stage are of all.
+    worker, a deadline, or a decision about a quarantined event. With --all also those that wait for nothing of their
+    own: they have ended, or wait for an event of others. The counts by stage are of all.
     """
     from eventjet.operations import instances
 
@@ -134,8 +135,12 @@ def instance_blocks(listing: Instances) -> Iterator[Block]:
     )
     yield from remarks_on(listing)
     if listing.instances:
-        listed_rows = [(each.id, each.stage, age_text(each.at), waits_text(each)) for each in listing.instances]
-        yield Table(("id", "stage", "age", "waits for"), listed_rows, right=("age",))
+        prefix = f"{listing.process}."
+        listed_rows = [
+            (each.id, each.stage.removeprefix(prefix), age_text(each.at), waits_text(each))
+            for each in listing.instances
+        ]
+        yield Table(("id", "stage", "age", "waits for"), listed_rows)
 
 
 @process.command()

@@ -178,10 +178,10 @@ def stored_time(time_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_ns // 1000)
 
 
-def undecodable(record: RawRecord, fault: str) -> UndecodableEvent:
+def undecodable(record: RawRecord, fault: str, unknown_aggregate: str | None = None) -> UndecodableEvent:
     """Return the error for a record, with its fault in one line."""
     reason = cut(next(iter(fault.splitlines()), ""), _REASON_MAX)
-    return UndecodableEvent(brief(header(record[3], TYPE) or "?"), record[0], record[4], reason)
+    return UndecodableEvent(brief(header(record[3], TYPE) or "?"), record[0], record[4], reason, unknown_aggregate)
 
 
 def brief(text: str | None) -> str:

@@ -310,7 +310,7 @@ class Decoder:
             if aggregate != owner and owner is not None:
                 if aggregate in self._catalog.retired_aggregates:
                     return self._pass_over(record)
-                raise undecodable(record, _aggregate_fault(owner, aggregate))
+                raise self._misplaced(record, owner, aggregate)
             if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _order_fault(version, before, position))
             if chain is not None:
@@ -334,6 +334,13 @@ class Decoder:
             return Recorded(data, aggregate_id, version, position, at, event_id, aggregate, command_id, metadata)
         return recorded(data, aggregate_id, version, position, aggregate, _read_rest, time_ns, block)
 
+    def _misplaced(self, record: RawRecord, owner: str, aggregate: str) -> CodecError:
+        """Return the error for an event on a subject of another aggregate, perhaps the former name of its own."""
+        fault = f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
+        if aggregate in self._catalog.aggregates:
+            return undecodable(record, fault)
+        return undecodable(record, f"{fault}, which this application does not declare", aggregate)
+
     def _pass_over(self, record: RawRecord) -> None:
         if self._chain is not None:
             self._chain.skip(record)
@@ -350,7 +357,7 @@ class Decoder:
             if owner is not None:
                 aggregate, _ = entity_of(subject)
                 if aggregate != owner:
-                    raise undecodable(record, _aggregate_fault(owner, aggregate))
+                    raise self._misplaced(record, owner, aggregate)
             if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _order_fault(version, before, position))
             data = None if decode is None else decode(body)
@@ -526,10 +533,6 @@ def _undeclared_error(record: RawRecord, kind: Sequence[bytes], type_name: str, 
 
 def _is_schema(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 9
-
-
-def _aggregate_fault(owner: str, aggregate: str) -> str:
-    return f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
 
 
 def _order_fault(version: int, before: int, position: int) -> str:

@@ -102,12 +102,16 @@ class Cache(Generic[S]):
         self._entries.clear()
         self._marks_bytes = 0
 
-    def lock(self, aggregate_id: str) -> asyncio.Lock:
-        """Return the lock of one id within this process; it lives as long as a task holds it or waits for it."""
+    def lock(self, aggregate_id: str) -> tuple[asyncio.Lock, bool]:
+        """Return the lock of one id within this process, and whether other tasks hold it or wait for it.
+
+        It lives for as long as they do.
+        """
         lock = self._locks.get(aggregate_id)
-        if lock is None:
-            lock = self._locks[aggregate_id] = asyncio.Lock()
-        return lock
+        if lock is not None:
+            return lock, True
+        lock = self._locks[aggregate_id] = asyncio.Lock()
+        return lock, False
 
     def observe_read(self, aggregate_id: str, *, is_stale: bool) -> None:
         """Record whether the cached state was stale, after a read of the newest state."""

@@ -13,6 +13,7 @@ several run through the same code. A lost race is a value, `Conflict`; only `ret
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,7 +44,7 @@ from eventjet.errors import (
     UniqueNotBuilt,
     UsageError,
 )
-from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent
+from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent, command_deadline
 from eventjet.observability import spans, tracing
 from eventjet.observability.spans import APPEND_SECONDS
 from eventjet.observability.tracing import active, current_traceparent
@@ -161,9 +162,9 @@ async def execute(
             span = telemetry.command(first.executor.info.name, getattr(first.called, "__name__", "decide"), parent)
     # 5. retry
     if span is None:
-        return await retry(attempt, targets)
+        return await retry(attempt, targets, store.save_timeout_s)
     try:
-        results = await retry(attempt, targets)
+        results = await retry(attempt, targets, store.save_timeout_s)
     except BaseException as error:
         if not is_transaction:
             span.attributes["eventjet.aggregate_id"] = first.aggregate_id
@@ -206,20 +207,29 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     return await execute(store, plans, is_transaction=True)
 
 
-async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequence[Target] = ()) -> T:
+async def retry(
+    attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequence[Target] = (), timeout_s: float = math.inf
+) -> T:
     """Call `attempt` with the number of races lost so far, until it returns something other than a `Conflict`.
 
     Tasks of this process take turns at the same `targets`. Before the first attempt, and after a lost race, there may
-    be a pause that makes room for writers elsewhere (see `contention`). Raises `ConcurrencyConflict` after
-    `CONFLICTS_MAX` lost races, or after `UNSEEN_MAX` in a row for which the log has no event of another writer.
+    be a pause that makes room for writers elsewhere (see `contention`). `timeout_s` counts from the call: it includes
+    waiting for a turn, and is the `command_deadline` of what `attempt` reads and saves. Raises `StoreUnavailable` if
+    the turn does not come in that time, and `ConcurrencyConflict` for a race lost after it, after `CONFLICTS_MAX` lost
+    races, or after `UNSEEN_MAX` in a row for which the log has no event of another writer.
     """
+    deadline, outer_deadline = time.monotonic() + timeout_s, command_deadline.get()
+    command_deadline.set(deadline)
     # All tasks take locks in the same order, so that two transactions never wait for each other.
     ordered = targets if len(targets) < 2 else sorted(targets, key=lambda target: target[0])
-    locks = [cache.lock(aggregate_id) for _, cache, aggregate_id in ordered]
     locked: list[asyncio.Lock] = []
     try:
-        for lock in locks:
-            await lock.acquire()
+        for subject, cache, aggregate_id in ordered:
+            lock, is_shared = cache.lock(aggregate_id)
+            if is_shared and timeout_s < math.inf:
+                await _acquire(lock, subject, timeout_s, deadline)
+            else:
+                await lock.acquire()
             locked.append(lock)
         now = asyncio.get_running_loop().time
         contended = _contention(targets)
@@ -238,7 +248,7 @@ async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequ
                 return outcome
             lost_races += 1
             unseen = unseen + 1 if outcome.is_unseen else 0
-            if lost_races == CONFLICTS_MAX or unseen == UNSEEN_MAX:
+            if lost_races == CONFLICTS_MAX or unseen == UNSEEN_MAX or time.monotonic() >= deadline:
                 raise ConcurrencyConflict(
                     outcome.subject, outcome.expected, races=lost_races, is_unseen=unseen == UNSEEN_MAX
                 )
@@ -251,8 +261,21 @@ async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequ
             if pause_s := contention.record_conflict(lost_races - 1, random.random()):  # noqa: S311  no secret
                 await asyncio.sleep(pause_s)
     finally:
+        command_deadline.set(outer_deadline)
         for lock in locked:
             lock.release()
+
+
+async def _acquire(lock: asyncio.Lock, subject: str, timeout_s: float, deadline: float) -> None:
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await lock.acquire()
+    except TimeoutError:
+        raise StoreUnavailable(
+            f"A command on {subject}",
+            f"for {timeout_s:g} s it waited behind other commands of this connection on the same aggregate, and "
+            "nothing of it was sent",
+        ) from None
 
 
 def _contention(targets: Sequence[Target]) -> list[ContentionBackoff]:

@@ -143,7 +143,9 @@ class Repository(Generic[S, E]):
 
         `decide` is a method of the aggregate, which is called with the state, `args` and `kwargs`, and called again if
         another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
-        `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises.
+        `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises. `save_timeout_s` of the
+        settings counts from the call: if the command spends it waiting for its turn at the aggregate, or for a read,
+        nothing was sent, and it raises `StoreUnavailable`.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
 

@@ -126,8 +126,8 @@ def check_work(report: Report, status: WorkStatus) -> None:
             "revision",
             f"{label} revision {status.revision} is not what readers see: it is inactive{_reason_text(status)}",
             "they see an earlier revision until this one has caught up and taken over",
-            f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
-            "aside",
+            f"`eventjet worker`, or `eventjet rebuild {name}`; if it is still inactive then, `eventjet db promote "
+            f"{name}`",
         )
     if status.parked:
         report.warning(
@@ -171,6 +171,9 @@ def _work_finding(label: str, status: WorkStatus) -> tuple[str, str, str]:
             return "waits", what, fix.format(name)
         case "rebuilding":
             return "rebuild", f"{label} is rebuilding", "`eventjet status --watch` shows when it is done"
+        case "lag unknown":
+            what = f"the lag of {label}, at position {status.position:,}, is unknown: the log did not say where it ends"
+            return "lag", what, "the part `streams` says what is wrong with the log"
         case "behind" if status.condition.level is Level.WARNING:
             what = f"{label} is {behind}, for {status.lag_s or 0:,.0f} s"
             fix = "`eventjet status --watch` shows its pace"

@@ -373,24 +373,36 @@ class UnknownAggregate(CodecError):
         holds = f"has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position {position:,})"
         super().__init__(
             f"The log {stream!r} {holds if histories else f'was made for {aggregate!r} and is empty'}, "
-            "and this application declares no such aggregate or process. If it is called otherwise "
-            f"now, give it its name back, whatever its class is called: @aggregate({aggregate!r}). If a newer release "
-            "records it, deploy that. If it is another application's, give this one a name or an account of its own. "
-            f"Only if nobody needs it any more, list it in `retired_aggregates`."
+            f"and this application declares no such aggregate or process. {unknown_aggregate_remedy(aggregate)}"
         )
+
+
+def unknown_aggregate_remedy(aggregate: str) -> str:
+    """Return what to do where the log has an aggregate that the application does not declare."""
+    return (
+        f"If {aggregate!r} is called otherwise now, give it its name back, whatever its class is called: "
+        f"@aggregate({aggregate!r}). If a newer release records it, deploy that. If it is another application's, give "
+        "this one a name or an account of its own. Only if nobody needs it any more, list it in `retired_aggregates`."
+    )
 
 
 class UndecodableEvent(CodecError):
     """The stored bytes are not the event their headers announce."""
 
-    def __init__(self, type_name: str, position: int, data: bytes, reason: str) -> None:
+    def __init__(
+        self, type_name: str, position: int, data: bytes, reason: str, unknown_aggregate: str | None = None
+    ) -> None:
         self.type_name = type_name
         self.position = position
         self.data = data
         self.reason = reason
+        self.unknown_aggregate = unknown_aggregate
+        """The aggregate of its subject if the application does not declare it: the event may be sound."""
+        remedy = "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet skip`."
+        if unknown_aggregate is not None:
+            remedy = unknown_aggregate_remedy(unknown_aggregate)
         super().__init__(
-            f"The event at position {position} ({type_name!r}, {len(data)} bytes) cannot be decoded: {reason}. "
-            "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet skip`."
+            f"The event at position {position} ({type_name!r}, {len(data)} bytes) cannot be decoded: {reason}. {remedy}"
         )
 
 

@@ -221,10 +221,10 @@ class Client(LoopClient):
         """
         self.try_request((subject, b"", PROBE), self.expected_answer(stream, subject).accepts)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+    async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         """Yield the parts of an answer of many messages as they arrive, until the caller stops; raises as `request`."""
-        received = 0
-        exchange = await self.begin([(request.subject, request.payload, request.headers)], self.timeout_s)
+        received, wait_s = 0, self.timeout_s if timeout_s is None else timeout_s
+        exchange = await self.begin([(request.subject, request.payload, request.headers)], wait_s)
         try:
             while True:
                 frames = await exchange.next_frames()

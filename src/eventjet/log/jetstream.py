@@ -39,7 +39,7 @@ from eventjet.log import outcome
 from eventjet.log.integrity import StreamIdentity
 from eventjet.log.publish import GRACE_S, Sender
 from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.store import Append, EventStore, LogState, check_save
+from eventjet.log.store import Append, EventStore, LogState, check_save, command_deadline
 from eventjet.log.topology import Drift, drifted, full_stream, identity_of, missing_stream
 
 T = TypeVar("T")
@@ -62,18 +62,24 @@ class RetryPolicy:
     """The retry policy of one read: how long it asks a log that does not answer, which is as long as a save may take.
 
     A cluster takes 4 to 8 s to elect a leader, and nobody answers meanwhile. A read changes nothing, so it is repeated.
+    The read of a command ends with the command.
     """
 
     def __init__(self, timeout_s: float, check_exists: Callable[[], Awaitable[object]]) -> None:
         """`check_exists` raises an error if the log certainly will not answer, for instance since it does not exist."""
         self._timeout_s = timeout_s
         self._check_exists = check_exists
+        self._command_deadline = command_deadline.get()
         self.reset()
 
     def reset(self) -> None:
         """Start the timeout again, after something arrived."""
-        self._until = time.monotonic() + self._timeout_s
+        self._until = min(time.monotonic() + self._timeout_s, self._command_deadline)
         self._pause_s = _RETRY_FIRST_S
+
+    def request_s(self, timeout_s: float) -> float:
+        """Return how long the next request may take if `timeout_s` is the usual time."""
+        return min(timeout_s, max(GRACE_S, self._command_deadline - time.monotonic()))
 
     async def wait(self, error: StoreUnavailable) -> None:
         """Pause before the next try; raises `error` after the timeout, or if a retry cannot help."""
@@ -101,7 +107,7 @@ class JetStreamStore(EventStore):
         self._client = client
         self.stream = StreamIdentity(app, client)
         self._reader = client.another("eventjet histories") if client.is_own else client
-        self._save_timeout_s = save_timeout_s
+        self.save_timeout_s = save_timeout_s
         self._page_reader = PageReader(app, self._reader, self._retry_policy)
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
@@ -125,14 +131,26 @@ class JetStreamStore(EventStore):
         return await self._from_leader(api.message_at(self.app, position))
 
     async def confirm(self) -> bool:
-        return await self.stream.confirm()
+        left_s = command_deadline.get() - time.monotonic()
+        if left_s > self._client.timeout_s:
+            return await self.stream.confirm()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                return await self.stream.confirm()
+        return False
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
         self._client.check_open()  # an error after the first send would leave the outcome unknown
         self.stream.check_settings()
         self._check_first_events(writes)
-        deadline = time.monotonic() + self._save_timeout_s
+        now = time.monotonic()
+        deadline = min(now + self.save_timeout_s, command_deadline.get())
+        if deadline - now < GRACE_S:
+            raise StoreUnavailable(
+                f"A save to {', '.join(self._subjects(writes[:3]))}",
+                f"its command took all of its {self.save_timeout_s:g} s before, and nothing was sent",
+            )
         try:
             # Usually the first answer decides the outcome, and the save needs no task of its own.
             answer = await self._sender.send(writes, deadline)
@@ -168,7 +186,7 @@ class JetStreamStore(EventStore):
     async def resolve(self, writes: Sequence[Append]) -> int:
         """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send."""
         self._client.check_open()
-        return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
+        return await asyncio.shield(self._start(writes, None, time.monotonic() + self.save_timeout_s))
 
     async def check_server(self) -> None:
         """Check what `connect` cannot: the server that has the log, and whether pages of records arrive.
@@ -189,7 +207,7 @@ class JetStreamStore(EventStore):
         await self.stream.close()
         if self._in_flight:
             # One request may be under way at the deadline.
-            timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S + EXPLAIN_S
+            timeout_s = self.save_timeout_s + self._client.timeout_s + 2 * GRACE_S + EXPLAIN_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(
@@ -328,7 +346,7 @@ class JetStreamStore(EventStore):
 
     async def skip_markers(self) -> dict[int, str]:
         try:
-            return await self._until_answered(lambda: self._client.run(reading_skip_markers(self.app)))
+            return await self._until_answered(lambda wait_s: self._client.run(reading_skip_markers(self.app), wait_s))
         except StreamMissing:
             raise missing_stream(self.app) from None
 
@@ -345,7 +363,7 @@ class JetStreamStore(EventStore):
         return end
 
     async def state(self) -> LogState:
-        state = await self._until_answered(self.stream.look)
+        state = await self._until_answered(lambda _: self.stream.look())
         return LogState(identity_of(state), max(1, state.first), state.last)
 
     async def records_from(self, start: int, limit: int) -> list[RawRecord]:
@@ -383,7 +401,7 @@ class JetStreamStore(EventStore):
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
 
     def _retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self._save_timeout_s, self._check_exists)
+        return RetryPolicy(self.save_timeout_s, self._check_exists)
 
     async def _check_exists(self) -> None:
         """Raise an error if the log does not exist, or if its direct gets are switched off, so nobody ever answers."""
@@ -399,13 +417,14 @@ class JetStreamStore(EventStore):
 
     async def _ask(self, request: api.Request[T]) -> T:
         """Return the answer to a request, repeating it by the retry policy while a leader is elected."""
-        return await self._until_answered(lambda: self._client.ask(request))
+        return await self._until_answered(lambda wait_s: self._client.ask(request, wait_s))
 
-    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _until_answered(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Call `ask`, with the seconds that a request may take, by the retry policy until it returns."""
         retry = self._retry_policy()
         while True:
             try:
-                return await ask()
+                return await ask(retry.request_s(self._client.timeout_s))
             except StoreUnavailable as error:
                 await retry.wait(error)
 
@@ -441,7 +460,7 @@ class PageReader:
             fault: StoreUnavailable | None = None
             async with self._reader.room:
                 retry = retry or self._retry_policy()  # its timeout begins with the first request, not while it waits
-                parts = self._reader.stream(request)
+                parts = self._reader.stream(request, retry.request_s(self._reader.timeout_s))
                 try:
                     async for frames in parts:
                         status = frames.pop() if api.is_status(frames[-1]) else None

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -17,6 +19,8 @@ from eventjet.errors import Refused
 
 BATCH_MAX = 1_000
 """Messages in one atomic batch at most (ADR-50)."""
+command_deadline: ContextVar[float] = ContextVar("eventjet_command_deadline", default=math.inf)
+"""When the command of this task ends, in seconds of the monotonic clock: its reads and its save end by then."""
 _HEADERS_MAX = 400
 """Bytes of an event's headers at most, without context and type: id, expectation, schema, version, batch."""
 
@@ -64,6 +68,9 @@ class EventStore(Protocol):
     from the leader are exact; other reads may lag behind it on a replica.
     """
 
+    save_timeout_s: float = math.inf
+    """How long a command may take from its call on, in seconds; infinite for a log that answers at once."""
+
     @property
     def identity(self) -> str:
         """UUID of the log when its stream was last looked at; empty before the first look, or without permission."""
@@ -97,7 +104,8 @@ class EventStore(Protocol):
         """Store all events or none, and return the position of the last event.
 
         The events get contiguous positions, in the order of `writes`. Raises `ConcurrencyConflict`, `Refused`,
-        `Forbidden`, `LogDrifted` (nothing is stored) and `OutcomeUnknown`.
+        `Forbidden`, `LogDrifted`, `StoreUnavailable` if the command ends before anything is sent (nothing is
+        stored), and `OutcomeUnknown`.
         """
         ...
 

@@ -166,7 +166,7 @@ class Exchanges:
                 exchange.is_overdue = True
                 self._look_by(now + _OVERDUE_S)
             else:
-                reason = f"no answer within {exchange.patience_s:g} s"
+                reason = f"no answer within {exchange.patience_s:.3g} s"
                 exchange.end(StoreUnavailable(next(iter(exchange.subjects)), reason))
                 is_late = True
         if is_late:

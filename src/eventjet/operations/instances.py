@@ -276,18 +276,18 @@ def instances_value(listing: Instances) -> dict[str, Any]:
 
 
 def waits_text(instance: Instance) -> str:
-    """Return in words what an instance waits for."""
+    """Return in few words what an instance waits for; `nothing` also where it waits for an event of others."""
     match instance.waits_for:
         case "worker" if instance.until is not None:
-            return f"a worker: its deadline came at {instance.until:%Y-%m-%d %H:%M:%SZ}"
+            return f"worker, due {instance.until:%Y-%m-%d %H:%M:%SZ}"
         case "worker":
-            return "a worker, which has not handled its last event"
+            return "worker"
         case "deadline":
-            return f"its deadline at {instance.until:%Y-%m-%d %H:%M:%SZ}"
+            return f"deadline {instance.until:%Y-%m-%d %H:%M:%SZ}"
         case "quarantine":
-            return f"a decision about the quarantined event at position {instance.quarantined}"
+            return f"quarantined event {instance.quarantined:,}"
         case "nothing":
-            return "nothing of its own: it has ended, or waits for an event"
+            return "nothing"
 
 
 def age_text(at: datetime | None) -> str:

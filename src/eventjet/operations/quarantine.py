@@ -135,7 +135,7 @@ class Quarantine:
                 events, is_cut = [*events, *entries], is_cut or may_be_more
         kind = _default_type(self._app, self._cursors[0])
         events = [replace(event, event_type=event.event_type or kind) for event in events if event.position > after]
-        events = [event for event in events if _contains(event, text.casefold())]
+        events = [event for event in events if event.contains(text)]
         events.sort(key=lambda event: event.position)
         return events[:limit], is_cut or (limit is not None and len(events) > limit)
 
@@ -272,13 +272,6 @@ class Quarantine:
         actual = "nothing is there" if record is None else "another one is there"
         missing = f"{where} no longer has this event at position {event.position}: {actual}"
         return None, event.event_type, None, missing
-
-
-def _contains(event: Listed, text: str) -> bool:
-    """Return whether the reason, type, aggregate or id of an event contains a text in lower case."""
-    return any(
-        text in each.casefold() for each in (event.reason, event.event_type, event.aggregate, event.aggregate_id)
-    )
 
 
 def _in_database(settings: Settings, question: Callable[[Connection], T], *, read_only: bool) -> T:

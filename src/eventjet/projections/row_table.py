@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Column, MetaData, Table
@@ -23,7 +23,8 @@ from eventjet.projections.row_type import annotated
 
 T = TypeVar("T")
 
-Key: TypeAlias = Annotated[T, Column(primary_key=True)]
+_KEY = Column[Any](primary_key=True)
+Key: TypeAlias = Annotated[T, _KEY]
 """Marks a field of a row that is (a part of) the primary key of its table: `account_id: Key[str]`.
 
 A row class with a key declares its table. The type of a field gives the type of its column, and `Annotated` takes a
@@ -97,18 +98,46 @@ def _column(row_type: type, name: str, faults: list[str]) -> Column[Any]:
     classes: list[Any] = []
     words: list[Any] = []
     _read(annotated(row_type, name, include_extras=True), classes, words)
-    columns = [column for word in words if (column := _column_in(word)) is not None]
+    field = f"{row_type.__qualname__}.{name}"
+    columns = [column for word in words if (column := _column_in(word)) is not None and column is not _KEY]
     # A table has columns of its own, and an annotation may stand in many classes; SQLAlchemy copies so for mixins.
     column = cast("Any", columns[-1])._copy() if columns else Column[Any]()
+    column.primary_key = column.primary_key or any(word is _KEY for word in words)
     kinds = [kind for word in words if (kind := _type_in(word)) is not None]
-    kind = kinds[-1] if kinds else _default_of(classes, f"{row_type.__qualname__}.{name}", faults)
+    faults += [f"{field} {fault}" for fault in _word_faults(column, name, classes, words)]
+    faults += [
+        f"{field} names {len(given)} {what}; leave one"
+        for what, given in (("columns", columns), ("types", kinds))
+        if len(given) > 1
+    ]
+    column.type = kinds[-1] if kinds else _default_of(classes, field, faults)
     column.name = column.key = name
-    column.type = kind
-    column.primary_key = any(word.primary_key for word in columns)
     column.nullable = type(None) in classes and not column.primary_key
     if column.primary_key:
         column.autoincrement = False
     return column
+
+
+def _word_faults(column: Any, name: str, classes: Sequence[Any], words: Sequence[Any]) -> Iterator[str]:
+    """Yield what the words of `Annotated` say that its column would not do; words of other libraries are theirs."""
+    may_be_none = type(None) in classes
+    if column.primary_key and may_be_none:
+        yield "is a key and may be None; a key has a value in each row"
+    for given in {column.name, column.key} - {None, name}:
+        yield f"names its column {given!r}; a column has the name of its field, so rename the field"
+    nullable = column._user_defined_nullable
+    if isinstance(nullable, bool) and nullable != may_be_none and not column.primary_key:
+        its_type = "may be None" if may_be_none else "is never None; write `… | None` for a column that may be NULL"
+        yield f"says nullable={nullable}, and by its type it {its_type}; leave `nullable` out"
+    if column.autoincrement is True:
+        yield "is numbered by the database (autoincrement), and a rebuild would number it anew; leave that out"
+    for word in words:
+        cls = word if isinstance(word, type) else cast("type[Any]", type(word))
+        if cls.__module__.startswith("sqlalchemy.") and _column_in(word) is None and _type_in(word) is None:
+            yield (
+                f"has {cls.__name__} in its annotation, which is no column and no type; put it into "
+                "`mapped_column(…)`, or beside the projection, on its `table`"
+            )
 
 
 def _read(hint: Any, classes: list[Any], words: list[Any]) -> None:

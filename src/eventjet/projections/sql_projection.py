@@ -75,9 +75,8 @@ class SqlProjection:
         await connection.execute(postings_table.insert(), rows)
     ```
 
-    A handler whose second parameter is an `AsyncSession` gets one over that connection, in a savepoint of its own: its
-    `commit` and `rollback` end nothing but that. What the handler leaves in it is flushed, and committed with the
-    checkpoint.
+    A handler whose second parameter is an `AsyncSession` gets a new session over that connection. What the handler
+    leaves in it is flushed, and committed with the checkpoint: the handler neither commits, rolls back nor closes it.
     """
 
     __slots__ = ("_handlers", "_is_sealed", "name", "revision", "tables")
@@ -101,7 +100,7 @@ class SqlProjection:
         It takes one event (`event: Recorded[Deposited]`) or a run of them (`events: Sequence[Recorded[Deposited]]`),
         and a `connection: AsyncConnection` or a `session: AsyncSession`.
 
-        Raises `DefinitionError` once an `App` was built with it.
+        Raises `DefinitionError` once an `App` was built with it; the `App` refuses a handler that takes anything else.
         """
         if self._is_sealed:
             reason = f"{shown_name(function)} is declared after the App was built, so it would never run"
@@ -127,6 +126,8 @@ class ResolvedHandler:
     function: Handler = field(repr=False)
     takes_many: bool
     """Whether the handler is given a sequence of events."""
+    takes_session: bool
+    """Whether the handler is given a session over the connection."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,8 +178,8 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     for function in dict.fromkeys(handlers.values()):
         events, takes_many = _subscribed(function)
         guarded = function if all(map(is_fixed, events)) else _guarded(function, takes_many)
-        guarded = _with_session(guarded) if _takes_session(function) else guarded
-        resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many)
+        takes_session = _second_hint(function) is AsyncSession
+        resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many, takes_session)
     code = fingerprint(tuple(resolved))
     by_event = {event: resolved[function] for event, function in handlers.items()}
     return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), by_event, code=code)
@@ -195,28 +196,10 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
     return guarded
 
 
-def _takes_session(handler: Handler) -> bool:
-    """Return whether a handler's second parameter is annotated as an `AsyncSession`."""
+def _second_hint(handler: Handler) -> Any:
+    """Return the annotation of a handler's second parameter; `Any` without one. Raises `DefinitionError`."""
     name = list(inspect.signature(handler).parameters)[1]
-    if name not in raw_annotations(handler):
-        return False
-    hint = resolved_hint(handler, name)
-    return isinstance(hint, type) and issubclass(hint, AsyncSession)
-
-
-def _with_session(handler: Handler) -> Handler:
-    """Return the handler of a session as one of a connection; what it leaves in the session is flushed at its end."""
-
-    @wraps(handler)
-    async def with_session(events: Any, connection: AsyncConnection) -> None:
-        # In a savepoint of its own, an error in a flush undoes no more than what the handler did, and a commit of the
-        # handler ends no more than that savepoint.
-        mode = "create_savepoint"
-        async with AsyncSession(connection, join_transaction_mode=mode, expire_on_commit=False) as session:
-            await handler(events, session)
-            await session.commit()
-
-    return with_session
+    return resolved_hint(handler, name) if name in raw_annotations(handler) else Any
 
 
 def _subscribed(function: Handler) -> tuple[tuple[type, ...], bool]:
@@ -254,9 +237,16 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             continue
         try:
             events, _ = _subscribed(function)
+            hint = _second_hint(function)
         except DefinitionError as error:
             faults.extend(error.faults)
             continue
+        if hint not in (AsyncConnection, AsyncSession, Any):
+            wanted = "AsyncSession" if "Session" in shown_name(hint) else "AsyncConnection"
+            faults.append(
+                f"{shown_name(function)} takes `{parameters[1]}: {shown_name(hint)}`, which no worker gives it; "
+                f"take {wanted} of sqlalchemy.ext.asyncio, and await its methods"
+            )
         for event_type in events:
             if event_type not in catalog:
                 faults.append(

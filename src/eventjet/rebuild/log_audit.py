@@ -133,7 +133,8 @@ EXPLAINED: Mapping[Kind, Finding] = {
         what="Events are on subjects that are not theirs",
         cost="The aggregates of these subjects cannot be loaded, and a projection that takes such events stops there, "
         "unless it quarantines them.",
-        fix="Another program published them: take its right to publish to these subjects away. "
+        fix="If their aggregate was renamed, give it its name back: `@aggregate` with the name in the subject. "
+        "Otherwise another program published them: take its right to publish to these subjects away. "
         "`eventjet tail --from POSITION` shows what it wrote.",
     ),
     Kind.UNDECODABLE: _explanation(

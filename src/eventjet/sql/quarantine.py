@@ -6,11 +6,12 @@ the worker that has the lease is fenced, and the next lease session begins with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select, update
 
 from eventjet.domain.quarantined import BLOCKED, BLOCKING, DROPPED, QUARANTINED, RETRY, AggregateKey, Quarantined
 from eventjet.errors import UsageError
@@ -105,6 +106,11 @@ class Listed:
     blocked: int
     """The number of events of its aggregate that wait behind it."""
 
+    def contains(self, text: str) -> bool:
+        """Whether its reason, type, aggregate or id contains a text, in upper or lower case."""
+        searched = (self.reason, self.event_type, self.aggregate, self.aggregate_id)
+        return any(text.casefold() in value.casefold() for value in searched)
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -162,21 +168,25 @@ def listed(
     With `text`, only those are returned whose reason, type, aggregate or id contains it, in upper or lower case.
     """
     resolution = _q.resolution != BLOCKED if resolved else _IS_HEAD
-    searched = (_q.reason, _q.event_type, _q.aggregate, _q.aggregate_id) if text else ()
-    contains = [or_(*(column.icontains(text, autoescape=True) for column in searched))] if text else []
-    return _select(connection, _q.projection.in_(names), _q.position > after, resolution, *contains, limit=limit)
+    conditions = [_q.projection.in_(names), _q.position > after, resolution]
+    if not text:
+        return list(_select(connection, *conditions, limit=limit))
+    # In Python: the lower() of SQLite, and of PostgreSQL in the locale C, knows no letters beyond ASCII.
+    matching = (event for event in _select(connection, *conditions) if event.contains(text))
+    return list(islice(matching, limit))
 
 
 def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
     """Return the first `limit` events that wait behind a quarantined event, in order."""
     of_aggregate = (_q.aggregate == head.aggregate) & (_q.aggregate_id == head.aggregate_id)
     is_behind = (_q.resolution == BLOCKED) & (_q.position > head.position)
-    return _select(connection, of(head.projection, head.revision), of_aggregate, is_behind, limit=limit)
+    return list(_select(connection, of(head.projection, head.revision), of_aggregate, is_behind, limit=limit))
 
 
-def _select(connection: Connection, *conditions: ColumnElement[bool], limit: int | None) -> list[Listed]:
+def _select(connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None) -> Generator[Listed]:
     query = select(*_LISTED).where(*conditions).order_by(_q.projection, _q.revision, _q.position).limit(limit)
-    return [Listed(*row) for row in connection.execute(query)]
+    with connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}) as rows:
+        yield from (Listed(*row) for row in rows)
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:

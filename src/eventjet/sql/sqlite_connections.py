@@ -103,10 +103,14 @@ async def connect_async(*arguments: Any, **options: Any) -> aiosqlite.Connection
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        await asyncio.wait({opening})
-        if opening.exception() is None:
-            await opening.result().close()
+        # A second cancellation ends the waiting, and not the closing.
+        await asyncio.shield(asyncio.ensure_future(_close(opening)))
         raise
+
+
+async def _close(opening: asyncio.Future[aiosqlite.Connection]) -> None:
+    with suppress(Exception):  # nobody waits for it any more
+        await (await opening).close()
 
 
 async def _opened(*arguments: Any, **options: Any) -> aiosqlite.Connection:

@@ -174,7 +174,9 @@ class ProcessRunner:
         with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": request.call.name}) as attributes:
             try:
                 return await retry(
-                    lambda races_lost: self._attempt(process_id, folded, step, races_lost, attributes), places
+                    lambda races_lost: self._attempt(process_id, folded, step, races_lost, attributes),
+                    places,
+                    self._store.save_timeout_s,
                 )
             except _Moved:
                 return folded.position

@@ -76,10 +76,11 @@ class WorkStatus:
     def condition(self) -> Condition:
         """The condition of the subscription: the first of these that is true.
 
-        `retired`, `stopped` (it failed), `paused`, `not begun` (it has no cursor), `no worker`, `not declared`,
-        `waiting` (it has a reason), `falling behind`, `catching up`, `building`, `behind`, `standing by` (up to date
-        beside the rows that readers see) or `working`. `quarantined` replaces the good ones, and `rebuilding` replaces
-        `stopped` and `no worker`.
+        `retired`, `stopped` (it failed), `paused`, `not begun` (it has no cursor). Then, without a worker:
+        `not declared`, `rebuilding`, `waiting` (it has a reason) or `no worker`. With one: `waiting`, `lag unknown`
+        (the log did not say where it ends), `falling behind`, `building`, `catching up`, `behind`, `standing by` (up to
+        date beside the rows that readers see) or `working`. `quarantined` replaces the good ones, and `rebuilding`
+        replaces `stopped`.
         """
         lags = self.lag_events > 0
         if self.state == RETIRED:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import DDL, Column, Connection, String, Table, TextClause, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, PendingRollbackError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet import failpoints
@@ -38,22 +40,29 @@ from eventjet.writers.fold_writer import fenced
 
 _log = logging.getLogger(__name__)
 _ENDS = re.compile(
-    r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
+    r"^(?:\s|/\*.*?\*/|--[^\n]*\n)*+"
+    r"(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
     r"|;\s*(commit|abort|rollback)\b",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 """SQL text of the application that would end the transaction, or begin another."""
-_SAME_TRANSACTION = "the checkpoint is in the same transaction"
-_WENT_ON_AFTER_ERROR = (
-    "it went on after an error of the database, which undid everything; "
-    "use `connection.begin_nested()` around what may fail"
+_WAY_OUT = (
+    "a worker commits what handlers write together with the checkpoint; leave the {0} open, and use "
+    "`async with {0}.begin_nested()` around what may fail"
 )
+_WENT_ON_AFTER_ERROR = (
+    "went on after an error of the database, which undid what it wrote; "
+    "use `async with {}.begin_nested()` around what may fail"
+)
+_ENDED_SAVEPOINT = "ended the transaction of its {0}: " + _WAY_OUT
 _WENT_ON_AFTER_TIMEOUT = (
-    "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not "
+    "went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not "
     "known; let no time of your own run out over a statement"
 )
-
-
+_ENDING = ("begin", "close", "commit", "invalidate", "rollback")
+"""The methods of a connection and of a session that a handler must not call."""
+_LOSING = ("expire", "expire_all", "expunge", "expunge_all")
+"""The methods of a session that forget changes which are not flushed."""
 _SET_SAVEPOINT = "savepoint eventjet_batch"
 _ROLL_BACK = "rollback to savepoint eventjet_batch"
 
@@ -142,26 +151,28 @@ class SqlWriter:
         error: BaseException | None = None
         reason: str | None = None
         try:
-            with guard.handling(handler.name):
-                await handler.function(events if handler.takes_many else events[0], connection)
+            await self._run(connection, handler, events if handler.takes_many else events[0])
         except BaseException as exception:
             if is_cancelled(exception):
                 raise
             error = UnexpectedExit.instead_of(exception)
         fault = guard.refusal or guard.fault
         if fault is None and connection.invalidated:
-            raise self._failed(events[0], _WENT_ON_AFTER_TIMEOUT) from error
+            raise self._failed(events[0], f"{handler.name} {_WENT_ON_AFTER_TIMEOUT}") from error
         error = fault or error
         if error is not None:
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
+            reason = str(error) if isinstance(error, NotAllowed) else reason
         elif is_over(driver):
             name, position = self._resolved.name, events[0].position
             reason = f"{handler.name} ended the transaction at position {position}, so its tables {HALF_WRITTEN}"
+            with suppress(SQLAlchemyError):  # the driver may be closed
+                await connection.invalidate()
             raise ProjectionStopped(name, reason, f"Fix it, then run `eventjet rebuild {name}`.")
         elif is_spoilt(driver):
-            reason = _WENT_ON_AFTER_ERROR
+            reason = f"{handler.name} {_WENT_ON_AFTER_ERROR.format('connection')}"
         elif connection.in_nested_transaction():
-            reason = "it left a savepoint open; use `async with connection.begin_nested()`"
+            reason = f"{handler.name} left a savepoint open; use `async with connection.begin_nested()`"
         if reason is None:
             return
         if guard.refusal is not None:
@@ -173,6 +184,30 @@ class SqlWriter:
         elif len(events) > 1 and not is_over(driver):
             raise _CallFailed(handler, reason) from error
         raise self._failed(events[0], reason) from error
+
+    async def _run(self, connection: AsyncConnection, handler: ResolvedHandler, argument: Any) -> None:
+        """Run a handler; what it leaves in its session is flushed."""
+        guard = self._guard
+        if not handler.takes_session:
+            with guard.handling(handler.name):
+                await handler.function(argument, connection)
+            return
+        # In a savepoint of its own, an error in a flush undoes no more than what the handler did. A session that is
+        # closed for good cannot be used by what the handler has left running.
+        options: dict[str, Any] = {"join_transaction_mode": "create_savepoint", "close_resets_only": False}
+        async with AsyncSession(connection, expire_on_commit=False, **options) as session:
+            guard.attach_session(session.sync_session)
+            try:
+                with guard.handling(handler.name):
+                    await handler.function(argument, session)
+                    await session.flush()
+            except PendingRollbackError as error:
+                raise NotAllowed(f"{handler.name} {_WENT_ON_AFTER_ERROR.format('session')}") from error
+            try:
+                await session.commit()
+            except InvalidRequestError as error:
+                did = _WENT_ON_AFTER_ERROR if isinstance(error, PendingRollbackError) else _ENDED_SAVEPOINT
+                raise NotAllowed(f"{handler.name} {did.format('session')}") from error
 
     def _failed(self, event: Recorded[Any], reason: str) -> HandlerFailed:
         return HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason)
@@ -186,7 +221,7 @@ async def _undo(connection: AsyncConnection) -> None:
 
 
 class NotAllowed(Exception):
-    """A handler tried something that it must not do; it was refused before it took effect."""
+    """A handler did something that it must not do; the message has no values of events."""
 
 
 class Guard:
@@ -219,6 +254,34 @@ class Guard:
         event.listen(sync, "before_execute", self._check_table)
         event.listen(sync, "before_cursor_execute", self._check_text)
         event.listen(sync.engine, "handle_error", self._note)
+        self._watch(sync, "connection", _ENDING, _WAY_OUT.format("connection"))
+
+    def attach_session(self, session: Session) -> None:
+        """Watch the session of one call."""
+        event.listen(session, "after_transaction_end", self._on_end)
+        self._watch(session, "session", (*_ENDING, "reset"), _WAY_OUT.format("session"))
+        unflushed = "its session holds changes that would be lost; `await session.flush()` before"
+        self._watch(session, "session", _LOSING, unflushed, lambda: any((session.new, session.dirty, session.deleted)))
+
+    def _watch(
+        self,
+        target: Connection | Session,
+        noun: str,
+        names: Iterable[str],
+        why: str,
+        is_wrong: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Refuse the methods of these names on this connection or session, for as long as a handler runs."""
+
+        def watched(method: Callable[..., Any], name: str, *arguments: Any, **options: Any) -> Any:
+            # SQLAlchemy itself begins a savepoint by `begin`, and invalidates a connection for an error.
+            is_own = options.get("nested") or any(isinstance(argument, BaseException) for argument in arguments)
+            if not is_own and is_wrong():
+                self._refuse(f"call {noun}.{name}(): {why}")
+            return method(*arguments, **options)
+
+        for name in names:
+            setattr(target, name, partial(watched, getattr(target, name), name))
 
     @contextmanager
     def handling(self, handler: str) -> Generator[None]:
@@ -239,10 +302,14 @@ class Guard:
             raise self.refusal
 
     def _on_commit(self, _connection: Connection) -> None:
-        self._refuse(f"commit: {_SAME_TRANSACTION}")
+        self._refuse(f"commit: {_WAY_OUT.format('connection')}")
 
     def _on_rollback(self, _connection: Connection) -> None:
-        self._refuse(f"roll back: {_SAME_TRANSACTION}")
+        self._refuse(f"roll back: {_WAY_OUT.format('connection')}")
+
+    def _on_end(self, _session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            self._refuse(f"end the transaction of its session: {_WAY_OUT.format('session')}")
 
     def allows(self, statement: Any) -> bool:
         """Whether a statement writes only to the projection's tables, as far as SQLAlchemy knows."""
@@ -258,7 +325,8 @@ class Guard:
     ) -> None:
         ends = _ENDS.search(statement) if self._handler is not None and _is_by_hand(context) else None
         if ends is not None:
-            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_SAME_TRANSACTION}")
+            words = " ".join((ends[1] or ends[2]).split()).upper()
+            self._refuse(f"execute {words}: {_WAY_OUT.format('connection')}")
 
     def _note(self, context: Any) -> None:
         error = context.sqlalchemy_exception
@@ -285,8 +353,11 @@ async def driver_of(connection: AsyncConnection) -> Any:
 def is_over(driver: Any) -> bool:
     """Whether the transaction has ended, so that a statement would be committed by itself."""
     if isinstance(driver, psycopg.AsyncConnection):
-        return driver.info.transaction_status == TransactionStatus.IDLE
-    return not driver.in_transaction
+        return driver.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    try:
+        return not driver.in_transaction
+    except ValueError:  # it is closed
+        return True
 
 
 def is_spoilt(driver: Any) -> bool:

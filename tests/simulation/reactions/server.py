@@ -207,7 +207,7 @@ class SimulatedClient(Client):
         )
         return b"1", b"", b"", b"", orjson.dumps(answer)
 
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+    async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         yield await self._link.exchange(request.subject, lambda: self._server.page(request), self.timeout_s)
 
 

@@ -19,7 +19,7 @@ from eventjet.console.live import LiveResponse
 from eventjet.console.pages import linker, query_number, query_text
 from eventjet.console.sources import Sources
 from eventjet.operations.actions import AuditEntry, audit_entries, audit_entry
-from eventjet.operations.quarantine import Quarantine, outcome_text, pending_text
+from eventjet.operations.quarantine import ENTRIES_MAX, Quarantine, outcome_text, pending_text
 from eventjet.rebuild.plan import CHOICES
 
 _PAGE = 50
@@ -70,11 +70,25 @@ async def _with_all_positions(request: Request, action_request: ActionRequest) -
     events, is_cut = result.value
     positions = tuple(event.position for event in events if event.revision == quarantine.revision)
     if not positions:
-        raise HTTPException(404, "Nothing of it is quarantined any more. Go back and look again.")
+        raise HTTPException(404, _nothing_to_decide(quarantine, text, has_others=bool(events), is_cut=is_cut))
     which = "the first" if is_cut else "all"
     note = f"These are {which} {len(positions):,}" + (f" that have {text!r} in them" if text else "")
     note += "; more are quarantined, and can be decided about afterwards." if is_cut else "."
     return replace(action_request, positions=positions), note
+
+
+def _nothing_to_decide(quarantine: Quarantine, text: str, *, has_others: bool, is_cut: bool) -> str:
+    """Return why a decision about all events, or about those that match `text`, is about none."""
+    if has_others:
+        return "They are all of another revision, which is retried and dropped with its own code."
+    if is_cut:
+        what = f"has {text!r} in it" if text else "is open"
+        return (
+            f"None of the first {ENTRIES_MAX:,} quarantined events {what}, and this page looks at no more. Decide "
+            f"about some of them first, or use `eventjet quarantine list {quarantine.name}`."
+        )
+    what = f"Nothing that is quarantined has {text!r} in it" if text else "Nothing of it is quarantined any more"
+    return f"{what}. Go back and look again."
 
 
 async def actions(request: Request) -> dict[str, Any]:
