@@ -24,10 +24,10 @@ from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/bank/pipeline"
-RUN_S = 450.0
+RUN_S = 900.0
 
 
 class Pipeline:
