@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -40,30 +41,36 @@ class Pipeline:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(source.read_text().replace("/srv/bank/pipeline", str(self.folder)))
 
-    def start(self, nats: NatsServer) -> subprocess.Popen[str]:
+    @contextmanager
+    def running(self, nats: NatsServer) -> Generator[subprocess.Popen[bytes]]:
+        """`eventjet pipeline`; all of its processes have ended after the block."""
         # Otherwise every Spark Connect server of this machine takes the same port.
         environ = {**os.environ, "EVENTJET_SERVERS": nats.url, "SPARK_TESTING": "1"}
         command = [sys.executable, "-m", "eventjet.cli", "pipeline"]
-        log = (self.folder / "log.txt").open("a")
-        return subprocess.Popen(
-            command, cwd=self.folder.parent, env=environ, stdout=log, stderr=log, text=True, start_new_session=True
-        )
+        with (self.folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder.parent, env=environ, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
 
-    def run(self, nats: NatsServer) -> tuple[int, str]:
-        """(exit status, what was printed)"""
-        status = self.start(nats).wait(RUN_S)
-        return status, self.log
+    def run(self, nats: NatsServer) -> int:
+        """The exit status of a run."""
+        with self.running(nats) as process:
+            return process.wait(RUN_S)
 
     def killed(self, nats: NatsServer, when: Callable[[], bool]) -> None:
-        """Begin a run, and kill all of its processes at a moment."""
-        running = self.start(nats)
-        deadline = time.monotonic() + RUN_S
-        while not when():
-            assert running.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.002)
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait(60)
+        """Begin a run, and kill it at a moment."""
+        with self.running(nats) as process:
+            deadline = time.monotonic() + RUN_S
+            while not when():
+                assert process.poll() is None, self.log
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.002)
 
     @property
     def log(self) -> str:
@@ -110,7 +117,7 @@ async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused
         # The first batch is written, and in no table yet: Spark will write it again.
         pipeline.killed(nats, lambda: bool(pipeline.files("events") - pipeline.committed("events")))
         last = await filled(nats, 20, 30)
-        assert pipeline.run(nats)[0] == 0, pipeline.log
+        assert pipeline.run(nats) == 0, pipeline.log
         assert sorted(row["position"] for row in pipeline.rows("events")) == list(range(1, last + 1))
         types = {"account.opened", "account.deposited", "account.withdrawn"}
         by_type = {kind: pipeline.rows(kind.replace(".", "_")) for kind in types}
@@ -124,9 +131,8 @@ async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused
         assert await folded(nats, tmp_path) == {name: key_sorted(pipeline.rows(name)) for name in bank.projections}
     with NatsServer(tmp_path / "other", sync_interval="1m") as other:
         await filled(other, 0, 40)
-        status, printed = pipeline.run(other)
-        assert status == 1
-        assert "the query's checkpoint was made from the log" in printed
+        assert pipeline.run(other) == 1
+        assert "the query's checkpoint was made from the log" in pipeline.log
         assert len(pipeline.rows("events")) == last
 
 
