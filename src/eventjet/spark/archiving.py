@@ -142,7 +142,8 @@ def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], s
         send_files(provided.secrets, started)
         sealed: list[Segment] = []
         for first, last in ranges:
-            with following(started.spark, job.watch, "archive", first - start, last - first + 1, total):
+            name = f"eventjet: archive positions {first} to {last}"
+            with following(started.spark, job.watch, "archive", first - start, last - first + 1, total, name=name):
                 sealed.append(sealer.seal(first, last))
         job.watch.tell("archive", total, total)
     return sealed

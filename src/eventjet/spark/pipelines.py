@@ -143,13 +143,13 @@ class _Declaring:
         send_files(secrets, started)
         reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), process_folder())
         options = {**connection_options, "stream": application.name}
-        return cls(spark, application, reference, options, skipped, personal, StructType.fromDDL(SCHEMA))
+        return cls(spark, application, reference, options, skipped, personal, _struct(SCHEMA))
 
     def declare_events(self) -> None:
         task = _EventsTask(self._open_types())
         comment = f"Every record of the log of {self.app.name}, in the order of position."
 
-        schema = StructType.fromDDL(ddl_of(_events_columns()))
+        schema = _struct(ddl_of(_events_columns()))
 
         @dp.table(name=EVENTS, comment=comment)
         def _() -> DataFrame:
@@ -160,7 +160,7 @@ class _Declaring:
         left_out = frozenset[str]() if self.personal else personal_fields(cls)
         task = RecordedTask(self.reference, info.name, info.schema, left_out=left_out, skipped=self.skipped)
         names = ", ".join(f"'{wire_name}'" for wire_name in (info.name, *info.formerly))
-        schema = StructType.fromDDL(ddl_of(recorded_columns(cls, left_out)))
+        schema = _struct(ddl_of(recorded_columns(cls, left_out)))
 
         @dp.table(name=name, comment=_sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}."))
         def _() -> DataFrame:
@@ -178,7 +178,7 @@ class _Declaring:
         pack: Any = PackByAggregate(read_columns, partitions)
         if keyed:
             pack = PackByKey(read_columns, partitions, self.reference, resolved.name, _ROW_VALUES, None, self.skipped)
-        schema, block_schema = StructType.fromDDL(ddl_of(row_columns(resolved))), StructType.fromDDL(BLOCK_COLUMNS)
+        schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
 
         @dp.materialized_view(name=resolved.name, comment=comment, spark_conf=CONF)
@@ -234,6 +234,11 @@ def _sentence_of(cls: type, sentence: str) -> str:
     """Return the sentence, followed by the first line of the docstring that the class itself has."""
     doc = getdoc(cls) if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(") else None
     return f"{sentence} {doc.splitlines()[0]}" if doc else sentence
+
+
+def _struct(ddl: str) -> StructType:
+    """Return a schema as a value, because Spark parses no text while it asks for the query of a dataset."""
+    return cast("StructType", StructType.fromDDL(ddl))
 
 
 def _events_columns() -> dict[str, Form]:
@@ -330,8 +335,8 @@ def _form_of(declared: sa.TypeEngine[Any]) -> Form:
     kind: Any = plain(declared)
     match kind:
         case sa.Enum():
-            names = {value: label for label, value in labels(kind).items()}
-            return replace(leaf("str"), convert=lambda value: names[value])
+            names: dict[Any, str] = {value: label for label, value in labels(kind).items()}
+            return replace(leaf("str"), convert=names.__getitem__)
         case sa.Float():
             return leaf("float")
         case sa.Numeric():
