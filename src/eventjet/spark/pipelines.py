@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import getdoc
-from typing import Any
+from typing import Any, cast
 
 from pyspark import pipelines as dp
 from pyspark.errors import PySparkException
