@@ -5,14 +5,16 @@ They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore`, 
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from eventjet.cli.output import ANSWER_IS_NO, Answer, Block, Lines, Table
+from eventjet.cli.output import ANSWER_IS_NO, Answer, Block, Lines, Table, note
 from eventjet.cli.running import finished
 from eventjet.cli.target import (
     AggregateArgument,
@@ -48,6 +50,7 @@ FromArchiveOption = Annotated[
 NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
 
+_OWN_ERROR = re.compile(r"eventjet\.errors\.[\w.]+: (?P<message>.+)")
 _PIPELINE_SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
@@ -237,8 +240,16 @@ def pipeline(
     with program_environment(folder.resolve() / "conf") as (programs, environ):
         words = ["dry-run"] if dry_run else ["run", *(["--full-refresh-all"] if full_refresh else [])]
         command = [str(programs / "spark-pipelines"), *words, "--spec", str(spec)]
-        ended = subprocess.run(command, check=False, env=environ)
-    if ended.returncode:
+        reason = ""
+        with subprocess.Popen(command, env=environ, stdout=PIPE, stderr=STDOUT, text=True, errors="replace") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                error = _OWN_ERROR.match(line)
+                reason = error["message"] if error is not None else reason
+    if process.returncode:
+        # What Spark prints of an error ends with the many lines of its own stack.
+        note(f"eventjet: The pipeline has not finished. {reason}".rstrip())
         raise typer.Exit(ANSWER_IS_NO)
 
 
