@@ -77,11 +77,14 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
     ```python
     # transformations/bank.py
     from pyspark import pipelines as dp
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
 
     from eventjet.examples.bank.app import bank
     from eventjet.spark import pipelines
 
     pipelines.declare(bank)
+    spark = SparkSession.active()
 
 
     @dp.materialized_view
