@@ -49,7 +49,7 @@ class Account:
     # Decisions: pure, return what follows.
 
     def open(self, owner: str) -> Opened | None:
-        if not (owner.isprintable() and 0 < len(owner) <= OWNER_MAX):
+        if not 0 < len(owner) <= OWNER_MAX or "\0" in owner:
             raise InvalidInput(owner)
         return None if self.owner else Opened(owner=owner)
 

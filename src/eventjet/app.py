@@ -103,7 +103,7 @@ class App:
         self,
         name: str,
         *,
-        aggregates: Sequence[AggregateType[Any, Any]],
+        aggregates: Sequence[AggregateType[Any, Any]] | None = None,
         deps: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, Any] | Inbox[Any, Any]] = (),
@@ -115,6 +115,9 @@ class App:
         retired_aggregates: Sequence[str] = (),
     ) -> None:
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
+        if aggregates is None:
+            aggregates = ()
+            faults.append("App(aggregates=[…]) is missing: list the aggregates whose events are in its log, if only []")
         faults += _retired_faults(retired_events=retired_events, retired_aggregates=retired_aggregates)
         self.name = name
         """Name of the app, of its stream, and the first token of its subjects."""

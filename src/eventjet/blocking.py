@@ -326,6 +326,11 @@ def _refuse_in_loop(opened: _Opened | None) -> None:
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None and (opened is None or loop is not opened.loop):
         return
+    if opened is not None and loop is opened.loop:
+        raise UsageError(
+            "A decision, or other code that this connection runs, calls the connection and would wait for itself. Make "
+            "the call before, and give the decision what it returned: `execute(id, Account.decide, value)`."
+        )
     raise UsageError(
         "An event loop runs in this thread, and a blocking call would stop it. Use `connect` and `await` here, or hand "
         "the call to a thread with `asyncio.to_thread`."

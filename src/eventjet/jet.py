@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
@@ -22,8 +23,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UsageError
-from eventjet.errors.projection import ANOTHER_LOG
+from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, StoreError, UsageError
+from eventjet.errors.projection import ANOTHER_LOG, NO_WORKER
 from eventjet.jetstream.client import Client
 from eventjet.log.public_stream import check_public_stream
 from eventjet.log.store import EventStore, LogState
@@ -43,6 +44,8 @@ from eventjet.subscriptions.process_waiting import is_settled, not_settled, sett
 
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
+_END_S = 1.0
+"""How long the end of the log is asked for after a position was not reached."""
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -242,11 +245,24 @@ class Jet:
             if log not in ("", self.store.identity):
                 raise NotCaughtUp(name, target, reached, timeout_s, ANOTHER_LOG)
             if reached < target:  # no other process writes to this log
-                raise NotCaughtUp(name, target, reached, timeout_s)
+                raise NotCaughtUp(name, target, reached, timeout_s, reason=_log_ends(reached))
             return
         if not log and await self.store.confirm():
             log = self.store.identity
-        await self._waiting.caught_up(resolved, target, timeout_s, log)
+        try:
+            await self._waiting.caught_up(resolved, target, timeout_s, log)
+        except NotCaughtUp as error:
+            end = await self._end_of_log() if error.reason in (None, NO_WORKER) else None
+            if end is None or end >= target:
+                raise
+            raise NotCaughtUp(name, target, error.reached, timeout_s, error.state, _log_ends(end)) from None
+
+    async def _end_of_log(self) -> int | None:
+        """Return the position of the last record; None if the server does not say it within a moment."""
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_END_S):
+                return (await self.store.state()).last
+        return None
 
     async def settled(
         self,
@@ -366,6 +382,10 @@ async def open_jet(app: Application, settings: Settings, nats: NatsClient | None
             yield jet
         finally:
             await jet.close()
+
+
+def _log_ends(end: int) -> str:
+    return f"the log ends at position {end}"
 
 
 def position_in(token: str, app: str) -> tuple[int, str]:

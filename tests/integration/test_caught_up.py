@@ -188,19 +188,34 @@ async def test_a_database_that_goes_away_meanwhile_is_unreachable(eventjet_nats:
 
 
 async def test_a_database_that_hangs_is_unreachable_in_the_time_given(eventjet_nats: NatsServer) -> None:
+    async with hanging(eventjet_nats, timeout_s=5) as (_, waiter):
+        with pytest.raises(Unreachable, match="has not answered for"):
+            await waiter
+
+
+async def test_a_query_that_hangs_is_given_up_for_one_on_another_connection(
+    eventjet_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventjet.sql.waiting._QUERY_MAX_S", 1.0)
+    async with hanging(eventjet_nats, timeout_s=5 * LONG_S) as (postgres, waiter):
+        execute(postgres.url, "update eventjet_projection set position = 1")
+        await waiter
+
+
+@asynccontextmanager
+async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[PostgresServer, asyncio.Task[None]]]:
+    """A task that waits for position 1 while the process that serves its connection is stopped."""
     with PostgresServer(durable=False) as postgres:
-        ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
+        ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
         made(postgres.url, BALANCES)
         async with waiting(ledger, slow_s=0.2) as (found, look):
-            waiter = asyncio.create_task(found.caught_up(BALANCES, 1, 10))
+            waiter = asyncio.create_task(found.caught_up(BALANCES, 1, timeout_s))
             await looked(look, 2)
             backends = [pid for (pid,) in execute(postgres.url, _BACKENDS)]
             for pid in backends:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                async with asyncio.timeout(LONG_S / 2):
-                    with pytest.raises(Unreachable, match="has not answered for"):
-                        await waiter
+                yield postgres, waiter
             finally:
                 for pid in backends:
                     os.kill(pid, signal.SIGCONT)

@@ -225,7 +225,9 @@ async def test_a_takeover_that_goes_well_warns_of_nothing_and_says_who_serves_re
         record.getMessage() for record in caplog.records if vars(record).get("event") == "eventjet.beside_for_good"
     ]
     assert text == (
-        "balances revision 1: readers see another revision, until somebody runs `eventjet db promote balances`."
+        "balances revision 1: readers see another revision, and this one does not take over by itself. Where that one "
+        "is of a newer release, only stop this worker. `eventjet db promote balances` with this release gives readers "
+        "this one."
     )
 
 

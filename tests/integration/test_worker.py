@@ -339,4 +339,4 @@ async def test_a_worker_says_at_its_start_what_this_release_cannot_read(
     ledger.append_raw([("b-1", block("ledger.opened", schema=9), b"{}")])
     async with ledger.working():
         assert "'ledger.opened' schema 9, which this application does not declare" in caplog.text
-        assert "If a newer release recorded it, deploy that" in caplog.text
+        assert "so a newer release recorded the event. Deploy that release" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -35,6 +36,8 @@ from eventjet import (
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import StoreUnavailable, Unreachable
 from eventjet.jetstream.api import create_stream
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.subscriptions.status import StatusReader
 from eventjet.subscriptions.supervisor import run_workers
@@ -310,3 +313,31 @@ async def test_workers_dial_again_what_a_restart_of_the_server_took_and_nothing_
             await scene.caught_up()
             await scene.watched.looked(scene.durables, 2)
             assert await scene.watched.dialled() == before, await scene.watched.names()
+
+
+async def test_a_status_reader_leaves_no_connection_that_a_cancelled_read_was_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene_of(tmp_path, 1) as scene:
+        opening, may_open = threading.Event(), threading.Event()
+        opened: list[NatsConnection] = []
+
+        def slowly(endpoint: Endpoint) -> NatsConnection:
+            opening.set()
+            assert may_open.wait(PATIENT_S)
+            opened.append(real(endpoint.with_name("opened late")))
+            return opened[0]
+
+        real = NatsConnection.open
+        async with StatusReader(scene.app, scene.settings) as reader:
+            monkeypatch.setattr(NatsConnection, "open", slowly)
+            read = asyncio.create_task(reader.read())
+            assert await asyncio.to_thread(opening.wait, PATIENT_S)
+            read.cancel()
+            await asyncio.wait({read})
+        may_open.set()
+
+        async def is_closed() -> bool:
+            return bool(opened) and not (await scene.watched.names())["opened late"]
+
+        await eventually(is_closed)

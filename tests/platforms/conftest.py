@@ -15,6 +15,26 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _BOUND_S = 280.0
+OPTIONS = ("-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist", "-q")
+"""Options of pytest."""
+EVERYTHING = """
+import importlib, io, pkgutil
+from contextlib import redirect_stdout
+
+import eventjet
+
+for module in pkgutil.walk_packages(eventjet.__path__, "eventjet."):
+    if not module.name.startswith(("eventjet.examples.", "eventjet.starter")) and "__main__" not in module.name:
+        importlib.import_module(module.name)
+
+from eventjet.cli.main import app, commands_of, main
+
+for name, _ in commands_of(app):
+    with redirect_stdout(io.StringIO()) as help:
+        assert main([*name.split(), "--help"]) == 0, name
+    assert "Usage: eventjet " + name in help.getvalue(), name
+"""
+"""What imports every module, and asks every command for its help."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ def _remove(module: types.ModuleType, names: Sequence[str]) -> None:
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
+    if hasattr(module, "process_cpu_count"):  # it calls `sched_getaffinity`, and without it is `cpu_count`
+        module.process_cpu_count = module.cpu_count  # type: ignore[attr-defined]
 
 
 def _missing(*_: Any) -> Any:

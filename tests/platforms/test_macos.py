@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.conftest import Platform, wait_for
+from tests.platforms.conftest import EVERYTHING, OPTIONS, Platform, wait_for
 
 _BOUND_S = 120.0
 _SERVERS = """
@@ -49,6 +49,16 @@ with NatsServer() as nats, PostgresServer(durable=False) as postgres:
     postgres.kill()
     postgres.start()
 """
+
+
+def test_every_module_is_imported_and_every_command_has_its_help(macos: Platform) -> None:
+    macos("-c", EVERYTHING)
+
+
+def test_the_examples_run_in_memory_and_their_tests_by_the_testing_kit(macos: Platform) -> None:
+    output = macos("-m", "pytest", *OPTIONS, "examples/bank/tests/test_bank.py", "examples/transfer/tests")
+    assert " passed" in output
+    assert "failed" not in output
 
 
 def test_embedded_servers_are_paused_killed_and_started_again(macos: Platform) -> None:

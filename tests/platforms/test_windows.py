@@ -9,25 +9,7 @@ import signal
 
 from eventjet.dev.nats import NatsServer
 from tests.logs import fresh_name
-from tests.platforms.conftest import Platform, wait_for
-
-_EVERYTHING = """
-import importlib, io, pkgutil
-from contextlib import redirect_stdout
-
-import eventjet
-
-for module in pkgutil.walk_packages(eventjet.__path__, "eventjet."):
-    if not module.name.startswith(("eventjet.examples.", "eventjet.starter")) and "__main__" not in module.name:
-        importlib.import_module(module.name)
-
-from eventjet.cli.main import app, commands_of, main
-
-for name, _ in commands_of(app):
-    with redirect_stdout(io.StringIO()) as help:
-        assert main([*name.split(), "--help"]) == 0, name
-    assert "Usage: eventjet " + name in help.getvalue(), name
-"""
+from tests.platforms.conftest import EVERYTHING, OPTIONS, Platform, wait_for
 
 _REFUSED = """
 import sys
@@ -91,12 +73,11 @@ for words in (
 
 
 def test_every_module_is_imported_and_every_command_has_its_help(windows: Platform) -> None:
-    windows("-c", _EVERYTHING)
+    windows("-c", EVERYTHING)
 
 
 def test_the_bank_runs_in_memory_and_its_tests_by_the_testing_kit(windows: Platform) -> None:
-    arguments = ["-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
-    output = windows("-m", "pytest", *arguments, "examples/bank/tests/test_bank.py", "examples/transfer/tests")
+    output = windows("-m", "pytest", *OPTIONS, "examples/bank/tests/test_bank.py", "examples/transfer/tests")
     assert " passed" in output
     assert "failed" not in output
 

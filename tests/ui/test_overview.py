@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from eventjet.console.screens.overview import _chart
+from eventjet.console.status_poller import StatusPoller
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.settings import Settings
 from eventjet.subscriptions.supervisor import run_workers
+from eventjet.subscriptions.work_status import StatusHistory, StatusSnapshot, WorkStatus
 from tests.ui.acted import leaving
 from tests.ui.conftest import Watched, in_thread, serving
 
@@ -81,6 +88,16 @@ async def _init(main: object) -> int:
     import asyncio
 
     return await asyncio.to_thread(main, ["init"])  # type: ignore[arg-type]
+
+
+def test_a_chart_draws_no_lag_where_nobody_looked() -> None:
+    now, status = time.monotonic(), WorkStatus("stock", 1, "active", 9, 9, 0, 0.0, "host:1:aa")
+    history = StatusHistory(120.0)
+    for ago_s, lag in ((100.0, 700), (90.0, 5), (2.0, 10), (1.0, 4)):
+        history.add(StatusSnapshot(now - ago_s, [replace(status, log_position=9 + lag, lag_events=lag)]))
+    chart = _chart(cast("StatusPoller", SimpleNamespace(history=history)), status)
+    assert chart is not None
+    assert "it was 10 events, is 4, and was 10 at the most" in chart["words"]
 
 
 def model(page: Page, name: str) -> str:

@@ -177,3 +177,22 @@ def test_an_owner_is_silent_after_a_lease_without_a_write() -> None:
     assert not watch.is_silent(8, 3.5)
     now[0] = 7.2
     assert watch.is_silent(8, 3.5)
+
+
+def test_a_try_is_counted_by_its_number_however_often_it_is_written() -> None:
+    counted = cursor().tried(8, 1).tried(8, 1).tried(12, 2).tried(8, 2).tried(8, 1).tried(0, 5)
+    assert dict(counted.tries) == {8: 2, 12: 2}
+    assert counted.untried({8, 9}).tries == ((12, 2),)
+
+
+def test_tries_are_kept_of_what_is_open_and_of_what_the_quarantine_tries_again() -> None:
+    counted = cursor().tried(3, 1).tried(5, 2).tried(9, 3).tried(12, 4)
+    assert dict(counted.moved(9, "e9", ()).tries) == {12: 4}
+    assert dict(counted.moved(9, "e9", (), retried={5}).tries) == {5: 2, 12: 4}
+
+
+def test_a_cursor_says_where_its_handler_blocks() -> None:
+    assert cursor().blocking is None
+    assert "at position 8: nobody saw the end of a try." in str(cursor().tried(8, 1).blocking)
+    both = cursor().tried(8, 1).tried(1_200, 3).blocking
+    assert "at position 1,200 (and 1 more): nobody saw the end of 3 tries." in str(both)

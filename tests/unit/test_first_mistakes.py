@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
-from eventjet import App, DefinitionError, Recorded, aggregate, event, projection
+from eventjet import App, DefinitionError, Recorded, UsageError, aggregate, event, projection
 
 
 @event("book.bought")
@@ -25,6 +25,9 @@ class Sold:
 class Book:
     def evolve(self, event: Bought | Sold) -> Book:
         return self
+
+    def rename(self) -> Bought:
+        return Bought(title="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,35 @@ def test_events_that_nobody_folds_are_told_in_one_line() -> None:
     with pytest.raises(DefinitionError) as told:
         App("shop", aggregates=[], projections=[shelf])
     assert told.value.faults == ("projection 'shelf': it takes Bought, Sold, which no aggregate of the app folds",)
+
+
+def test_an_app_without_its_aggregates_is_told_to_list_them() -> None:
+    without: Any = App
+    with pytest.raises(DefinitionError, match=r"App\(aggregates=\[…\]\) is missing"):
+        without("shop")
+
+
+class Seller:
+    """A service of the application, whose method may be a decision."""
+
+    def sell(self, book: Book, count: int) -> list[Sold]:
+        return [Sold()] * count
+
+
+async def test_what_is_no_decision_is_told_how_one_is_given() -> None:
+    async with App("shop", aggregates=[Book]).in_memory() as jet:
+        books: Any = jet.repository(Book)
+        state = Book()
+        mistakes: dict[str, Any] = {
+            "`rename` of one Book, whose state may be old": state.rename,
+            "a Sold": Sold(),
+            "its name": "rename",
+            "a str": "lend",
+            "the class Sold": Sold,
+            "a NoneType": None,
+        }
+        for given, decision in mistakes.items():
+            for use in (books.execute, books.command("c").execute):
+                with pytest.raises(UsageError, match=f"this is {given}.*`execute\\(id, Book.rename, …\\)`"):
+                    await use("a", decision, 1)
+        assert (await books.execute("a", Seller().sell, 2)).version == 2

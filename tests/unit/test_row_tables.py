@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal, NewType
@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Column, ForeignKey, Index, Numeric, String, Text
+from sqlalchemy import Column, ForeignKey, Index, MetaData, Numeric, String, Table, Text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,7 +20,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_co
 from sqlalchemy.schema import CreateTable
 
 from eventjet import App, Key, Personal, Recorded, SqlProjection, aggregate, entries, event, projection
-from eventjet.errors import DefinitionError, HandlerFailed
+from eventjet.errors import DefinitionError, HandlerFailed, RowRefused, UsageError
+from eventjet.projections.resolve import _key_checker  # pyright: ignore[reportPrivateUsage]
+from eventjet.projections.row_codec import RowCodec
 from eventjet.testing import on, projected
 
 
@@ -134,6 +136,7 @@ class Keyless:
 class Odd:
     item_id: Key[str]
     opens: time
+    lasts: timedelta
     either: str | int
     lost: Nowhere  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
@@ -166,9 +169,16 @@ def test_a_class_that_declares_no_whole_table_is_refused_with_the_way_out() -> N
     told = faults_of(keyless, odd, nothing)
     assert "Keyless is its key; mark it, as in `item_id: Key[…]`, or give a `table`" in told
     assert (
-        "Odd.opens is time, which says no type of column; name it, as in `opens: Annotated[time, String(200)]`" in told
+        "Odd.opens is time, which no column keeps as it is; keep its text: declare the field as `str`, and write "
+        "`value.isoformat()`" in told
     )
-    assert "Odd.either is str | int, which says no type of column" in told
+    assert (
+        "Odd.lasts is timedelta, which no column keeps as it is; keep its seconds: declare the field as `float`" in told
+    )
+    assert (
+        "Odd.either is str | int, which says no type of column; name it, as in `either: Annotated[str | int, JSON]`"
+        in told
+    )
     assert "Odd.lost is Any, or names what is not found in the class's module" in told
     assert "must be annotated to return one dataclass (or pydantic model), or None" in told
 
@@ -362,3 +372,100 @@ def test_an_error_in_a_flush_names_the_event_whether_the_handler_hides_it_or_not
     with pytest.raises(HandlerFailed, match=said) as caught:
         projected(by_session(listed), TWO)
     assert caught.value.position == 2
+
+
+PLACED_AT = datetime(2030, 7, 1)  # noqa: DTZ001 - without a zone
+
+
+@event("order.sent")
+class Sent:
+    at: Personal[str] = "secret"
+
+
+@dataclass(frozen=True)
+class Daily:
+    day: Key[date]
+    shop: Annotated[Key[str], String(3)]
+    price: Annotated[Decimal, Numeric(4, 2)] | None = None
+    at: datetime | None = None
+
+
+def by_key(key: Any) -> str:
+    """What `projected` says of a key that a function returns."""
+
+    def day_of(event: Recorded[Sent]) -> tuple[date, str]:
+        return key
+
+    @projection("daily", key=day_of)
+    def daily(row: Daily | None, event: Recorded[Sent]) -> Daily: ...
+
+    with pytest.raises(HandlerFailed) as caught:
+        projected(daily, on("a", Sent()))
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ((PLACED_AT, "abc"), "daily.day cannot hold the datetime that day_of returned: it takes dates, not datetime. "),
+        (
+            (date(2030, 7, 1), "secret"),
+            "daily.shop cannot hold the str that day_of returned: it holds 3 characters and this has 6. Widen",
+        ),
+        (
+            (date(2030, 7, 1), None),
+            "daily.shop cannot hold the NoneType that day_of returned: a key has a value in each row. Return a value",
+        ),
+    ],
+)
+def test_a_key_that_does_not_fit_names_its_function_its_column_and_its_type(key: Any, said: str) -> None:
+    reason = by_key(key).replace("by_key.<locals>.", "")
+    assert reason.startswith(said)
+    assert "secret" not in reason
+
+
+def test_a_key_of_another_number_of_parts_names_its_function_and_the_columns() -> None:
+    @projection("daily", key=lambda event: None)
+    def daily(row: Daily | None, event: Recorded[Listed]) -> Daily: ...
+
+    check = _key_checker("day_of returned", list(daily.table.primary_key.columns))
+    with pytest.raises(ValueError, match=r"day_of returned has 1 parts, and the key of the table is \(day, shop\)"):
+        check("secret")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"at": PLACED_AT},
+            r"names no instant\. Give it its zone, as in `value\.replace\(tzinfo=UTC\)`, or declare `DateTime",
+        ),
+        (
+            {"price": 0.5},
+            r"takes Decimal or int, not float\. Give `Decimal\(str\(value\)\)`, or declare a `Double` column",
+        ),
+        ({"price": Decimal("0.005")}, r"keeps 2 decimals, and this has more\. Widen the column, or round"),
+        ({"shop": None}, r"NOT NULL\. Give it a value, or declare a column that may be NULL"),
+        ({"day": PLACED_AT}, r"takes dates, not datetime\. Convert it in the projection"),
+    ],
+)
+def test_a_value_that_does_not_fit_says_what_helps(changes: Any, said: str) -> None:
+    @projection("daily", key=lambda event: None)
+    def daily(row: Daily | None, event: Recorded[Listed]) -> Daily: ...
+
+    row = replace(Daily(date(2030, 7, 1), "abc"), **changes)
+    with pytest.raises(RowRefused, match=said):
+        RowCodec(daily.table, Daily).normalise(row)
+
+
+def test_what_projected_is_not_given_right_is_said_with_the_way_out() -> None:
+    async def listed(event: Recorded[Listed], session: AsyncSession) -> None: ...
+
+    told = projected(by_session(listed), TWO)
+    with pytest.raises(UsageError, match=r"'stored' has no column 'nam'\. Did you mean 'name'\? It has item_id, name"):
+        told.rows(Stored, {"nam": "tea"})
+    with pytest.raises(UsageError, match=r"has no table 'items'\. Its tables are stored, as_data"):
+        told.rows(Table("items", MetaData()))
+    for history in (Listed(name="tea"), [Listed(name="tea")]):
+        with pytest.raises(UsageError, match=r"Listed is no recorded event\. Write `projected"):
+            projected(by_session(listed), history)  # type: ignore[arg-type]

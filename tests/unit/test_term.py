@@ -25,6 +25,7 @@ from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0
+TRIES = 3
 
 
 class Written:
@@ -34,6 +35,8 @@ class Written:
         self.clock = lambda: NOW
         self.failures = failures
         self.writes: list[tuple[int, list[tuple[int, str]]]] = []
+        self.tries: list[tuple[tuple[int, int], ...]] = []
+        """The counted tries of each write."""
 
     async def parked(self, name: str) -> list[QuarantinedEntry]:
         return []
@@ -49,22 +52,27 @@ class Written:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("The cursor", "no answer")
-        held.written_at = NOW
+        held.value = cursor, held.sequence, NOW
+        self.tries.append(cursor.tries)
         self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
 
 
 class Handled(EventHandler):
-    """What notes how many writes came before each event that it handles."""
+    """What notes how many writes came before each event that it handles, and fails as often as it is told to."""
 
-    def __init__(self, cursors: Written) -> None:
-        feed: Any = Unread()
-        super().__init__(Declaration("echo", "reactor", 1, "new", ()), feed, Retry(), quarantines=True)
+    def __init__(self, cursors: Written, *, quarantines: bool = True, failures: int = 0, feed: Any = None) -> None:
+        declaration = Declaration("echo", "reactor", 1, "new", ())
+        super().__init__(declaration, feed or Unread(), Retry(tries=TRIES, first_s=0.0), quarantines=quarantines)
         self.cursors = cursors
+        self.failures = failures
         self.handled: list[tuple[int, int]] = []
 
     def work(self, event: Any) -> tuple[AggregateKey, Try]:
         async def handle(attempt: int) -> None:
             self.handled.append((event, len(self.cursors.writes)))
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailable("it", "passing")
 
         return ("thing", "one"), handle
 
@@ -93,6 +101,18 @@ class Records:
 
     async def close(self) -> None:
         pass
+
+
+class Reread:
+    """A feed whose records are handled again."""
+
+    stream, filters, reader = "app", (), None
+
+    async def at(self, position: int) -> RawRecord:
+        return record_at(position)
+
+    def decode(self, record: RawRecord) -> Offered:
+        return Offered(record, cast("Any", record[0]))
 
 
 class Unread:
@@ -124,6 +144,7 @@ def term_of(
     parked: Sequence[QuarantinedEntry] = (),
     followed: Handled | None = None,
     written_at: float = NOW,
+    tries: tuple[tuple[int, int], ...] = (),
 ) -> CursorSession:
     anything: Any = None
     kept: Any = cursors
@@ -135,7 +156,8 @@ def term_of(
     context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), open_reader=opened)
     handler = followed or Handled(cursors)
     subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
-    term = CursorSession(subscription, StoredCursor(Cursor("echo", "reactor", "log"), 1, written_at), asyncio.Event())
+    cursor = Cursor("echo", "reactor", "log", tries=tries)
+    term = CursorSession(subscription, StoredCursor(cursor, 1, written_at), asyncio.Event())
     term.start(lanes, records, parked)
     return term
 
@@ -205,3 +227,54 @@ async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error(
     session = term_of(Written(), KeyedExecutor(4, 100), Records([]))
     with pytest.raises(UnexpectedExit):
         await session.run(asyncio.Event())
+
+
+@pytest.mark.parametrize(("quarantines", "handled", "parked"), [(True, [], [(1, QUARANTINED)]), (False, [(1, 0)], [])])
+async def test_tries_whose_ends_nobody_saw_stop_no_subscription_without_a_call(
+    quarantines: bool, handled: list[tuple[int, int]], parked: list[tuple[int, str]]
+) -> None:
+    """Only where a quarantine takes the event: elsewhere the code may be another by now, and goes on."""
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
+    followed = Handled(cursors, quarantines=quarantines)
+    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, tries=((1, TRIES),))
+    taking = asyncio.ensure_future(term.take())
+    while lanes.position < 1:
+        await asyncio.sleep(0)
+    await term.write()
+    assert (followed.handled, cursors.writes, cursors.tries) == (handled, [(1, parked)], [()])
+    taking.cancel()
+    await lanes.close()
+
+
+async def test_a_try_whose_end_was_seen_does_not_count_for_other_workers() -> None:
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
+    followed = Handled(cursors, failures=2 * TRIES)
+    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, tries=((1, TRIES - 1), (7, 1)))
+    taking = asyncio.ensure_future(term.take())
+    while len(followed.handled) < 2:
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.tries == [((7, 1),)]
+    while lanes.position < 1:
+        await asyncio.sleep(0)
+    assert len(followed.handled) == 2 * TRIES + 1
+    taking.cancel()
+    await lanes.close()
+
+
+@pytest.mark.parametrize("unseen", [TRIES - 1, TRIES])
+async def test_tries_of_a_quarantined_event_count_until_its_retry_ends(unseen: int) -> None:
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
+    followed = Handled(cursors, feed=Reread())
+    term = term_of(cursors, lanes, Records([]), [parked_at(3, RETRY)], followed, tries=((3, unseen),))
+    lanes.add(6, "e6", [])
+    await term.write()
+    assert cursors.tries == [((3, unseen),)]
+    taking = asyncio.ensure_future(term.take())
+    while not term._to_write:  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.tries[-1] == ()
+    assert cursors.writes[-1] == (6, [(3, RETRIED if unseen < TRIES else QUARANTINED)])
+    taking.cancel()
+    await lanes.close()

@@ -161,6 +161,10 @@ def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[N
             signal.signal(number, previous)
 
 
+STATES = "each works or stands by, unless the log above says why it does not"
+"""What `on_ready` of `run_until_stopped` means for the subscriptions."""
+
+
 async def run_until_stopped(
     at: AppTarget,
     names: Sequence[str],

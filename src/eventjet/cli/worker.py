@@ -6,7 +6,7 @@ from typing import Annotated
 
 from eventjet.cli.dev import prepare_here, served_names, serving
 from eventjet.cli.output import Answer, LogFormat, LogFormatOption, log_to_stderr, note
-from eventjet.cli.running import run_until_stopped, until_signalled
+from eventjet.cli.running import STATES, run_until_stopped, until_signalled
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.errors import UsageError
 from eventjet.runtime import run_async
@@ -42,15 +42,13 @@ def worker(
 
     async def run() -> None:
         if not make:
-            await run_until_stopped(
-                at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address
-            )
+            await run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}; {STATES}"), http=address)
             return
         # `dev --reload`, whose worker may come with new tables, and with new commands to serve
         await prepare_here(at)
         names_text = ", ".join([*chosen, *served_names(at)]) or "nothing to work on"
         async with serving(at):
-            await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}"), http=address)
+            await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}; {STATES}"), http=address)
 
     run_async(run())
 

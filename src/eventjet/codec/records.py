@@ -456,7 +456,7 @@ class Decoder:
                 raise _undeclared_error(record, kind, type_name, schema)
             resolved = self._catalog.resolve(type_name, int(schema))
             if resolved is None:
-                raise UnknownEvent(brief(type_name), int(schema), position, body)
+                raise UnknownEvent(brief(type_name), int(schema), position, body, declared.info.schema)
         if len(self._resolved) < _KINDS_MAX:
             self._resolved[kind[0], kind[1]] = resolved
         return resolved

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
@@ -19,7 +20,7 @@ from eventjet.commands.history import Bounds
 from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.decision import Committed, decided_on
+from eventjet.domain.decision import Committed, check_decision, decided_on
 from eventjet.domain.process import is_process
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.state import own_copy
@@ -158,6 +159,8 @@ class Repository(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
         """Plan a decision, which `Jet.transact` executes together with others; arguments as in `execute`."""
+        if type(decide) is not FunctionType:
+            check_decision(decide, self._aggregate)
         call = partial(decided_on, decide, args=args, kwargs=kwargs)
         return Planned(self.executor, aggregate_id, call, called=decide)
 

@@ -146,7 +146,7 @@ def shown_json(value: Any, most: int = BODY_MAX) -> str:
 
 def sentence(value: str) -> Markup:
     """Return untrusted text as HTML with a capital first letter, in which commands between backticks are code."""
-    parts = text(value[:1].upper() + value[1:], 1_000).split("`")
+    parts = text(value[:1].upper() + value[1:], 2_000).split("`")
     marked = (Markup("<code>{}</code>") if number % 2 else Markup("{}") for number in range(len(parts)))
     return Markup("").join(mark.format(part) for mark, part in zip(marked, parts, strict=True))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
+from eventjet.errors import UsageError
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -52,6 +55,27 @@ def decided_on(decide: Callable[..., Any], state: Any, args: Any, kwargs: Mappin
     It gets copies of the arguments, since after a conflict it runs again with the same arguments.
     """
     return decide(state, *own_copy(args, whole=False), **own_copy(dict(kwargs), whole=False))
+
+
+def check_decision(decide: Any, aggregate: Any) -> None:
+    """Raise `UsageError` for what is no decision function: a method of one state, a result, a name, a class."""
+    members: dict[str, Any] = {**vars(aggregate)}
+    methods = [name for name, value in members.items() if isfunction(value) and name[0] != "_" and name != "evolve"]
+    name = methods[0] if methods else "decide"
+    if isinstance(getattr(decide, "__self__", None), aggregate):
+        name = decide.__name__
+        given = f"`{name}` of one {aggregate.__name__}, whose state may be old"
+    elif isinstance(decide, type) or not callable(decide):
+        if isinstance(decide, str) and decide in methods:
+            name, given = decide, "its name"
+        else:
+            given = f"the class {shown_name(decide)}" if isinstance(decide, type) else f"a {type(decide).__name__}"
+    else:
+        return
+    raise UsageError(
+        f"A decision is given as a function, which is called with the newest state, and this is {given}. Write "
+        f"`execute(id, {aggregate.__name__}.{name}, …)`: the function of the class, then its arguments."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ HALF_WRITTEN = "may hold half of a batch"
 """Part of the reason in a checkpoint: a worker does not go on with such tables, they have to be rebuilt."""
 
 ANOTHER_LOG = "of another log"
+NO_WORKER = "no worker runs for it: start one with `eventjet worker`"
 """The state in `NotCaughtUp` of a read model that was made from a different log than the position belongs to."""
 
 ANOTHER_APP = "of another app"
@@ -60,16 +61,13 @@ class HandlerFailed(ProjectionError):
 class RowRefused(ProjectionError):
     """A value would not be read back equal from its column."""
 
-    def __init__(self, table: str, column: str, value: Any, reason: str, *, given: str = "") -> None:
-        """`given` is shown in the message instead of the value."""
+    def __init__(self, table: str, column: str, value: Any, reason: str, way_out: str, *, given: str = "") -> None:
+        """`way_out` is the sentence that ends the message; `given` is shown instead of the value."""
         self.table = table
         self.column = column
         self.value = value
         self.reason = reason
-        super().__init__(
-            f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. "
-            "Widen the column or round in the projection."
-        )
+        super().__init__(f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. {way_out}")
 
 
 class RowUnreadable(ProjectionError):

@@ -345,14 +345,22 @@ class CodecError(EventjetError):
 class UnknownEvent(CodecError):
     """No declared event has this wire name and schema."""
 
-    def __init__(self, type_name: str, schema: int, position: int, data: bytes) -> None:
+    def __init__(self, type_name: str, schema: int, position: int, data: bytes, declared_schema: int = 0) -> None:
         self.type_name = type_name
         self.schema = schema
         self.position = position
         self.data = data
+        self.declared_schema = declared_schema
+        """The schema of this event that the application declares; 0 if it does not declare the name."""
+        what = f"The event at position {position} is {type_name!r} schema {schema}, which this application does not "
+        if 0 < declared_schema < schema:
+            super().__init__(
+                f"{what}declare: it knows schema {declared_schema}, so a newer release recorded the event. Deploy that "
+                "release here; this one cannot read the event."
+            )
+            return
         super().__init__(
-            f"The event at position {position} is {type_name!r} schema {schema}, which this application does not "
-            f"declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
+            f"{what}declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
             f"`formerly=({type_name!r},)`. Only if nobody needs what it told, list it in `retired_events`: then it is "
             "passed over."
         )

@@ -131,4 +131,5 @@ def _unknown_event(record: RawRecord, catalog: Catalog, aggregates: Collection[s
         return None  # of another app, which shares the log
     if catalog.is_retired(name) or catalog.resolve(name, schema) is not None:
         return None
-    return UnknownEvent(name[:100], schema, position, body)
+    declared = catalog.named(name)
+    return UnknownEvent(name[:100], schema, position, body, 0 if declared is None else declared.info.schema)

@@ -47,7 +47,9 @@ class LogEvent:
 _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
 STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s")
-TRYING_AGAIN = LogEvent("eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s")
+TRYING_AGAIN = LogEvent(
+    "eventjet.trying_again", _W, "%(name)s is interrupted, and tries again by itself: %(reason)s%(trace)s"
+)
 FENCED = LogEvent("eventjet.fenced", _I, "%(reason)s")
 QUARANTINED = LogEvent(
     "eventjet.quarantined", _W, "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s"
@@ -98,7 +100,8 @@ BESIDE = LogEvent(
 BESIDE_FOR_GOOD = LogEvent(
     "eventjet.beside_for_good",
     _I,
-    "%(name)s: readers see another revision, until somebody runs `eventjet db promote %(projection)s`.",
+    "%(name)s: readers see another revision, and this one does not take over by itself. Where that one is of a newer "
+    "release, only stop this worker. `eventjet db promote %(projection)s` with this release gives readers this one.",
 )
 TAKE_OVER_WAITS = LogEvent("eventjet.take_over_waits", _I, "%(name)s waits to take over: %(reason)s")
 TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s")

@@ -44,6 +44,24 @@ _SUPPORTED = frozenset[type[Any]]((
 ))  # fmt: skip
 
 
+_WIDEN = "Widen the column, or cut the value in the projection."
+_ROUND = "Widen the column, or round in the projection."
+
+
+class UnfitValue(ValueError):
+    """A value would not be read back equal from its column; `way_out` is a sentence that says what helps."""
+
+    def __init__(self, reason: str, way_out: str) -> None:
+        super().__init__(reason)
+        self.way_out = way_out
+
+
+def way_out_of(error: ValueError) -> str:
+    """Return the sentence that says what helps against the refusal of a value."""
+    fallback = "Convert it in the projection, or declare a column for values like it."
+    return error.way_out if isinstance(error, UnfitValue) else fallback
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """A value for which a driver has no Python value, such as `infinity`, as the database writes it."""
@@ -76,7 +94,7 @@ def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
     """Return why values of this type could not be stored exactly; None when they can."""
     kind = plain(kind)
     if type(kind) not in _SUPPORTED:
-        return f"has the type {kind!r}, which eventjet cannot keep exactly"
+        return f"has the type {kind!r}, which eventjet cannot keep exactly; keep text, a number or JSON of it"
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
     if any(plain(variant) is variant and not isinstance(variant, sa.JSON) for variant in variants.values()):
         return "has a type with variants, which could differ between databases"
@@ -118,10 +136,14 @@ def key_check(column: Column[Any], parts: int) -> Convert:
         if type(value) is str and len(value) <= shortest and value.isascii() and "\0" not in value:
             return value
         if value is None:
-            raise ValueError("a key cannot be None")
+            raise UnfitValue(
+                "a key has a value in each row", "Return a value for each event that the projection takes."
+            )
         fitted = check(value)
         if type(fitted) is str and len(fitted) > short and len(fitted.encode()) > max_bytes:
-            raise ValueError(f"a key of this table holds {max_bytes} bytes of text in each column")
+            raise UnfitValue(
+                f"a key of this table holds {max_bytes} bytes of text in each column", "Make the key shorter."
+            )
         return fitted
 
     return check_key
@@ -155,7 +177,7 @@ def text(length: int | None) -> Convert:
                 raise ValueError(f"it takes text, not {_kind(value)}")
             value = str.__str__(value)
         if len(value) > longest:
-            raise ValueError(f"it holds {length} characters and this has {len(value)}")
+            raise UnfitValue(f"it holds {length} characters and this has {len(value)}", _WIDEN)
         return storable(value)
 
     return check
@@ -164,12 +186,12 @@ def text(length: int | None) -> Convert:
 def storable(value: str) -> str:
     """Return the text itself if a database can store it; raises `ValueError`."""
     if "\0" in value:
-        raise ValueError("PostgreSQL keeps no NUL characters")
+        raise UnfitValue("PostgreSQL keeps no NUL characters", "Remove them in the projection.")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError("a lone surrogate is not text") from None
+            raise UnfitValue("a lone surrogate is not text", "Remove it in the projection.") from None
     return value
 
 
@@ -183,7 +205,7 @@ def integer(bits: int) -> Convert:
                 raise ValueError(f"it takes integers, not {_kind(value)}")
             value = int(value)
         if not low <= value <= high:
-            raise ValueError(f"it holds {bits} bits, from {low} to {high}")
+            raise UnfitValue(f"it holds {bits} bits, from {low} to {high}", _ROUND)
         return value
 
     return check
@@ -206,9 +228,9 @@ def numeric(precision: int, scale: int) -> Convert:
         try:
             fitted = value.quantize(step, context=exact)
         except Inexact:
-            raise ValueError(f"it keeps {scale} decimals, and this has more") from None
+            raise UnfitValue(f"it keeps {scale} decimals, and this has more", _ROUND) from None
         except InvalidOperation:
-            raise ValueError(f"it holds {precision} digits, {scale} of them decimals") from None
+            raise UnfitValue(f"it holds {precision} digits, {scale} of them decimals", _ROUND) from None
         return fitted or fitted.copy_abs()
 
     return check
@@ -219,7 +241,7 @@ def any_numeric(value: Any) -> Decimal:
     value = _decimal(value)
     exponent = cast(int, value.as_tuple().exponent)
     if exponent < -_UNCONSTRAINED_SCALE or value.adjusted() >= _UNCONSTRAINED_DIGITS:
-        raise ValueError(f"it holds {_UNCONSTRAINED_DIGITS} digits and {_UNCONSTRAINED_SCALE} decimals")
+        raise UnfitValue(f"it holds {_UNCONSTRAINED_DIGITS} digits and {_UNCONSTRAINED_SCALE} decimals", _ROUND)
     if exponent > 0:
         value = Decimal(int(value))
     return value or value.copy_abs()
@@ -235,10 +257,10 @@ def double(value: Any) -> float:
         except OverflowError:
             fitted = float("nan")
         if fitted != value:
-            raise ValueError("a double would round it")
+            raise UnfitValue("a double would round it", "Declare a `Numeric` column, and give a Decimal.")
         value = fitted
     if value != value:
-        raise ValueError("NaN is not equal to itself")
+        raise UnfitValue("NaN is not equal to itself", "Give None, and declare a column that may be NULL.")
     return value or 0.0
 
 
@@ -256,7 +278,10 @@ def instant(value: Any) -> datetime:
     if value.tzinfo is UTC and type(value) is datetime and not value.fold:
         return value
     if value.utcoffset() is None:
-        raise ValueError("a datetime without a zone names no instant")
+        raise UnfitValue(
+            "a datetime without a zone names no instant",
+            "Give it its zone, as in `value.replace(tzinfo=UTC)`, or declare `DateTime()` for times without one.",
+        )
     try:
         return _plain(value.astimezone(UTC))
     except OverflowError:
@@ -268,7 +293,10 @@ def wall_time(value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise ValueError(f"it takes datetimes, not {_kind(value)}")
     if value.tzinfo is not None:
-        raise ValueError("the column has no time zone; declare DateTime(timezone=True)")
+        raise UnfitValue(
+            "the column has no time zone",
+            "Declare `DateTime(timezone=True)`, or take the zone off, as in `value.replace(tzinfo=None)`.",
+        )
     return value if type(value) is datetime and not value.fold else _plain(value)
 
 
@@ -366,7 +394,10 @@ def _decimal(value: Any) -> Decimal:
     if type(value) is int:
         return Decimal(value)
     if not isinstance(value, Decimal):
-        raise ValueError(f"it takes Decimal or int, not {_kind(value)}")
+        reason = f"it takes Decimal or int, not {_kind(value)}"
+        if isinstance(value, float):
+            raise UnfitValue(reason, "Give `Decimal(str(value))`, or declare a `Double` column.")
+        raise ValueError(reason)
     if not value.is_finite():
         raise ValueError("it holds finite numbers only")
     return value if type(value) is Decimal else Decimal(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias, cast
@@ -18,13 +18,12 @@ from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
-from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert, key_check, key_type
+from eventjet.errors import DefinitionError, RowRefused
+from eventjet.projections.columns import key_check, key_type, way_out_of
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_table import row_type_of
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
-from eventjet.text import shown
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
@@ -51,7 +50,7 @@ class ResolvedProjection:
     key_columns: tuple[str, ...]
     declared: Projection[Any, Any] | Entries[Any, Any] = field(repr=False)
     key_of: KeyOf | None = field(repr=False)
-    """Returns the one key that an event touches, checked; raises `ValueError`. None where there may be several keys,
+    """Returns the one key that an event touches, checked; raises `RowRefused`. None where there may be several keys,
     and for entries, whose keys are known only from their rows."""
     keys_of: KeysOf = field(repr=False)
     """Returns all keys that an event touches, each a tuple, without duplicates; empty for entries."""
@@ -279,21 +278,23 @@ class _Resolving:
         return list(typing.get_args(hint)) if typing.get_origin(hint) is tuple else [hint]
 
     def _keys(self) -> tuple[KeyOf | None, KeysOf]:
-        checks = [key_check(column, len(self.key_columns)) for column in self.key_columns]
         declared = self.declared
         if isinstance(declared, Entries):
             return None, lambda _: ()
         if declared.keys is not None:
-            return None, _several_keys(declared.keys, checks)
-        key_of = _by_aggregate(checks[0]) if declared.key is None else _single_key(declared.key, checks)
+            return None, _several_keys(declared.keys, self.key_columns)
+        key_of = (
+            _by_aggregate(self.key_columns) if declared.key is None else _single_key(declared.key, self.key_columns)
+        )
         return key_of, lambda event: (key_of(event),)
 
 
-def _by_aggregate(check: Convert) -> KeyOf:
+def _by_aggregate(columns: Sequence[Column[Any]]) -> KeyOf:
+    check = _key_checker("is the aggregate's id", columns)
     cache: dict[str, tuple[Any, ...]] = {}
 
     def checked(aggregate_id: str) -> tuple[Any, ...]:
-        key = (check(aggregate_id),)
+        key = check(aggregate_id)
         if len(cache) >= _KEYS_CACHED:
             cache.clear()
         cache[aggregate_id] = key
@@ -305,25 +306,47 @@ def _by_aggregate(check: Convert) -> KeyOf:
     return key_of
 
 
-def _single_key(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
-    return lambda event: _checked(key(event), checks)
+def _single_key(key: Callable[[Recorded[Any]], Any], columns: Sequence[Column[Any]]) -> KeyOf:
+    check = _key_checker(f"{shown_name(key)} returned", columns)
+    return lambda event: check(key(event))
 
 
-def _several_keys(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
+def _several_keys(keys: Callable[[Recorded[Any]], Sequence[Any]], columns: Sequence[Column[Any]]) -> KeysOf:
+    check = _key_checker(f"{shown_name(keys)} returned", columns)
+
     def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
-        result = keys(event)
-        if isinstance(result, str | bytes):
-            raise ValueError(f"{shown_name(keys)} returned {shown(result)} instead of a sequence of keys")
-        return tuple(dict.fromkeys(_checked(key, checks) for key in result))
+        result: Any = keys(event)
+        if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+            raise ValueError(f"{shown_name(keys)} returned {type(result).__name__} instead of a sequence of keys")
+        return tuple(dict.fromkeys(map(check, cast("Iterable[Any]", result))))
 
     return keys_of
 
 
-def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
-    parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
-    if len(parts) != len(checks):
-        raise ValueError(f"the key {shown(parts)} has {len(parts)} parts and the table's has {len(checks)}")
-    return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
+def _key_checker(source: str, columns: Sequence[Column[Any]]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return the check of a key that `source`; its refusal names that and the column, and never the value."""
+    checks = [key_check(column, len(columns)) for column in columns]
+
+    def refusal(parts: tuple[Any, ...]) -> Exception:
+        if len(parts) != len(columns):
+            names = ", ".join(column.name for column in columns)
+            return ValueError(f"the key that {source} has {len(parts)} parts, and the key of the table is ({names})")
+        for check, column, part in zip(checks, columns, parts, strict=True):
+            try:
+                check(part)
+            except ValueError as error:
+                given = f"the {type(part).__name__} that {source}"
+                return RowRefused(column.table.name, column.name, given, str(error), way_out_of(error), given=given)
+        raise AssertionError(parts)
+
+    def checked(key: Any) -> tuple[Any, ...]:
+        parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
+        try:
+            return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
+        except ValueError:
+            raise refusal(parts) from None
+
+    return checked
 
 
 def _why_no_key(column: Column[Any]) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy import types as sa
 from eventjet.domain.personal import MASK, field_hint, is_private
 from eventjet.domain.state import is_fixed
 from eventjet.errors import RowRefused, RowUnreadable
-from eventjet.projections.columns import Convert, Unread, dumps, normaliser
+from eventjet.projections.columns import Convert, Unread, dumps, normaliser, way_out_of
 from eventjet.projections.row_type import annotated
 from eventjet.text import shown
 
@@ -176,10 +176,12 @@ def _normaliser_of(
     def refuse(row: Any, index: int, error: ValueError) -> NoReturn:
         attribute, name, _ = columns[index]
         value = getattr(row, attribute)
-        if is_private(field_hint(row_type, attribute)):
-            reason = "it is NOT NULL" if value is None else "it would not come back equal"
-            raise RowRefused(table_name, name, MASK, reason, given=MASK) from None
-        raise RowRefused(table_name, name, value, "it is NOT NULL" if value is None else str(error)) from None
+        private = is_private(field_hint(row_type, attribute))
+        reason, way_out = ("it would not come back equal" if private else str(error)), way_out_of(error)
+        if value is None:
+            reason, way_out = "it is NOT NULL", "Give it a value, or declare a column that may be NULL."
+        given = MASK if private else ""
+        raise RowRefused(table_name, name, given or value, reason, way_out, given=given) from None
 
     namespace = {"row_type": row_type, "make": make, "stray": stray, "refuse": refuse}
     namespace |= {f"check{index}": check for index, (_, _, check) in enumerate(columns)}

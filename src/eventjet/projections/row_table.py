@@ -18,8 +18,8 @@ from sqlalchemy.orm import MappedColumn
 from eventjet.domain.state import field_names
 from eventjet.domain.subscription import resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import default_type
-from eventjet.projections.row_type import annotated
+from eventjet.projections.columns import COLUMN_TYPES, default_type
+from eventjet.projections.row_type import annotated, fits
 
 T = TypeVar("T")
 
@@ -186,8 +186,18 @@ def _default_of(classes: list[Any], field: str, faults: list[str]) -> sa.TypeEng
                 "TYPE_CHECKING) and at module level"
             )
             return sa.NullType()
-        faults.append(
-            f"{field} is {names}, which says no type of column; name it, as in "
-            f"`{field.rpartition('.')[2]}: Annotated[{names}, String(200)]`"
-        )
+        fitting = [row.base.__name__ for row in COLUMN_TYPES if named and all(fits(cls, row.accepted) for cls in named)]
+        if fitting:
+            name = field.rpartition(".")[2]
+            way_out = f"says no type of column; name it, as in `{name}: Annotated[{names}, {fitting[0]}]`"
+        else:
+            way_out = f"no column keeps as it is; {_INSTEAD.get(names, 'keep text, a number or JSON of it')}"
+        faults.append(f"{field} is {names}, which {way_out}")
     return kind or sa.NullType()
+
+
+_INSTEAD = {
+    "timedelta": "keep its seconds: declare the field as `float`, and write `value.total_seconds()`",
+    "time": "keep its text: declare the field as `str`, and write `value.isoformat()`",
+}
+"""What a field holds instead of a value for which there is no column, by the name of its type."""

@@ -131,7 +131,7 @@ def listed_names(names: set[str]) -> str:
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
     accepted = _accepted_types(column.type)
-    strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not _fits(cls, accepted)]
+    strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not fits(cls, accepted)]
     if strange:
         names = " | ".join(map(shown_name, strange))
         takes = " or ".join(shown_name(_SHOWN_AS.get(cls, cls)) for cls in accepted)
@@ -147,7 +147,7 @@ def _accepted_types(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
     return () if column_type is None else column_type.accepted
 
 
-def _fits(cls: type, accepted: tuple[type, ...]) -> bool:
+def fits(cls: type, accepted: tuple[type, ...]) -> bool:
     """Whether values of a class may be stored; a protocol may always be, an abstract class where a subclass may be."""
     if getattr(cls, "_is_protocol", False) or cls is object:
         return True

@@ -14,22 +14,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import case, false, select, true
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.domain.position import FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
+from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS, NO_WORKER
 from eventjet.nats.protocol import Frame
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
-from eventjet.sql.own_tables import projections
+from eventjet.sql.own_tables import Clock, projections
 
 FIRST_QUERY_S = 5.0
 """How long the first query may take, even with a shorter timeout; then the database counts as unreachable."""
 _QUERY_MAX_S = 10.0
+"""After this long a query is given up for another one, on a new connection."""
 _SILENT_S = 2.0
 """If a query has taken longer than this when the timeout is over, the database counts as unreachable."""
 _LAST_QUERY_S = 2.0
@@ -55,6 +56,8 @@ class RevisionStatus:
     """The identity of the log that it is made from; empty before its first event."""
     app: str = ""
     """The app that it belongs to; empty where that is not known yet."""
+    has_worker: bool | None = None
+    """Whether a worker has the lease; None if that is not known."""
 
 
 def serving(statuses: Sequence[RevisionStatus], revision: int) -> RevisionStatus:
@@ -100,6 +103,8 @@ class _Waiter:
         """Return the error for a position that is not reached, or cannot be in this `state`."""
         status = self.status or RevisionStatus(self.revision)
         state, reason = (state, reason) if state else (status.state, status.reason)
+        if status.has_worker is False and state not in (*_STOPPED_STATES, ANOTHER_APP, ANOTHER_LOG):
+            reason = reason or NO_WORKER
         return NotCaughtUp(self.projection, self.position, status.position, self.timeout_s, state, reason)
 
     def fail(self, error: Exception) -> None:
@@ -126,7 +131,7 @@ class Waiting:
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _began: float = 0.0
-    """When the current query began; 0 between queries."""
+    """Since when queries have had no answer; 0 between queries."""
     _closed: bool = False
 
     async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float, log: str = "") -> None:
@@ -210,18 +215,19 @@ class Waiting:
 
     async def _query(self, waiters: Sequence[_Waiter]) -> None:
         """Query once for these waiters; a waiter who comes meanwhile causes another query."""
-        self._began = time.monotonic()
+        self._began = self._began or time.monotonic()
         try:
             async with asyncio.timeout(_QUERY_MAX_S):
                 statuses = await self.query()
+        except TimeoutError:
+            return  # its connection may be dead, and the next query opens another; who waits says so in the end
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
             for waiter in waiters:
                 waiter.fail(_copied(error))
         else:
             for waiter in waiters:
                 waiter.settle(statuses.get(waiter.projection, ()))
-        finally:
-            self._began = 0.0
+        self._began = 0.0
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
 
 
@@ -258,14 +264,17 @@ class Checkpoints:
         return statuses
 
 
-_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"])
+_QUERY = select(
+    *projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"],
+    case((projections.c.owner.is_not(None) & (projections.c.lease_until >= Clock()), true()), else_=false()),
+)
 
 
 def _copied(error: Exception) -> Exception:
     """Return an error of each waiter's own where possible, since a traceback belongs to one task."""
     if isinstance(error, Unreachable):
         return Unreachable(error.component, error.reason, error.remedy)
-    return _silent(_QUERY_MAX_S) if isinstance(error, TimeoutError) else error
+    return error
 
 
 def _silent(seconds: float) -> Unreachable:

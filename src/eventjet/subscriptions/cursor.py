@@ -7,7 +7,7 @@ states and transitions are those of `domain.position`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -56,7 +56,10 @@ class Cursor:
     began: int = 0
     """The lowest position the cursor was ever put at: the subscription never followed events up to there."""
     tries: tuple[tuple[int, int], ...] = ()
-    """Positions whose handlers blocked the event loop of a worker, and in how many tries; none that is done."""
+    """Positions whose handlers block the event loop of a worker, and how many tries of each nobody saw the end of.
+
+    None that is done, except for events of the quarantine that are tried again.
+    """
 
     def encoded(self) -> bytes:
         """Return the stored JSON value.
@@ -88,8 +91,21 @@ class Cursor:
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
     def tries_of(self, position: int) -> int:
-        """Return how many tries of the event at this position blocked the event loop of a worker."""
+        """Return how many tries of the event at this position blocked the event loop, and nobody saw their end."""
         return dict(self.tries).get(position, 0)
+
+    @property
+    def blocking(self) -> str | None:
+        """Which handler calls block the event loop, in one sentence; None if none is known."""
+        if not self.tries:
+            return None
+        position, count = self.tries[-1]
+        what = "a try" if count == 1 else f"{count} tries"
+        others = f" (and {len(self.tries) - 1} more)" if len(self.tries) > 1 else ""
+        return (
+            f"its handler blocks the event loop at position {position:,}{others}: nobody saw the end of {what}. Call "
+            "what blocks with `await asyncio.to_thread(…)`"
+        )
 
     def first_open(self, position: int) -> int:
         """Return the first position from this one on that is not done."""
@@ -141,19 +157,30 @@ class Cursor:
         done: tuple[tuple[int, int], ...],
         waking: tuple[int, int] | None = None,
         reason: str | None = None,
+        retried: Container[int] = (),
     ) -> Cursor:
-        """Return the cursor at another position; `reason` says what some events still wait for."""
+        """Return the cursor at another position; `reason` says what some events still wait for.
+
+        Tries of events that are done are dropped, except for the positions in `retried`: events of the quarantine.
+        """
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
         if self.tries:
-            moved = replace(moved, tries=tuple(tried for tried in self.tries if not moved.is_done(tried[0])))
+            kept = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
+            moved = replace(moved, tries=kept)
         return moved.waiting(reason)
 
-    def tried(self, position: int) -> Cursor:
-        """Return the cursor with one more try of the event at this position; position 0 is not counted."""
-        if not position:
+    def tried(self, position: int, number: int) -> Cursor:
+        """Return the cursor with at least this number of tries at a position; position 0 is not counted.
+
+        Position 0 stands for all deadlines of a process.
+        """
+        if not position or self.tries_of(position) >= number:
             return self
-        others = [tried for tried in self.tries if tried[0] != position]
-        return replace(self, tries=(*others, (position, self.tries_of(position) + 1)))
+        return replace(self, tries=(*self.untried({position}).tries, (position, number)))
+
+    def untried(self, positions: Container[int]) -> Cursor:
+        """Return the cursor without the tries of these positions."""
+        return replace(self, tries=tuple(tried for tried in self.tries if tried[0] not in positions))
 
     def waiting(self, reason: str | None) -> Cursor:
         """Return the cursor with the reason it waits for, cut to 2,000 characters; None clears the reason.

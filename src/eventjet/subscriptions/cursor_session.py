@@ -169,6 +169,8 @@ class CursorSession:
         self._to_delete: list[QuarantinedEntry] = []
         self._write_lock = asyncio.Lock()
         self._wait_reasons: dict[AggregateKey, str] = {}
+        self._seen_to_end: set[int] = set()
+        """Positions whose tries the next write removes from the cursor: their ends were seen."""
         self._pause_reason: str | None = None
         self._executor: KeyedExecutor
         self._reader: Reading
@@ -325,19 +327,22 @@ class CursorSession:
         Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written.
         """
         async with self._write_lock:
-            executor = self._executor
+            executor, stored = self._executor, self._stored
             executor.changed.clear()
-            cursor = self._stored.cursor.moved(
-                executor.position, executor.event_id, executor.done_beyond(), self._waking
-            )
-            if _is_further(cursor, self._initial_cursor):
-                self._previous_reason = None  # what ended the sessions before has not ended this one
-            cursor = cursor.waiting(self._reason_to_wait())
+            progress = executor.position, executor.event_id, executor.done_beyond(), self._waking
             failpoints.reach("cursor.before_write")
             while len(self._to_write) + len(self._to_delete) > CHANGES_MAX:
                 # Events are quarantined before the cursor passes them, so that the next owner misses none.
-                await self._write_with_changes(self._stored.cursor)
+                await self._write_with_changes(stored.cursor)
+            await stored.returned()
+            seen_to_end = frozenset(self._seen_to_end)
+            cursor = stored.cursor.untried(seen_to_end) if stored.cursor.tries else stored.cursor
+            cursor = cursor.moved(*progress, retried=self._entries_by_position)
+            if _is_further(cursor, self._initial_cursor):
+                self._previous_reason = None  # what ended the sessions before has not ended this one
+            cursor = cursor.waiting(self._reason_to_wait())
             await self._write_with_changes(cursor if owned else cursor.released())
+            self._seen_to_end -= seen_to_end
             failpoints.reach("cursor.written")
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
@@ -428,14 +433,15 @@ class CursorSession:
 
     async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
         retry, label, since = self._handler.retry, self._handler.label, time_text()
-        number = self._stored.cursor.tries_of(position)
-        if number >= retry.tries:
+        number = self._unseen_tries(position)
+        if number >= retry.tries and self._handler.quarantines:
             return number, HandlerBlocked(label)
         while True:
             number += 1
             await self._renew_if_late()
             limit = asyncio.timeout(retry.timeout_s)
-            running = RunningTry(label, position, self._stored, retry.timeout_s)
+            unseen = self._unseen_tries(position) + 1
+            running = RunningTry(label, position, unseen, self._stored, retry.timeout_s)
             try:
                 async with limit:
                     await called(self._watched(attempt(number), running))
@@ -443,6 +449,9 @@ class CursorSession:
                 error = raised
                 if limit.expired() and running.blocked_s >= self._context.options.lease_s:
                     error = HandlerBlocked(label, round(running.blocked_s, 1))
+                    self._seen_to_end.discard(position)  # so it counts for other workers, too
+                else:
+                    self._seen_to_end.add(position)
                 is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
@@ -455,6 +464,10 @@ class CursorSession:
             else:
                 self._meter.tries["done"] += 1
                 return number, None
+
+    def _unseen_tries(self, position: int) -> int:
+        """Return how many tries of an event blocked the event loop without an end that a worker saw."""
+        return 0 if position in self._seen_to_end else self._stored.cursor.tries_of(position)
 
     async def _watched(self, work: Awaitable[None], running: RunningTry) -> None:
         watch = self._context.watch
@@ -563,6 +576,7 @@ class CursorSession:
             if work is None:
                 return None
             _, error = await self._try(work[1], work[0], entry.position)
+            self._seen_to_end.add(entry.position)
         return None if error is None else offered.failed(error)
 
 

@@ -91,16 +91,37 @@ class QuarantinedEntry:
             raise CursorDamaged(body, str(error)) from None
 
 
-@dataclass(slots=True)
 class StoredCursor:
-    """A cursor and the sequence that its next write expects."""
+    """A cursor and the sequence that its next write expects.
 
-    cursor: Cursor
-    sequence: int
-    written_at: float = 0.0
-    """When the last successful write began, in seconds by this process's clock; 0 before."""
-    is_lent: bool = False
-    """Whether `LoopWatch` writes it just now, from another thread."""
+    The event loop and the thread of `LoopWatch` both write it. So its value is replaced as a whole, and the loop's
+    writes wait while the thread has it.
+    """
+
+    __slots__ = ("lent_until", "value")
+
+    def __init__(self, cursor: Cursor, sequence: int, written_at: float = 0.0) -> None:
+        self.value = cursor, sequence, written_at
+        self.lent_until = 0.0
+        """How long at most the thread writes it, by the monotonic clock; 0 when it does not."""
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.value[0]
+
+    @property
+    def sequence(self) -> int:
+        return self.value[1]
+
+    @property
+    def written_at(self) -> float:
+        """When the last successful write began, in seconds by this process's clock; 0 before."""
+        return self.value[2]
+
+    async def returned(self) -> None:
+        """Wait until the thread of `LoopWatch` does not write it."""
+        while time.monotonic() < self.lent_until:  # noqa: ASYNC110  the thread clears it
+            await asyncio.sleep(_LENT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +197,25 @@ class Cursors:
         await self._replace(stored, cursor, expecting)
 
     async def _replace(self, stored: StoredCursor, cursor: Cursor, changes: Sequence[_Message]) -> None:
-        while stored.is_lent:  # noqa: ASYNC110  a thread clears it
-            await asyncio.sleep(_LENT_S)
-        began = self.clock()
-        replacement = (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))])
-        last = await self._send(cursor.name, [replacement, *changes])
-        if last - len(changes) > stored.sequence:  # `LoopWatch` may have written after this
-            stored.cursor, stored.sequence, stored.written_at = cursor, last - len(changes), began
+        base = stored.value  # what `cursor` was made from
+        while True:
+            await stored.returned()
+            before, base = base, stored.value
+            if base is not before:  # `LoopWatch` renewed the cursor meanwhile, and may have counted a try
+                for tried in set(base[0].tries) - set(before[0].tries):
+                    cursor = cursor.tried(*tried)
+            began = self.clock()
+            replacement = (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(base[1]))])
+            try:
+                last = await self._send(cursor.name, [replacement, *changes])
+            except CursorFenced:
+                await stored.returned()
+                if stored.value is base:
+                    raise
+                continue  # `LoopWatch` wrote first, for the same session
+            if stored.value is base:  # else `LoopWatch` has written after this
+                stored.value = cursor, last - len(changes), began
+            return
 
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""

@@ -1,10 +1,9 @@
-"""`LoopWatch`: a thread that keeps the leases of handlers while one of them blocks the event loop.
+"""`LoopWatch`: a thread that keeps the leases of running handlers while code blocks the event loop.
 
-Code that blocks the loop blocks what renews its lease as well. Another worker would take the cursor over, call the same
-handler and be blocked by it in turn, and no result of a try would ever be written. So while the loop stands still, a
-thread with a loop and a connection of its own renews the cursors whose handlers run, each as long as its try may take,
-and a lease more. It also notes in the cursor which event's try blocks the loop: the try counts, whatever becomes of
-this process.
+Code that blocks the loop also blocks the renewal of its lease. Another worker would take the cursor over, call the same
+handler, be blocked in turn, and so on: no worker would ever write the result of a try. So a thread with a loop and a
+connection of its own looks at the loop several times a lease. While the loop stands still, it renews the cursors whose
+handlers run, each until its try has had its time and a lease more. It also counts the blocking try in its cursor.
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.errors import CursorFenced, EventjetError
+from eventjet.errors import CursorFenced
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
+from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors, StoredCursor
 
 _log = logging.getLogger(__name__)
+_STEP_S = 0.05  # between two looks of a wait for its end
 
 
 @dataclass(slots=True, eq=False)
@@ -35,15 +36,33 @@ class RunningTry:
     """The subscription and its function, for the log."""
     position: int
     """The position of the event; 0 for a deadline, whose tries are not counted in the cursor."""
+    number: int
+    """The count of the position in the cursor if nobody sees the end of this try."""
     stored: StoredCursor
     """The cursor of its session."""
     timeout_s: float
     """How long it may take."""
     until: float = 0.0
-    """When its lease is given up, by the monotonic clock: a lease after it has taken as long as it may."""
+    """When its lease is given up, by the monotonic clock."""
     blocked_s: float = 0.0
-    """How long it has blocked the loop without a break, in seconds."""
-    is_counted: bool = False
+    """The longest time in which it kept the loop from moving, in seconds."""
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """A time in which the event loop does not move, because a task or a callback does not return to it.
+
+    Two are equal if the loop has not moved between them and the same code blocks it.
+    """
+
+    beats: int
+    """The beats of the loop when it began."""
+    task: asyncio.Task[Any] | None
+    """The task that blocks the loop; None for a callback."""
+    running: RunningTry | None
+    """The try that the task runs; None if it runs no handler."""
+    seconds: float = field(default=0.0, compare=False)
+    is_logged: bool = field(default=False, compare=False)
 
 
 class LoopWatch:
@@ -71,7 +90,10 @@ class LoopWatch:
         finally:
             self._ended.set()
             beating.cancel()
-            await asyncio.to_thread(thread.join)
+            until = time.monotonic() + 3 * self._lease_s  # a renewal that is under way takes one at most
+            # `to_thread` would wait for a free thread: handlers that were cut off may keep them all.
+            while thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
+                await asyncio.sleep(_STEP_S)
 
     @contextmanager
     def trying(self, running: RunningTry) -> Generator[None]:
@@ -85,91 +107,95 @@ class LoopWatch:
             del self._tries[task]
 
     async def _beat(self) -> None:
+        """Show that the loop moves, twice between two looks of the thread."""
         while True:
             self._beats += 1
             await asyncio.sleep(self._every_s / 2)
 
-    # In the thread.
+    # All below runs in the thread.
 
     async def _watch(self) -> None:
-        """Look at intervals whether the loop moves; while it does not, renew leases and count the try that blocks."""
-        beats, task, label, blocked_s, was_logged = -1, None, "", 0.0, False
-        async with AsyncExitStack() as connections:
-            cursors: Cursors | None = None
+        """Look at intervals whether the loop stands still; while it does, keep leases."""
+        client = Client(self._endpoint, self._lease_s)  # connects at its first use
+        cursors, has_failed = Cursors(client, self._app), False
+        standstill = self._look()
+        try:
             while not await self._pause():
-                has_moved = self._beats != beats
-                beats, blocking = self._beats, asyncio.current_task(self._loop)
-                if has_moved or blocking is not task:
-                    if not was_logged:
-                        self._tell(label, blocked_s)
-                    running = self._tries.get(blocking)
-                    task, label, blocked_s, was_logged = blocking, _label_of(blocking, running), 0.0, False
-                if has_moved:
+                if self._look() != standstill:
+                    self._log_blocked(standstill)
+                    standstill = self._look()
                     continue
-                # Only time that this thread was awake for counts: a process that was suspended has blocked nothing.
-                blocked_s += self._every_s
-                running = self._tries.get(task)
-                if running is not None:
-                    running.blocked_s = blocked_s
-                    if not was_logged and blocked_s >= self._lease_s and running.until < time.monotonic():
-                        self._tell(label, blocked_s)
-                        was_logged = True
+                self._prolong(standstill)
                 try:
-                    if cursors is None:
-                        client = Client(self._endpoint, self._lease_s)
-                        connections.push_async_callback(client.close)
-                        await client.connect()
-                        cursors = Cursors(client, self._app)
-                    await self._renew(cursors, running, beats)
-                except (EventjetError, OSError) as error:
-                    logs.TRYING_AGAIN.tell(_log, name="The leases of a blocked event loop", reason=error, trace="")
-            if not was_logged:
-                self._tell(label, blocked_s)
+                    await self._keep_leases(cursors, standstill)
+                    has_failed = False
+                except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
+                    if not has_failed:
+                        logs.TRYING_AGAIN.tell(_log, name="The leases of a blocked event loop", reason=error, trace="")
+                    has_failed = True
+        finally:
+            self._log_blocked(standstill)
+            await client.close()
 
     async def _pause(self) -> bool:
         """Wait for the next look, and return whether the watch has ended."""
         until = time.monotonic() + self._every_s
-        while not self._ended.is_set() and (remaining_s := until - time.monotonic()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(min(remaining_s, 0.1))
+        while not self._ended.is_set() and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_STEP_S)
         return self._ended.is_set()
 
-    async def _renew(self, cursors: Cursors, blocking: RunningTry | None, beats: int) -> None:
-        """Renew the cursors of the tries that still have time, and count the one that blocks the loop."""
-        now = time.monotonic()
-        positions = {id(running.stored): 0 for running in self._tries.copy().values() if running.until > now}
-        cursors_by_id = {id(running.stored): running.stored for running in self._tries.copy().values()}
-        if blocking is not None and not blocking.is_counted and blocking.blocked_s >= self._lease_s / 2:
-            positions[id(blocking.stored)] = blocking.position
-            blocking.is_counted = True
-        for key, position in positions.items():
-            stored = cursors_by_id.get(key)
-            if stored is None:
-                continue
-            stored.is_lent = True  # the loop's own writes wait, should it move again meanwhile
-            try:
-                if self._beats == beats:
-                    await self._write(cursors, stored, position)
-            finally:
-                stored.is_lent = False
+    def _look(self) -> _Standstill:
+        """Return a standstill that begins now: it is one if the next look returns an equal one."""
+        task = asyncio.current_task(self._loop)
+        return _Standstill(self._beats, task, self._tries.get(task))
 
-    async def _write(self, cursors: Cursors, stored: StoredCursor, position: int) -> None:
-        own = replace(stored, is_lent=False)
+    def _prolong(self, standstill: _Standstill) -> None:
+        """Add the time since the last look, and log the standstill once the lease of its try is given up."""
+        # Looks are counted, not clocks read: a process that was suspended has blocked nothing.
+        standstill.seconds += self._every_s
+        running = standstill.running
+        if running is not None:
+            running.blocked_s = max(running.blocked_s, standstill.seconds)
+        if running is None or running.until < time.monotonic():
+            self._log_blocked(standstill)
+
+    def _log_blocked(self, standstill: _Standstill) -> None:
+        """Log a standstill of a lease or more, once."""
+        if standstill.seconds < self._lease_s or standstill.is_logged:
+            return
+        standstill.is_logged = True
+        task, running = standstill.task, standstill.running
+        label = "A callback" if task is None else getattr(task.get_coro(), "__qualname__", task.get_name())
+        name = label if running is None else running.label
+        logs.LOOP_BLOCKED.tell(_log, name=name, seconds=round(standstill.seconds, 1))
+
+    async def _keep_leases(self, cursors: Cursors, standstill: _Standstill) -> None:
+        """Renew the cursors of the tries whose leases are not given up yet."""
+        now = time.monotonic()
+        for stored in {running.stored for running in self._tries.copy().values() if running.until > now}:
+            stored.lent_until = time.monotonic() + 2 * self._lease_s
+            try:
+                if self._look() == standstill:  # if it ends after this, the loop's own write waits
+                    async with asyncio.timeout(self._lease_s):
+                        await self._renew(cursors, stored, standstill)
+            finally:
+                stored.lent_until = 0.0
+
+    async def _renew(self, cursors: Cursors, stored: StoredCursor, standstill: _Standstill) -> None:
+        own = StoredCursor(*stored.value)
         try:
-            await cursors.write(own, own.cursor.tried(position))
+            await cursors.write(own, self._counted(own.cursor, stored, standstill))
         except CursorFenced:
-            # A write of the loop may have been under way when it was blocked.
+            # A write of the loop may have been under way when the loop was blocked.
             own = await cursors.read(own.cursor.name)
             if own.cursor.owner != self._owner:
-                return  # the session will notice
-            await cursors.write(own, own.cursor.tried(position))
-        stored.cursor, stored.sequence, stored.written_at = own.cursor, own.sequence, own.written_at
+                return  # another worker has the cursor, as the session will notice
+            await cursors.write(own, self._counted(own.cursor, stored, standstill))
+        stored.value = own.value
 
-    def _tell(self, label: str, blocked_s: float) -> None:
-        if blocked_s >= self._lease_s:
-            logs.LOOP_BLOCKED.tell(_log, name=label, seconds=round(blocked_s, 1))
-
-
-def _label_of(task: asyncio.Task[Any] | None, running: RunningTry | None) -> str:
-    if running is not None:
-        return running.label
-    return "A callback" if task is None else getattr(task.get_coro(), "__qualname__", task.get_name())
+    def _counted(self, cursor: Cursor, stored: StoredCursor, standstill: _Standstill) -> Cursor:
+        """Return the cursor with the try that has blocked the loop for half a lease, if it is of this session."""
+        running = standstill.running
+        if running is None or running.stored is not stored or standstill.seconds < self._lease_s / 2:
+            return cursor
+        return cursor.tried(running.position, running.number)

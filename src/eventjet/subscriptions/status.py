@@ -166,7 +166,7 @@ def look_at_followers(
             owner=None if seen.has_lost_owner else cursor.owner,
             lost_owner=cursor.owner if seen.has_lost_owner else None,
             lost_s=seen.silent_s if seen.has_lost_owner else None,
-            reason=_cut(str(fault) if fault else cursor.reason),
+            reason=_cut(str(fault) if fault else cursor.blocking or cursor.reason),
             declared=cursor.name in declared,
             parked=parked,
             kind=cursor.kind,
@@ -323,6 +323,8 @@ class StatusReader:
         self._app = app
         self._engine: AsyncEngine | None = None
         self._connection: NatsConnection | None = None
+        self._closed = 0
+        """How often the connections were closed."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -338,21 +340,26 @@ class StatusReader:
         try:
             seen = await self._checkpoints() if self._declared else SeenCheckpoints([], {})
             at = time.monotonic()
-            statuses = await asyncio.to_thread(self._look, seen)
+            statuses = await asyncio.to_thread(self._look, seen, self._closed)
         except BaseException:
             await self._close()
             raise
         return StatusSnapshot(at, statuses)
 
-    def _look(self, seen: SeenCheckpoints) -> list[WorkStatus]:
+    def _look(self, seen: SeenCheckpoints, closed: int) -> list[WorkStatus]:
         """Return the statuses for the checkpoints that were read from the database. Blocks."""
-        if self._connection is None:
-            self._connection = NatsConnection.open(self._endpoint)
-        statuses, last = look_at_projections(self._connection, self._app.name, seen, self._declared)
-        followers = look_at_followers(self._connection, self._app, self._followers, last) if self._followers else []
+        if (connection := self._connection) is None:
+            connection = self._connection = NatsConnection.open(self._endpoint)
+            if closed != self._closed:  # by a task that was cancelled and did not wait for this thread
+                self._connection = None
+                connection.close()
+                return []
+        statuses, last = look_at_projections(connection, self._app.name, seen, self._declared)
+        followers = look_at_followers(connection, self._app, self._followers, last) if self._followers else []
         return [*statuses, *followers]
 
     async def _close(self) -> None:
+        self._closed += 1
         engine, self._engine = self._engine, None
         connection, self._connection = self._connection, None
         if connection is not None:

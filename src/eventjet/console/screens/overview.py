@@ -21,6 +21,8 @@ _WIDTH, _HEIGHT = 120, 32
 _POINTS_MAX = 60
 _SHORTEST = 4
 """The width of the line of a single sample."""
+_GAP_S = 20.0
+"""Seconds between two samples above which nothing is known of the lag between them."""
 _TOP_MIN = 10
 """The lag at the top of a chart is at least this, so that a few events look like few."""
 
@@ -61,13 +63,16 @@ def _glance(rows: list[dict[str, Any]]) -> list[tuple[Condition, list[str]]]:
 def _chart(poller: StatusPoller, status: WorkStatus) -> dict[str, str] | None:
     """Return the lag over the last two minutes as the points of an SVG line and area, and in words.
 
-    A single sample is a short line. Without a sample the result is None.
+    A single sample is a short line. Without a sample the result is None. Between samples that are far apart nobody
+    looked, so the line begins after the last such gap.
     """
     now = time.monotonic()
     samples = [(now - at, lag) for at, lag in poller.history.lags(status.name, status.revision)]
     samples = [sample for sample in samples if sample[0] <= KEPT_S] or samples[-1:]
     if not samples:
         return None
+    gaps = [index for index in range(1, len(samples)) if samples[index - 1][0] - samples[index][0] > _GAP_S]
+    samples = samples[gaps[-1] :] if gaps else samples
     stride = -(-len(samples) // _POINTS_MAX)
     shown = [*samples[:-1:stride], samples[-1]]
     top = max(_TOP_MIN, *(lag for _, lag in samples))
