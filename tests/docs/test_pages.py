@@ -32,6 +32,7 @@ LONG = {
     "first-project.md",
     "flask.md",
     "keys.md",
+    "lake.md",
     "processes.md",
     "quarantine.md",
     "read-models.md",

@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import JSON, Numeric
 
 from eventjet import App, Key, Personal, Recorded, aggregate, entries, event, projection
+from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
 from eventjet.errors import HandlerFailed, UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.spark.columns import arrow_batch
-from eventjet.spark.event_rows import personal_fields, table_names
+from eventjet.spark.event_rows import event_tables, personal_fields
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare, row_columns
 from eventjet.spark.shuffle_blocks import PackByKey, unpack
@@ -176,10 +177,20 @@ def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
 
 
 def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> None:
-    names = table_names(["a.b", "a_b", "c.D", "events"])
-    assert names["c.D"] == "c_d"
-    assert len(set(names.values())) == 4
-    assert "events" not in names.values()
+    @event("order_named")
+    class OrderNamed:
+        pass
+
+    @event("events")
+    class Events:
+        pass
+
+    tables = event_tables(Catalog([Placed, Named, OrderNamed, Events]))
+    types = {kind.info.name for kind in tables.values()}
+    assert types == {"order.placed", "order.named", "order_named", "events"}
+    assert len(tables) == 4
+    assert "order_placed" in tables
+    assert not {"events", "order_named"} & tables.keys()
 
 
 def test_outside_of_a_pipeline_nothing_can_be_declared() -> None:

@@ -21,6 +21,7 @@ from typer.models import CommandInfo
 from eventjet import errors
 from eventjet.cli.bulk import archive, audit, pipeline, rebuild, restore, snapshots, verify
 from eventjet.cli.dev import demo, dev, server
+from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
 from eventjet.cli.new import new
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
@@ -94,6 +95,13 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
     "restore": ("eventjet restore /var/archives/bank",),
     "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "lake sync": (
+        "eventjet lake sync /var/lake/bank",
+        "eventjet lake sync s3://bucket/bank",
+        "eventjet lake sync /var/lake/bank --format iceberg --from-archive /var/archives/bank",
+    ),
+    "lake status": ("eventjet lake status /var/lake/bank",),
+    "lake verify": ("eventjet lake verify /var/lake/bank --json",),
     "unique build": ("eventjet unique build user", "eventjet unique build user email --keep-shared"),
     "unique check": ("eventjet unique check", "eventjet unique check user email"),
     "schema export": ("eventjet schema export --out schemas", "eventjet schema export --asyncapi > asyncapi.json"),
@@ -159,7 +167,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots, pipeline),
-    "The log": (archive, restore, audit, skip, unique, schema),
+    "The log": (archive, restore, audit, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

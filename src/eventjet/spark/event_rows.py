@@ -11,10 +11,12 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
+from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
 from eventjet.codec.subjects import entity_shown
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.spark.columns import Form, forms_of, leaf, pyarrow
 
@@ -63,12 +65,17 @@ def personal_fields(event_type: type) -> frozenset[str]:
     return frozenset(name for name in forms_of(event_type) if is_private(field_hint(event_type, name)))
 
 
-def table_names(type_names: Sequence[str]) -> dict[str, str]:
-    """Return the table of each event type; names that would be equal get a suffix out of the type's own name."""
-    plain = {name: re.sub(r"[^a-z0-9_]", "_", name.lower()) for name in type_names}
+def event_tables(catalog: Catalog) -> dict[str, EventType]:
+    """Return the event types of an application by the names of their tables.
+
+    Names that would be equal get a suffix out of the type's own name. Claims of unique values, which are eventjet's own
+    events, have no table.
+    """
+    kinds = {kind.info.name: kind for kind in catalog.kinds() if kind.aggregate != CLAIMS}
+    plain = {name: re.sub(r"[^a-z0-9_]", "_", name.lower()) for name in kinds}
     taken = [EVENTS, *plain.values()]
     return {
-        name: table if taken.count(table) == 1 else f"{table}_{sha256(name.encode()).hexdigest()[:8]}"
+        table if taken.count(table) == 1 else f"{table}_{sha256(name.encode()).hexdigest()[:8]}": kinds[name]
         for name, table in plain.items()
     }
 
@@ -103,6 +110,14 @@ def stored_row(record: RawRecord) -> tuple[Any, ...]:
     aggregate_values = (aggregate, aggregate_id, _number(block, VERSION, 2**63), header(block, MSG_ID))
     kind = (header(block, TYPE), _number(block, SCHEMA, 2**31))
     return (position, _recorded_at(record), *kind, *aggregate_values, command_id, *_context(metadata), _text(body))
+
+
+def stored_row_beside(row: tuple[Any, ...], record: RawRecord) -> tuple[Any, ...]:
+    """Return what `stored_row` returns, in half the time, for a record of which `row` is the `recorded_row`."""
+    block = record[3]
+    kind = (header(block, TYPE), _number(block, SCHEMA, 2**31))
+    begin, end = len(_POSITION_COLUMNS), len(_RECORDED_COLUMNS)
+    return (*row[:begin], *kind, *row[begin:end], _text(record[4]))
 
 
 def _context(metadata: Metadata) -> tuple[Any, ...]:

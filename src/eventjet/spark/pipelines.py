@@ -41,11 +41,11 @@ from eventjet.spark.columns import SCHEMA, Form, decimal_form, leaf, pyarrow, re
 from eventjet.spark.event_rows import (
     EVENTS,
     batch_of,
+    event_tables,
     personal_fields,
     recorded_columns,
     stored_columns,
     stored_row,
-    table_names,
 )
 from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
 from eventjet.spark.running import send_files, shipped
@@ -96,18 +96,15 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
     spark = _session()
     declaring = _Declaring.prepare(spark, app, settings or Settings.load(), personal=personal)
     application = declaring.app
-    aggregates = {info.name for info in application.aggregates.values()}
-    # The catalog has eventjet's own events, too.
-    kinds = [kind for kind in application.catalog.kinds() if kind.aggregate in aggregates]
-    names = table_names([kind.info.name for kind in kinds])
-    taken = {EVENTS, *names.values()} & application.projections.keys()
+    tables = event_tables(application.catalog)
+    taken = {EVENTS, *tables} & application.projections.keys()
     if taken:
         raise UsageError(
             f"{min(taken)!r} would be the table of events and the view of a projection. Rename the projection."
         )
     declaring.declare_events()
-    for kind in kinds:
-        declaring.declare_type(names[kind.info.name], kind)
+    for name, kind in tables.items():
+        declaring.declare_type(name, kind)
     for resolved in application.projections.values():
         if not isinstance(resolved, ResolvedProjection):
             reason = "its handlers write SQL"
