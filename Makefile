@@ -53,7 +53,7 @@ $(installed): pyproject.toml constraints.txt
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(bin)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
-		--editable ".[spark,dev,testing,otel,ui,websocket]" --group dev --group docs
+		--editable ".[spark,lake,dev,testing,otel,ui,websocket]" --group dev --group docs
 	@touch $@
 
 pytest := $(bin)/python -m pytest --dist worksteal
@@ -162,6 +162,7 @@ bench: setup bench-peers
 	$(bin)/python -m benchmarks.reactions --runs 2 --pending 20000
 	$(bin)/python -m benchmarks.catchup --runs 2
 	$(bin)/python -m benchmarks.rebuild --runs 2
+	$(bin)/python -m benchmarks.lake
 	$(bin)/python -m benchmarks.report
 
 # The table of docs/reference/performance.md, on a machine that does nothing else.
@@ -175,6 +176,7 @@ bench-full: setup bench-peers
 	$(bin)/python -m benchmarks.lag --runs 5 --count 3000
 	$(bin)/python -m benchmarks.catchup --runs 5 --events 500000 --memory 1000000
 	$(bin)/python -m benchmarks.rebuild --events 1000000 --peer-events 50000
+	$(bin)/python -m benchmarks.lake --events 1000000 --runs 5
 	$(bin)/python -m benchmarks.report
 
 bench-peers: setup $(peer)/.installed $(protean)/.installed $(node)/.installed

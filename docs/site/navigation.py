@@ -36,7 +36,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "how-to",
         ("processes", "reactors", "publications", "inboxes", "serve", "tail", "nats-clients"),
     ),
-    "How to: question the log": ("how-to", ("audit", "dataframes", "spark-source", "archive")),
+    "How to: question the log": ("how-to", ("audit", "dataframes", "spark-source", "pipelines", "archive", "lake")),
     "How to: run": (
         "how-to",
         (
@@ -77,7 +77,18 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "API": (
         "reference/api",
-        ("declare", "connection", "read-models", "reactions", "testing", "errors", "bulk-jobs", "spark", "console"),
+        (
+            "declare",
+            "connection",
+            "read-models",
+            "reactions",
+            "testing",
+            "errors",
+            "bulk-jobs",
+            "lake",
+            "spark",
+            "console",
+        ),
     ),
     "Explanation": (
         "explanation",

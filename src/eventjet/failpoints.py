@@ -32,10 +32,12 @@ _STEPS = {
     "task": "begun folded",
     "archive": "written read_back sealed",
     "restore": "batch_sent batch_stored",
+    "lake": "created read committed",
 }
 """Each in the order in which it is reached: by the lease session of a projection's worker, by that of a reactor or a
 process, by a revision that takes over from another revision, by a rebuild, by a verification, by a Spark task of
-either, which loads its parts itself, by the writing of an archive, and by a restore."""
+either, which loads its parts itself, by the writing of an archive, by a restore, and by the
+sync of a lake."""
 NAMES = tuple(f"{group}.{step}" for group, steps in _STEPS.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 

@@ -32,6 +32,7 @@ LONG = {
     "first-project.md",
     "flask.md",
     "keys.md",
+    "lake.md",
     "processes.md",
     "quarantine.md",
     "read-models.md",
@@ -47,6 +48,7 @@ ON_SPARK = {
     "backup.md",
     "dataframes.md",
     "partial-restore.md",
+    "pipelines.md",
     "restore.md",
     "spark-cluster.md",
     "spark-source.md",
@@ -70,6 +72,8 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
         "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
         "COLUMNS": "80",
+        # Otherwise every Spark Connect server of this machine takes the same port.
+        "SPARK_TESTING": "1",
     }
     page = Running(shown, tmp_path, environ)
     try:

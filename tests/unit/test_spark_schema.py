@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from eventjet import event
 from eventjet.spark.columns import forms_of
-from eventjet.spark.frames import recorded_columns
+from eventjet.spark.event_rows import recorded_columns
 
 
 class Kind(Enum):

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import orjson
 
@@ -299,14 +299,14 @@ class ArchiveReader:
             raise ArchiveBroken(self.manifest.url, f"{path} cannot be read ({error})") from error
 
 
-def folder_of(url: str) -> Path | None:
+def folder_of(url: str, what: Literal["archive", "lake"] = "archive") -> Path | None:
     """Return the local folder that a URL names (without a scheme, or with `file:`); None for other file systems.
 
-    Raises `UsageError` for a URL that no archive can have.
+    Raises `UsageError` for a URL that no archive, or no lake, can have.
     """
     if not url or _PATTERN.search(url):
         raise UsageError(
-            "What is given cannot name an archive. Give a folder, or the URL of one, without *?[]{} in it."
+            f"What is given cannot name the {what}. Give a folder, or the URL of one, without *?[]{{}} in it."
         )
     scheme = _SCHEME.match(url)
     if scheme is None:
@@ -314,9 +314,10 @@ def folder_of(url: str) -> Path | None:
     if scheme[1].lower() != "file":
         parsed = parse(url)
         if parsed is None or parsed.password is not None:
+            place = "Spark's configuration" if what == "archive" else "the environment, as AWS_ACCESS_KEY_ID and others"
             raise UsageError(
-                "The URL of an archive is shown and may not hold a password. Write it as scheme://host/folder, and "
-                "give the credentials to Spark's configuration."
+                f"The URL of the {what} is shown and may not hold a password. Write it as scheme://host/folder, and "
+                f"give the credentials to {place}."
             )
         return None
     path = url[len(scheme[0]) :]

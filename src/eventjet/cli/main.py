@@ -19,8 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from eventjet import errors
-from eventjet.cli.bulk import archive, audit, rebuild, restore, snapshots, verify
+from eventjet.cli.bulk import archive, audit, pipeline, rebuild, restore, snapshots, verify
 from eventjet.cli.dev import demo, dev, server
+from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
 from eventjet.cli.new import new
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
@@ -43,7 +44,7 @@ _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
-    "new": ("eventjet new shop",),
+    "new": ("eventjet new shop", "eventjet new shop --pipeline"),
     "dev": ("eventjet dev", "eventjet dev --reload --ui", "eventjet dev --temporary --postgres"),
     "server": ("eventjet server", "eventjet server --port 0 --store nats-data"),
     "demo": ("eventjet demo",),
@@ -82,6 +83,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "eventjet rebuild balances --from-archive /var/archives/bank",
     ),
     "verify": ("eventjet verify balances postings", "eventjet verify balances --engine local --json"),
+    "pipeline": (
+        "eventjet pipeline",
+        "eventjet pipeline --dry-run",
+        "eventjet pipeline /srv/shop/pipeline --full-refresh",
+    ),
     "snapshots build": ("eventjet snapshots build account", "eventjet snapshots build account --min-events 500"),
     "db upgrade": ("eventjet db upgrade",),
     "db promote": ("eventjet db promote balances",),
@@ -89,6 +95,13 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
     "restore": ("eventjet restore /var/archives/bank",),
     "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "lake sync": (
+        "eventjet lake sync /var/lake/bank",
+        "eventjet lake sync s3://bucket/bank",
+        "eventjet lake sync /var/lake/bank --format iceberg --from-archive /var/archives/bank",
+    ),
+    "lake status": ("eventjet lake status /var/lake/bank",),
+    "lake verify": ("eventjet lake verify /var/lake/bank --json",),
     "unique build": ("eventjet unique build user", "eventjet unique build user email --keep-shared"),
     "unique check": ("eventjet unique check", "eventjet unique check user email"),
     "schema export": ("eventjet schema export --out schemas", "eventjet schema export --asyncapi > asyncapi.json"),
@@ -153,8 +166,8 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Begin": (new, dev, server, demo),
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
-    "Read models": (rebuild, verify, db, snapshots),
-    "The log": (archive, restore, audit, skip, unique, schema),
+    "Read models": (rebuild, verify, db, snapshots, pipeline),
+    "The log": (archive, restore, audit, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

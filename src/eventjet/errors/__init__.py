@@ -17,6 +17,8 @@ from eventjet.errors.base import UsageError as UsageError
 from eventjet.errors.projection import ArchiveBroken as ArchiveBroken
 from eventjet.errors.projection import CheckpointFenced as CheckpointFenced
 from eventjet.errors.projection import HandlerFailed as HandlerFailed
+from eventjet.errors.projection import LakeFenced as LakeFenced
+from eventjet.errors.projection import LakeRefused as LakeRefused
 from eventjet.errors.projection import LocationTaken as LocationTaken
 from eventjet.errors.projection import LogRolledBack as LogRolledBack
 from eventjet.errors.projection import NotCaughtUp as NotCaughtUp

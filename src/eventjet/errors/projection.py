@@ -248,6 +248,26 @@ class ArchiveBroken(RebuildError):
         super().__init__(f"The archive {url} cannot be used: {reason}. {remedy}")
 
 
+class LakeRefused(EventjetError):
+    """A table of a lakehouse is not what `eventjet lake` may go on with; nothing was written to it."""
+
+    def __init__(self, url: str, table: str, reason: str, remedy: str) -> None:
+        self.url = url
+        self.table = table
+        self.reason = reason
+        super().__init__(f"The table {table} of the lake {url} cannot be used: {reason}. {remedy}")
+
+
+class LakeFenced(LakeRefused):
+    """Another `eventjet lake sync` wrote to a table meanwhile; this one wrote nothing twice, and stopped."""
+
+    def __init__(self, url: str, table: str, position: int) -> None:
+        self.position = position
+        """The position at which this sync knew the table."""
+        reason = f"another sync has written to it since this one read it at position {position:,}"
+        super().__init__(url, table, reason, "Let only one run at a time; the next run goes on where the tables are.")
+
+
 class RebuildRefused(RebuildError):
     """The declaration of a projection, or something in the database, does not allow the rebuild."""
 

@@ -8,9 +8,9 @@ which are removed when this process ends.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,35 +19,21 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
+from eventjet.codec.headers import TYPE, header
 from eventjet.codec.records import Decoder
-from eventjet.codec.subjects import entity_shown
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.moment import in_utc
-from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
-from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
+from eventjet.errors import StreamMissing, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.log.topology import missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
-from eventjet.spark.columns import Form, forms_of, leaf, pyarrow, quoted, records_of
+from eventjet.spark.columns import Form, forms_of, quoted, records_of
+from eventjet.spark.event_rows import batch_of, recorded_columns, recorded_row, stored_columns, stored_row
 from eventjet.spark.session import running_session, scratch_folder
 from eventjet.spark.source import connection_options
-
-_CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
-_AGGREGATE_COLUMNS = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
-_POSITION_COLUMNS = {"position": "int", "recorded_at": "datetime"}
-_STORED_COLUMNS = {
-    **_POSITION_COLUMNS,
-    "type": "str",
-    "schema": "int",
-    **_AGGREGATE_COLUMNS,
-    **_CONTEXT_COLUMNS,
-    "body": "str",
-}
-_RECORDED_COLUMNS = {**_POSITION_COLUMNS, **_AGGREGATE_COLUMNS, **_CONTEXT_COLUMNS}
 
 
 def events(
@@ -81,20 +67,20 @@ def events(
         if not 0 <= as_of <= last:
             raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
         last = as_of
-    connection, secrets = _connection(settings)
+    connection, secrets = log_connection(settings)
     send_files(secrets, started)
     options = {**connection, "stream": application.name, "fromPosition": str(first), "toPosition": str(last)}
     raw: Any = spark.read.format("jetstream").options(**options).load()
     if event is None:
-        return raw.mapInArrow(StoredTask(until), _ddl_of(stored_columns()))
+        return raw.mapInArrow(StoredTask(until), ddl_of(stored_columns()))
     if event not in application.catalog:
         raise UsageError(
             f"{event!r} is not an event of {application.name!r}. Name a class that one of its aggregates folds."
         )
     info = event_info(event)
-    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _process_folder())
+    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), process_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
-    return raw.mapInArrow(task, _ddl_of(recorded_columns(event)))
+    return raw.mapInArrow(task, ddl_of(recorded_columns(event)))
 
 
 def _time_of(as_of: datetime | int | None) -> datetime | None:
@@ -114,39 +100,22 @@ def _log_range(settings: Settings, stream: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=100)
-def _connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
+def log_connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
     """Return (options of the source `jetstream`, the folder of the sealed secrets that they name)."""
-    secrets = Path(mkdtemp(dir=_process_folder()))
+    secrets = Path(mkdtemp(dir=process_folder()))
     return connection_options(settings, secrets), secrets
 
 
 @cache
-def _process_folder() -> Path:
+def process_folder() -> Path:
     """Return a private folder that is removed when this process ends, because a frame may be used until then."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(scratch_folder())
 
 
-def stored_columns() -> dict[str, Form]:
-    """Return the columns of the whole log; a value that a record lacks, or that cannot be read, is null."""
-    return {name: leaf(kind) for name, kind in _STORED_COLUMNS.items()}
-
-
-def recorded_columns(event_type: type) -> dict[str, Form]:
-    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
-    columns = {name: leaf(kind) for name, kind in _RECORDED_COLUMNS.items()}
-    # Spark's column names are not case-sensitive.
-    names_in_use = set(columns)
-    for name, form in forms_of(event_type).items():
-        while name.lower() in names_in_use:
-            name = f"event_{name}"
-        names_in_use.add(name.lower())
-        columns[name] = form
-    return columns
-
-
-def _ddl_of(columns: Mapping[str, Form]) -> str:
+def ddl_of(columns: Mapping[str, Form]) -> str:
+    """Return columns as Spark's DDL."""
     return ", ".join(f"{quoted(name)} {form.ddl}" for name, form in columns.items())
 
 
@@ -159,10 +128,11 @@ class StoredTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         columns = stored_columns()
         for batch in batches:
-            rows = [_stored_row(record) for record in records_of(batch)]
+            rows = [stored_row(record) for record in records_of(batch)]
             if self.until is not None:
                 rows = [row for row in rows if row[1] is not None and row[1] <= self.until]
-            yield from _batch(rows, columns)
+            if rows:
+                yield batch_of(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +142,14 @@ class RecordedTask:
     app: AppRef
     type_name: str
     schema: int
-    until: datetime | None
+    until: datetime | None = None
+    left_out: frozenset[str] = frozenset()
+    """The fields that get no column."""
+    skipped: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The positions with a skip marker, and the reasons."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        catalog = self.app.load().catalog
+        catalog = self.app.load().catalog.of_log(self.skipped)
         resolved = catalog.resolve(self.type_name, self.schema)
         if resolved is None:
             raise UsageError(
@@ -184,8 +158,8 @@ class RecordedTask:
             )
         event_type, info = resolved.event.event_type, resolved.event.info
         decode = Decoder(catalog, (event_type,))
-        columns = recorded_columns(event_type)
-        forms = forms_of(event_type)
+        columns = recorded_columns(event_type, self.left_out)
+        forms = {name: form for name, form in forms_of(event_type).items() if name not in self.left_out}
         # Records are selected by name only: a newer schema of this event must fail the query, not be skipped.
         names = {info.name, *info.formerly}
         for batch in batches:
@@ -193,70 +167,5 @@ class RecordedTask:
             events = [event for record in selected if (event := decode(record)) is not None]
             if self.until is not None:
                 events = [event for event in events if event.recorded_at <= self.until]
-            yield from _batch([_recorded_row(event, forms) for event in events], columns)
-
-
-def _recorded_row(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
-    aggregate_values = (event.aggregate, event.aggregate_id, event.version, event.event_id)
-    context = (event.command_id, *_context(event.metadata))
-    return (event.position, event.recorded_at, *aggregate_values, *context, *_fields(event, forms))
-
-
-def _fields(event: Recorded[Any], forms: Mapping[str, Form]) -> Iterator[Any]:
-    for name, form in forms.items():
-        value = getattr(event.data, name)
-        try:
-            yield None if value is None else form.convert(value)
-        except ValueError as error:
-            raise UsageError(
-                f"{name} of the event at position {event.position} has no place in a column: {error}. "
-                "Declare the field's digits, or take it as text: `body` in `events(spark, app)` holds it as stored."
-            ) from None
-
-
-def _stored_row(record: RawRecord) -> tuple[Any, ...]:
-    position, _, subject, block, body = record
-    aggregate, aggregate_id = entity_shown(subject)
-    try:
-        command_id, metadata = metadata_of(block)
-    except ValueError:
-        command_id, metadata = None, NO_METADATA
-    aggregate_values = (aggregate, aggregate_id, _number(block, VERSION, 2**63), header(block, MSG_ID))
-    kind = (header(block, TYPE), _number(block, SCHEMA, 2**31))
-    return (position, _recorded_at(record), *kind, *aggregate_values, command_id, *_context(metadata), _text(body))
-
-
-def _context(metadata: Metadata) -> tuple[Any, ...]:
-    traced = {} if metadata.traceparent is None else {"traceparent": metadata.traceparent}
-    extra_items = list({**traced, **metadata.extra}.items())
-    return (metadata.correlation, metadata.causation, metadata.actor, extra_items)
-
-
-def _number(block: bytes, name: str, limit: int) -> int | None:
-    number = number_of(block, name)
-    return number if number is not None and number < limit else None
-
-
-def _recorded_at(record: RawRecord) -> datetime | None:
-    """Return the recorded time as the decoder does; None for a time that cannot be read."""
-    try:
-        return recorded_at(record)
-    except UndecodableEvent:
-        return None
-
-
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _batch(rows: Sequence[Sequence[Any]], columns: Mapping[str, Form]) -> Iterator[Any]:
-    if rows:
-        arrow = pyarrow()
-        values = [
-            arrow.array(column, form.arrow)
-            for column, form in zip(zip(*rows, strict=True), columns.values(), strict=True)
-        ]
-        yield arrow.RecordBatch.from_arrays(values, names=list(columns))
+            if events:
+                yield batch_of([recorded_row(event, forms) for event in events], columns)

@@ -102,7 +102,8 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
         failpoints.reach("rebuild.engine_started")
         for number, log_pass in enumerate(plan.passes):
             names = log_pass.projections
-            with following(started.spark, job.watch, "read", share * number, share, plan.events):
+            name = f"eventjet: fold {', '.join(names)} up to position {plan.last}"
+            with following(started.spark, job.watch, "read", share * number, share, plan.events, name=name):
                 parts += loading.run(
                     log_pass, [by_name[name] for name in names], tuple(for_tasks[name] for name in names)
                 )
@@ -384,7 +385,15 @@ def fold_on_spark(
         tally = SnapshotTally()
         with (
             job.watch.phase("read", plan.events),
-            following(started.spark, job.watch, "read", 0, plan.events, plan.events),
+            following(
+                started.spark,
+                job.watch,
+                "read",
+                0,
+                plan.events,
+                plan.events,
+                name=f"eventjet: snapshots of {aggregate}",
+            ),
         ):
             for row in histories.mapInArrow(task, "tally string").collect():
                 tally.add(json.loads(row.tally))

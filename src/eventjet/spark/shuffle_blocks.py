@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -92,18 +93,18 @@ class PackByKey:
     app: AppRef
     projection: str
     dialect: ColumnValues
-    options: LogOptions
-    """How to reach the log."""
+    options: LogOptions | None
+    """How to reach the log, in which an event's predecessor is looked up; None where nobody checks it."""
     skipped: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            with self.options.predecessors() as predecessors:
+            with self.options.predecessors() if self.options is not None else nullcontext() as predecessors:
                 yield from self._packed(batches, predecessors)
         except (CodecError, ProjectionError) as error:
             yield _batch([{"fault": str(error)}])
 
-    def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader) -> Iterator[Any]:
+    def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader | None) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
         decode = chained(app.catalog.of_log(self.skipped), resolved.events, predecessors)

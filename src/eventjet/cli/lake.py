@@ -1,0 +1,133 @@
+"""The commands `eventjet lake sync`, `status` and `verify`: tables in a lakehouse, at a position of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eventjet.cli.bulk import FromArchiveOption
+from eventjet.cli.output import Answer, Block, Table
+from eventjet.cli.running import finished
+from eventjet.cli.target import AppTarget, argument, on_app, option, switch
+from eventjet.runtime import run_async
+from eventjet.text import counted, spent
+
+if TYPE_CHECKING:
+    from eventjet.lake import LakeVerification, SyncReport, TableStatus
+
+UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of one in an object store.")]
+FormatOption = Annotated[str, option("--format", "delta|iceberg", "The format of the tables.")]
+CatalogOption = Annotated[
+    str | None,
+    option("--catalog", "NAME", "Iceberg's, of pyiceberg's configuration; else catalog.db in the folder."),
+]
+
+lake = typer.Typer(name="lake", help="Tables in a lakehouse, at a position of the log.", no_args_is_help=True)
+
+
+@lake.command()
+@on_app(database=False)
+def sync(
+    at: AppTarget,
+    url: UrlArgument,
+    table_format: FormatOption = "delta",
+    catalog: CatalogOption = None,
+    to: Annotated[int | None, option("--to", "POSITION", "The last to take; default: all there is.", min=0)] = None,
+    personal: Annotated[bool, switch("--personal", "With the fields that are marked personal.")] = False,
+    from_archive: FromArchiveOption = None,
+    batch_events: Annotated[
+        int, option("--batch-events", "N", "Events in memory at most, before tables are committed.", min=1)
+    ] = 100_000,
+) -> Answer:
+    """Append to the tables at URL what they lack of the log: `events`, and one table for each event type.
+
+    Each event is in them exactly once: a table's position is in the commit of its rows. Stopped at any moment, the next
+    run goes on there. One run at a time; a second one is stopped by the first commit that it loses.
+    """
+    from eventjet.lake import sync as run
+
+    options = {"table_format": table_format, "catalog": catalog, "personal": personal, "to": to}
+    work = partial(run, at.ref, url, at.settings, **options, from_archive=from_archive, batch_events=batch_events)
+    report = finished("What was committed stays; the next run goes on there.", work)
+    return Answer(report, _sync_blocks(report))
+
+
+@lake.command()
+@on_app(database=False)
+def status(
+    at: AppTarget, url: UrlArgument, table_format: FormatOption = "delta", catalog: CatalogOption = None
+) -> Answer:
+    """Show the position of each table, how many events the log is ahead, and when its last event was recorded."""
+    from eventjet.lake import status as read
+
+    found = run_async(read(at.ref, url, at.settings, table_format=table_format, catalog=catalog))
+    rows = [
+        (
+            table.name,
+            table.position,
+            table.behind,
+            None if table.recorded_at is None else f"{table.recorded_at:%Y-%m-%d %H:%M:%S}",
+            table.rows,
+        )
+        for table in found.tables
+    ]
+    # A time is written as in other answers.
+    value = {**asdict(found), "tables": [_table_value(table) for table in found.tables]}
+    return Answer(value, Table(("table", "position", "behind", "last event (UTC)", "rows"), rows))
+
+
+@lake.command()
+@on_app(database=False)
+def verify(
+    at: AppTarget,
+    url: UrlArgument,
+    table_format: FormatOption = "delta",
+    catalog: CatalogOption = None,
+    from_archive: FromArchiveOption = None,
+    range_events: Annotated[int, option("--range-events", "N", "Positions in a range.", min=1)] = 100_000,
+) -> Answer:
+    """Compare the tables with the log, range by range: counts, positions and values; exit status 1 when any differs.
+
+    The first range that differs is named for each table. Nothing is changed, and syncs go on meanwhile.
+    """
+    from eventjet.lake import verify as run
+
+    options = {"table_format": table_format, "catalog": catalog, "from_archive": from_archive}
+    work = partial(run, at.ref, url, at.settings, **options, range_events=range_events)
+    report = finished("Nothing was changed.", work)
+    return Answer({**asdict(report), "sound": report.sound}, _verify_blocks(report), ok=report.sound)
+
+
+def _table_value(table: TableStatus) -> dict[str, object]:
+    at = table.recorded_at
+    return {**asdict(table), "recorded_at": None if at is None else at.isoformat()}
+
+
+def _sync_blocks(report: SyncReport) -> Iterator[Block]:
+    added = sum(table.rows for table in report.tables)
+    done = "" if added else "Up to date: "
+    yield f"{done}{report.url} holds {report.stream} up to position {report.position:,}"
+    for table in report.tables:
+        if table.widened:
+            yield f"{table.name} has more columns, or more digits in one, than before."
+    if added:
+        yield Table(("table", "rows added"), [(table.name, table.rows) for table in report.tables])
+        yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
+
+
+def _verify_blocks(report: LakeVerification) -> Iterator[Block]:
+    rows = [
+        (table.name, table.position, table.rows, "differs" if table.difference else "as the log")
+        for table in report.tables
+    ]
+    yield Table(("table", "position", "rows compared", ""), rows)
+    for table in report.tables:
+        if (difference := table.difference) is not None:
+            yield (
+                f"{table.name}: positions {difference.first:,} to {difference.last:,} have {difference.rows:,} rows, "
+                f"and the log gives {difference.expected:,}. At position {difference.position:,}, {difference.reason}."
+            )

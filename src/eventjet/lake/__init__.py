@@ -1,0 +1,37 @@
+"""Keep tables in a lakehouse at a position of the log, in the formats Delta and Iceberg.
+
+* `sync` appends what the tables lack, each event exactly once
+* `status` says how far the tables are
+* `verify` compares them with the log
+
+Each name is imported when it is first used, and `deltalake` or `pyiceberg` when a lake is opened.
+"""
+
+from typing import TYPE_CHECKING
+
+from eventjet.lazy import lazy
+
+if TYPE_CHECKING:
+    from eventjet.lake.syncing import LakeStatus, SyncedTable, SyncReport, TableStatus, status, sync
+    from eventjet.lake.verifying import LakeVerification, RangeDifference, VerifiedTable, verify
+
+__all__ = [
+    "LakeStatus",
+    "LakeVerification",
+    "RangeDifference",
+    "SyncReport",
+    "SyncedTable",
+    "TableStatus",
+    "VerifiedTable",
+    "status",
+    "sync",
+    "verify",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "eventjet.lake.syncing": "LakeStatus SyncedTable SyncReport TableStatus status sync",
+        "eventjet.lake.verifying": "LakeVerification RangeDifference VerifiedTable verify",
+    },
+)

@@ -1,0 +1,194 @@
+"""Iceberg tables by pyiceberg. A table's mark is in the summary of the snapshot that has its rows.
+
+It is among the table's properties, too, in the same commit, because snapshots that others make (a compaction) do not
+have it, and expired snapshots are gone. A commit asserts that the table's snapshot is the one that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eventjet.errors import LakeFenced, LakeRefused, UsageError
+from eventjet.lake.store import Mark, Origin, package, translated
+from eventjet.lake.tables import KEY
+
+_MARK = ("position", "event", "row")
+_CATALOG = "catalog.db"
+"""The catalog in a folder of this machine, if no other one is named."""
+_TRIES = 5
+"""How often a commit is tried again that something else than a sync came before."""
+
+
+class IcebergStore:
+    """The Iceberg tables of one namespace of a catalog."""
+
+    widens_decimals = True
+
+    def __init__(self, url: str, stream: str, catalog: str | None) -> None:
+        self._url = url
+        self._namespace = stream
+        self._name = catalog
+        package("pyiceberg")
+        if catalog is None and "://" in url:
+            raise UsageError(
+                "Iceberg tables outside this machine's folders need a catalog. Name one of pyiceberg's "
+                "configuration with --catalog, or use `--format delta`."
+            )
+        # Only `create` makes what is not there.
+        exists = catalog is not None or Path(url, _CATALOG).exists()
+        self._catalog: Any = self._open_catalog() if exists else None
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+
+    def table(self, name: str) -> IcebergTable | None:
+        if self._catalog is None:
+            return None
+        missing = package("pyiceberg.exceptions")
+        with translated(self._url, name):
+            try:
+                table = self._catalog.load_table((self._namespace, name))
+            except (missing.NoSuchTableError, missing.NoSuchNamespaceError):
+                return None
+            return IcebergTable(self._url, name, table)
+
+    def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> IcebergTable:
+        taken = package("pyiceberg.exceptions").TableAlreadyExistsError
+        properties = {
+            **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},
+            "eventjet.type": origin.type_name,
+            "write.parquet.compression-codec": "zstd",
+            # Each commit writes the table's metadata again; the last hundred are kept.
+            "write.metadata.delete-after-commit.enabled": "true",
+            **_properties(mark),
+        }
+        self._catalog = self._catalog or self._open_catalog()
+        with translated(self._url, name):
+            try:
+                self._catalog.create_namespace_if_not_exists((self._namespace,))
+            except package("sqlalchemy.exc").IntegrityError:
+                pass  # another process has created it meanwhile
+            location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
+            try:
+                table = self._catalog.create_table(
+                    (self._namespace, name), schema, location=location, properties=properties
+                )
+            except taken as error:
+                raise LakeFenced(self._url, name, mark.position) from error
+            return IcebergTable(self._url, name, table)
+
+    def _open_catalog(self) -> Any:
+        load = package("pyiceberg.catalog").load_catalog
+        with translated(self._url, "catalog"):
+            if self._name is not None:
+                return load(self._name)
+            url = self._url
+            Path(url).mkdir(parents=True, exist_ok=True)
+            local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
+            try:
+                return load("eventjet", **local)
+            except package("sqlalchemy.exc").OperationalError:
+                return load("eventjet", **local)  # another process has made its tables meanwhile
+
+    def dropping(self, name: str) -> str:
+        return f"drop the table {self._namespace}.{name} of the catalog"
+
+
+class IcebergTable:
+    """One Iceberg table; see `OpenTable`."""
+
+    def __init__(self, url: str, name: str, table: Any) -> None:
+        self.name = name
+        self._url = url
+        self._table = table
+        properties: Mapping[str, str] = table.properties
+        if "eventjet.log" not in properties:
+            raise LakeRefused(
+                url, name, "eventjet did not make it", "Name another URL, or another namespace for this table."
+            )
+        self.origin = Origin(
+            properties["eventjet.stream"],
+            properties["eventjet.log"],
+            properties["eventjet.type"],
+            properties["eventjet.personal"] == "True",
+        )
+        self.mark = self._read_mark()
+
+    @property
+    def schema(self) -> Any:
+        return self._table.schema().as_arrow()
+
+    @property
+    def last_row(self) -> int:
+        field = self._table.schema().find_field(KEY)
+        greatest = 0
+        for task in self._table.scan().plan_files():
+            bounds: Mapping[int, bytes] = task.file.upper_bounds or {}
+            bound = bounds.get(field.field_id)
+            if bound is None:
+                # Files that others wrote may lack statistics, and to read them all would be too much for each run.
+                return self.mark.row
+            greatest = max(greatest, package("pyiceberg.conversions").from_bytes(field.field_type, bound))
+        return greatest
+
+    @property
+    def row_count(self) -> int:
+        return sum(task.file.record_count for task in self._table.scan().plan_files())
+
+    def widen(self, schema: Any) -> None:
+        with translated(self._url, self.name):
+            with self._table.update_schema() as update:
+                update.union_by_name(schema)
+            self._table.refresh()
+
+    def append(self, rows: Any, mark: Mark) -> None:
+        conflict = package("pyiceberg.exceptions").CommitFailedException
+        with translated(self._url, self.name):
+            for _ in range(_TRIES):
+                if self._read_mark() != self.mark:
+                    break
+                try:
+                    self._commit(rows, mark)
+                except conflict:
+                    self._table.refresh()
+                    continue
+                self.mark = mark
+                return
+        raise LakeFenced(self._url, self.name, self.mark.position)
+
+    def _commit(self, rows: Any, mark: Mark) -> None:
+        table, properties = self._table, _properties(mark)
+        # pyiceberg tries a commit again behind another writer's, without the assertion about the snapshot: so two
+        # writers would both append. What is set here is not stored.
+        known = table.metadata
+        table.metadata = known.model_copy(update={"properties": {**known.properties, "commit.retry.num-retries": "0"}})
+        with table.transaction() as transaction:
+            transaction.set_properties(properties)
+            # Without rows, too: what asserts the snapshot is the append.
+            transaction.append(rows, snapshot_properties=properties)
+
+    def read(self, first: int, last: int) -> Any:
+        with translated(self._url, self.name):
+            return self._table.scan(row_filter=f"{KEY} >= {first} and {KEY} <= {last}").to_arrow()
+
+    def _read_mark(self) -> Mark:
+        """Read the mark of the snapshot, or of the last one before it that has one, else of the properties."""
+        snapshot = self._table.current_snapshot()
+        while snapshot is not None:
+            summary: Mapping[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+            if "eventjet.position" in summary:
+                return _mark(summary)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        return _mark(self._table.properties)
+
+
+def _properties(mark: Mark) -> dict[str, str]:
+    return {f"eventjet.{field}": str(getattr(mark, field)) for field in _MARK}
+
+
+def _mark(properties: Mapping[str, str]) -> Mark:
+    return Mark(*(int(properties[f"eventjet.{field}"]) for field in _MARK))

@@ -1,0 +1,324 @@
+"""`sync` brings the tables of a lake to a position of the log, and `status` says how far they are.
+
+The log is read once, for all tables. Each table has its own position, in the commit of its rows, and takes only what is
+beyond it. So a run may be killed anywhere: the next one begins at the table that is furthest behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from eventjet import failpoints
+from eventjet.codec.headers import MSG_ID, RawRecord, header, recorded_at
+from eventjet.errors import LakeRefused, UndecodableEvent, UsageError
+from eventjet.jetstream.api import message_at
+from eventjet.jetstream.connection import ask_once
+from eventjet.lake.evolution import changes
+from eventjet.lake.store import Mark, OpenTable, Origin, Store, event_digest, open_store
+from eventjet.lake.tables import LakeTable, RowReader, tables_of
+from eventjet.projections.app_ref import Application, AppRef
+from eventjet.rebuild.job import Job, in_job
+from eventjet.rebuild.progress import Phase, Report
+from eventjet.rebuild.replay_source import read_ahead
+from eventjet.runtime import uncollected
+from eventjet.settings import Settings
+from eventjet.spark.columns import pyarrow
+
+BATCH_EVENTS = 100_000
+"""The default of how many positions are read before the tables that have new rows are committed."""
+_READ_EVENTS = 2_000
+"""How many records are made to rows at a time."""
+_BATCH_BYTES = 64_000_000
+"""Bytes of headers and bodies after which a batch ends earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedTable:
+    """One table of a lake after a run."""
+
+    name: str
+    type: str | None
+    """The wire name of its events; None for the table of all records."""
+    position: int
+    rows: int
+    """How many rows this run has added."""
+    created: bool
+    widened: bool
+    """Whether this run has added columns, or digits of decimals."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a run did; every table is at the same position."""
+
+    url: str
+    format: str
+    stream: str
+    log: str
+    """The identity of the log."""
+    position: int
+    events: int
+    """How many positions were read."""
+    tables: tuple[SyncedTable, ...]
+    seconds: Mapping[str, float]
+    """Wall time by phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table of a lake as it is."""
+
+    name: str
+    type: str | None
+    position: int | None
+    """None for a table that no run has made yet."""
+    behind: int
+    """How many positions the log is ahead."""
+    recorded_at: datetime | None
+    """When the last event was recorded that the table may have; None if the log does not have it any more."""
+    rows: int
+    personal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LakeStatus:
+    """The tables of a lake, beside the log."""
+
+    url: str
+    format: str
+    stream: str
+    last: int
+    """Position of the log's last event; 0 in an empty log."""
+    tables: tuple[TableStatus, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A table that a run works on, with its rows that are not committed yet."""
+
+    declared: LakeTable
+    stored: OpenTable
+    created: bool = False
+    widened: bool = False
+    added: int = 0
+    pending: list[Any] = field(default_factory=list[Any])
+
+    def commit(self, last: RawRecord) -> None:
+        """Commit the pending rows, which are all up to the record `last`."""
+        parts, self.pending = self.pending, []
+        rows = pyarrow().concat_tables(parts) if parts else self.declared.batch([])
+        last_row = rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row
+        event = event_digest(header(last[3], MSG_ID))
+        self.stored.append(rows, Mark(last[0], event, last_row))
+        self.added += rows.num_rows
+        failpoints.reach("lake.committed")
+
+
+async def sync(
+    app: Application | AppRef,
+    url: str,
+    settings: Settings,
+    *,
+    table_format: str = "delta",
+    catalog: str | None = None,
+    personal: bool = False,
+    to: int | None = None,
+    from_archive: str | None = None,
+    batch_events: int = BATCH_EVENTS,
+    progress: Report | None = None,
+) -> SyncReport:
+    """Bring the tables of the lake at `url` to position `to` (default: the log's last position now).
+
+    Every event is in every table that has a place for it exactly once, whenever a run is cancelled or killed: a table's
+    position is in the commit of its rows. A second run at the same time ends with `LakeFenced`.
+
+    `url` is a local folder, or the URL of a storage that the format's package knows. `catalog` is the name of an
+    Iceberg catalog in pyiceberg's configuration. `personal` puts personal fields into the tables. `from_archive` is
+    the URL of an archive from which the past is read. `batch_events` is how many positions are read into memory at
+    most before the tables are committed. `progress` is called from another thread.
+
+    Raises `LakeRefused` for a table of another log, or of columns that are not the app's any more, before anything is
+    written; `LogIncomplete`, `UnknownEvent`, `UndecodableEvent`, `Unreachable` and `UsageError`.
+
+    ```python
+    report = await sync(bank, "lake", Settings.load())
+    assert report.position == 40
+    ```
+    """
+    if batch_events < 1:
+        raise UsageError(f"A batch of {batch_events} events cannot be. Give 1 or more.")
+
+    def work(job: Job) -> SyncReport:
+        log, last = job.log, job.log.state.last
+        if to is not None and not 0 <= to <= last:
+            raise UsageError(f"The log {log.stream!r} ends at position {last:,}. Name one that it has, not {to:,}.")
+        with open_store(url, table_format, log.stream, catalog) as store:
+            opened = _open_tables(job, store, url, personal=personal)
+            events = _follow(job, opened, last if to is None else to, batch_events, personal=personal)
+        tables = tuple(_synced(each) for each in opened)
+        position = min(table.position for table in tables)
+        return SyncReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
+
+    return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
+
+
+async def status(
+    app: Application | AppRef,
+    url: str,
+    settings: Settings,
+    *,
+    table_format: str = "delta",
+    catalog: str | None = None,
+) -> LakeStatus:
+    """Return how far each table of a lake is; raises `LakeRefused` for a table of another log."""
+
+    def work(job: Job) -> LakeStatus:
+        log = job.log
+        declared_tables = tables_of(job.app.catalog, personal=True)
+        with open_store(url, table_format, log.stream, catalog) as store:
+            tables = tuple(_status(job, declared, store.table(declared.name), url) for declared in declared_tables)
+        return LakeStatus(url, table_format, log.stream, log.last, tables)
+
+    return await in_job(app, settings, "local", work)
+
+
+def _status(job: Job, declared: LakeTable, stored: OpenTable | None, url: str) -> TableStatus:
+    name, type_name, last = declared.name, declared.type_name, job.log.last
+    if stored is None:
+        return TableStatus(name, type_name, None, last, None, 0, personal=False)
+    check_same_log(job, stored, declared, url)
+    position, personal = stored.mark.position, stored.origin.personal
+    behind = max(0, last - position)
+    return TableStatus(name, type_name, position, behind, _time_of(job, position), stored.row_count, personal=personal)
+
+
+def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -> None:
+    """Raise `LakeRefused` unless a table is of this log's past and of the declared event type."""
+    log, origin, mark = job.log, stored.origin, stored.mark
+    another = "Name the URL of a lake of this log, or an empty folder, which gets all of this one."
+    if (origin.stream, origin.log) != (log.stream, log.identity):
+        reason = f"it is of the log {origin.log} of {origin.stream!r}, and {log.stream!r} is the log {log.identity}"
+        raise LakeRefused(url, stored.name, reason, another)
+    if origin.type_name != (declared.type_name or ""):
+        raise LakeRefused(url, stored.name, f"it has the events {origin.type_name!r}", another)
+    if mark.position > log.state.last:
+        reason = (
+            f"it is at position {mark.position:,}, and the log ends at {log.state.last:,}, so the log has lost its end"
+        )
+        raise LakeRefused(url, stored.name, reason, f"Give the log its end back, as `eventjet restore` can. {another}")
+    if mark.event and mark.position >= log.first:
+        event_id = log.event_id(mark.position)
+        if event_digest(event_id) != mark.event:
+            reason = (
+                f"the log has the event {event_id or 'nothing'} at position {mark.position:,}, and not the one up to "
+                "which the table was written, so their pasts differ"
+            )
+            raise LakeRefused(url, stored.name, reason, another)
+
+
+def _open_tables(job: Job, store: Store, url: str, *, personal: bool) -> list[_Open]:
+    """Open, create and widen the tables; nothing is changed if any of them is refused."""
+    declared_tables = tables_of(job.app.catalog, personal=personal)
+    with job.watch.phase("check"):
+        job.source.check_integrity(job.log.state)
+        archive = job.source.archive
+        stored_tables = [store.table(declared.name) for declared in declared_tables]
+        to_widen: list[tuple[OpenTable, LakeTable]] = []
+        for declared, stored in zip(declared_tables, stored_tables, strict=True):
+            if stored is not None and _check(job, store, url, declared, stored, personal=personal):
+                to_widen.append((stored, declared))
+        starts = [job.source.first if stored is None else stored.mark.position + 1 for stored in stored_tables]
+        if archive is not None and min(starts) <= job.source.archived:
+            archive.check(min(starts), job.source.archived)
+    for stored, declared in to_widen:
+        stored.widen(declared.schema)
+    origin = (job.log.stream, job.log.identity)
+    opened: list[_Open] = []
+    for declared, stored in zip(declared_tables, stored_tables, strict=True):
+        if stored is None:
+            start = Mark(job.source.first - 1, 0, 0)
+            whose = Origin(*origin, declared.type_name or "", personal)
+            stored_now = store.create(declared.name, declared.schema, whose, start)
+            failpoints.reach("lake.created")
+            opened.append(_Open(declared, stored_now, created=True))
+        else:
+            opened.append(_Open(declared, stored, widened=any(each is stored for each, _ in to_widen)))
+    return opened
+
+
+def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable, *, personal: bool) -> bool:
+    """Return whether a table has to be widened; raises `LakeRefused` for one that cannot be gone on with."""
+    check_same_log(job, stored, declared, url)
+    again = f"To have it made again from the log, {store.dropping(stored.name)}, and run `eventjet lake sync` again."
+    if stored.origin.personal != personal:
+        holds, asked = ("has", "without them") if stored.origin.personal else ("does not have", "for them")
+        reason = f"it {holds} the personal fields, and this run is asked {asked}"
+        raise LakeRefused(url, stored.name, reason, f"Give `--personal` as the run did that made it. {again}")
+    if stored.last_row < stored.mark.row:
+        reason = (
+            f"it ends with the row of position {stored.last_row:,}, and its last sync left one at "
+            f"{stored.mark.row:,}, so rows were deleted or an older version was restored"
+        )
+        raise LakeRefused(url, stored.name, reason, again)
+    is_wider, refusals = changes(declared, stored.schema, widens_decimals=store.widens_decimals)
+    if refusals:
+        raise LakeRefused(url, stored.name, "; ".join(refusals), again)
+    return is_wider
+
+
+def _follow(job: Job, opened: Sequence[_Open], end: int, batch_events: int, *, personal: bool) -> int:
+    """Append the rows up to position `end`, and return how many positions were read."""
+    behind = [each for each in opened if each.stored.mark.position < end]
+    if not behind:
+        return 0
+    start = min(each.stored.mark.position for each in behind) + 1
+    reader = RowReader(job.catalog, [each.declared for each in behind], personal=personal)
+    after = {each.declared.name: each.stored.mark.position for each in behind}
+    for records, is_full in in_batches(job, start, end, batch_events):
+        rows = reader.rows(records, after)
+        for each in behind:
+            if new_rows := rows[each.declared.name]:
+                each.pending.append(each.declared.batch(new_rows))
+        last = records[-1]
+        if is_full or last[0] == end:
+            failpoints.reach("lake.read")
+            for each in behind:
+                # Tables without new rows move at the end, so that the next run need not read all this for them.
+                if each.pending or (last[0] == end and each.stored.mark.position < end):
+                    each.commit(last)
+    return end - start + 1
+
+
+def in_batches(
+    job: Job, start: int, end: int, batch_events: int, phase: Phase = "load"
+) -> Generator[tuple[list[RawRecord], bool]]:
+    """Yield the records from `start` to `end` in short lists, each with whether a batch is full with it."""
+    watch, total = job.watch, end - start + 1
+    count = size = 0
+    batches = job.source.records(start, end + 1, batch=min(batch_events, _READ_EVENTS))
+    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch)) as ahead:
+        for records in ahead:
+            count += len(records)
+            size += sum(len(record[3]) + len(record[4]) for record in records)
+            is_full = count >= batch_events or size >= _BATCH_BYTES
+            if is_full:
+                count = size = 0
+            yield records, is_full
+            watch.tell(phase, records[-1][0] - start + 1, total)
+
+
+def _synced(each: _Open) -> SyncedTable:
+    declared, position = each.declared, each.stored.mark.position
+    return SyncedTable(declared.name, declared.type_name, position, each.added, each.created, each.widened)
+
+
+def _time_of(job: Job, position: int) -> datetime | None:
+    record = ask_once(job.log.endpoint, message_at(job.log.stream, position)) if position else None
+    try:
+        return None if record is None else recorded_at(record)
+    except UndecodableEvent:
+        return None

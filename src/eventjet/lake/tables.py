@@ -1,0 +1,150 @@
+"""The tables that a lake has of one application, and the rows of the log's records for them, in Arrow.
+
+A lake has the table `events` of all records, and one table for each event type, whose columns are those of the
+DataFrame of the type. Lakehouses have no type for a duration, so a `timedelta` is the number of its microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eventjet.codec.catalog import Catalog, EventType
+from eventjet.codec.headers import TYPE, RawRecord, header
+from eventjet.codec.records import Decoder
+from eventjet.domain.personal import is_private
+from eventjet.spark.columns import Form, forms_of, pyarrow
+from eventjet.spark.event_rows import (
+    EVENTS,
+    batch_of,
+    event_tables,
+    personal_fields,
+    recorded_columns,
+    recorded_row,
+    stored_columns,
+    stored_row,
+    stored_row_beside,
+)
+
+KEY = "position"
+"""The column that orders every table, and in which no value comes twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable:
+    """One table of a lake, as the application declares it now."""
+
+    name: str
+    event: EventType | None
+    """The event type whose events it has; None for the table of all records."""
+    columns: Mapping[str, Form]
+    schema: Any
+    """The Arrow schema of its columns."""
+    nullable: frozenset[str]
+    """Columns that are null in a row that was written before the column was declared, as they would be now."""
+    forms: Mapping[str, Form]
+    """The forms of the event's fields that are in the table, by the names of the fields."""
+
+    @property
+    def type_name(self) -> str | None:
+        """The wire name of its events; None for the table of all records."""
+        return None if self.event is None else self.event.info.name
+
+    def batch(self, rows: Sequence[Sequence[Any]]) -> Any:
+        """Return rows as an Arrow table of the table's schema."""
+        arrow = pyarrow()
+        if not rows:
+            return self.schema.empty_table()
+        return arrow.Table.from_batches([batch_of(rows, self.columns)]).cast(self.schema)
+
+
+def tables_of(catalog: Catalog, *, personal: bool) -> list[LakeTable]:
+    """Return the tables of an application, `events` first; without `personal`, personal fields have no columns.
+
+    Claims of unique values, which are eventjet's own events, are among all records only.
+    """
+    whole = LakeTable(EVENTS, None, stored_columns(), _schema(stored_columns()), frozenset(), {})
+    return [whole, *(_typed(name, kind, personal=personal) for name, kind in event_tables(catalog).items())]
+
+
+def _typed(name: str, kind: EventType, *, personal: bool) -> LakeTable:
+    cls = kind.event_type
+    hidden = frozenset[str]() if personal else personal_fields(cls)
+    forms = {field: form for field, form in forms_of(cls).items() if field not in hidden}
+    columns = recorded_columns(cls, hidden)
+    by_field = dict(zip(forms, list(columns)[len(columns) - len(forms) :], strict=True))
+    declared: Mapping[str, Any] = getattr(cls, "__pydantic_fields__", {})
+    without_value = {field for field, info in declared.items() if info.default is None}
+    nullable = frozenset(column for field, column in by_field.items() if field in without_value)
+    return LakeTable(name, kind, columns, _schema(columns), nullable, forms)
+
+
+def _schema(columns: Mapping[str, Form]) -> Any:
+    arrow = pyarrow()
+    return arrow.schema([(name, _without_durations(form.arrow)) for name, form in columns.items()])
+
+
+def _without_durations(kind: Any) -> Any:
+    arrow = pyarrow()
+    if arrow.types.is_duration(kind):
+        return arrow.int64()
+    if arrow.types.is_struct(kind):
+        return arrow.struct([arrow.field(field.name, _without_durations(field.type)) for field in kind])
+    if arrow.types.is_list(kind):
+        return arrow.list_(_without_durations(kind.value_type))
+    if arrow.types.is_map(kind):
+        return arrow.map_(kind.key_type, _without_durations(kind.item_type))
+    return kind
+
+
+class RowReader:
+    """Makes the rows of records for a lake's tables; an event that cannot be decoded raises as in a projection."""
+
+    def __init__(self, catalog: Catalog, tables: Sequence[LakeTable], *, personal: bool) -> None:
+        typed = [table for table in tables if table.event is not None]
+        self._decode = Decoder(catalog, [table.event.event_type for table in typed if table.event is not None])
+        self._whole = next((table for table in tables if table.event is None), None)
+        self._by_type: dict[str, LakeTable] = {}
+        for table in typed:
+            assert table.event is not None
+            # An event of a newer schema has the name, too, and must not be passed over.
+            self._by_type |= dict.fromkeys((table.event.info.name, *table.event.info.formerly), table)
+        self._is_open = _open_types(catalog, personal=personal)
+
+    def rows(self, records: Sequence[RawRecord], after: Mapping[str, int]) -> dict[str, list[Sequence[Any]]]:
+        """Return the rows of records for each table of which the name is in `after`, beyond that position.
+
+        Raises `UnknownEvent`, `UndecodableEvent`, and `UsageError` for a value that has no place in its column.
+        """
+        rows: dict[str, list[Sequence[Any]]] = {name: [] for name in after}
+        end = 2**63
+        whole_after = after.get(EVENTS, end)
+        whole, by_type = rows.get(EVENTS, []), self._by_type
+        for record in records:
+            type_name = header(record[3], TYPE)
+            table, row = by_type.get(type_name or ""), None
+            if table is not None and record[0] > after.get(table.name, end):
+                event = self._decode(record)
+                if event is not None:
+                    row = recorded_row(event, table.forms)
+                    rows[table.name].append(row)
+            if record[0] > whole_after:
+                stored = stored_row(record) if row is None else stored_row_beside(row, record)
+                whole.append(stored if self._is_open(type_name) else (*stored[:-1], None))
+        return rows
+
+
+def _open_types(catalog: Catalog, *, personal: bool) -> Callable[[str | None], bool]:
+    """Return a function that says whether the body of an event type may be in the table of all records."""
+    if personal or not catalog.is_private:
+        return lambda _: True
+    private: dict[str | None, bool] = {}
+
+    def is_open(type_name: str | None) -> bool:
+        if type_name not in private:
+            kind = catalog.named(type_name or "")
+            private[type_name] = kind is None or is_private(kind.event_type)
+        return not private[type_name]
+
+    return is_open

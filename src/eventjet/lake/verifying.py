@@ -1,0 +1,202 @@
+"""`verify` compares the tables of a lake with the log, range by range, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventjet.errors import LakeRefused
+from eventjet.lake.evolution import changes
+from eventjet.lake.store import OpenTable, Store, open_store
+from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches
+from eventjet.lake.tables import EVENTS, KEY, LakeTable, RowReader, tables_of
+from eventjet.projections.app_ref import Application, AppRef
+from eventjet.rebuild.job import Job, in_job
+from eventjet.rebuild.progress import Report
+from eventjet.settings import Settings
+from eventjet.spark.columns import pyarrow
+
+
+@dataclass(frozen=True, slots=True)
+class RangeDifference:
+    """The first range of positions in which a table is not what the log says."""
+
+    first: int
+    last: int
+    expected: int
+    """How many rows the log gives in the range."""
+    rows: int
+    """How many rows the table has there."""
+    position: int
+    """The first position that differs."""
+    reason: str
+    """In words; values are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedTable:
+    """One table, and its first difference from the log."""
+
+    name: str
+    type: str | None
+    """The wire name of its events; None for the table of all records."""
+    position: int
+    rows: int
+    """How many rows were compared."""
+    ranges: int
+    difference: RangeDifference | None
+
+
+@dataclass(frozen=True, slots=True)
+class LakeVerification:
+    """The outcome of a verification: each table up to its own position."""
+
+    url: str
+    format: str
+    stream: str
+    tables: tuple[VerifiedTable, ...]
+    seconds: Mapping[str, float]
+    """Wall time by phase."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether no table differs."""
+        return all(table.difference is None for table in self.tables)
+
+
+async def verify(
+    app: Application | AppRef,
+    url: str,
+    settings: Settings,
+    *,
+    table_format: str = "delta",
+    catalog: str | None = None,
+    from_archive: str | None = None,
+    range_events: int = BATCH_EVENTS,
+    progress: Report | None = None,
+) -> LakeVerification:
+    """Compare each table of a lake with the log, up to the table's position: counts, positions and every value.
+
+    Of each table the first range that differs is named, and then the table is not read on. `range_events` is how many
+    positions a range has at most. Syncs, writers and workers may go on meanwhile. `progress` is called from another
+    thread.
+
+    Raises `LakeRefused` for tables of another log, for a table whose columns are not the app's, and for a lake without
+    tables; `LogIncomplete`, `Unreachable` and `UsageError`.
+    """
+
+    def work(job: Job) -> LakeVerification:
+        job.source.check_integrity(job.log.state)
+        with open_store(url, table_format, job.log.stream, catalog) as store:
+            compared = _open_tables(job, store, url)
+            _compare(job, compared, range_events)
+        tables = tuple(each.verified() for each in compared)
+        return LakeVerification(url, table_format, job.log.stream, tables, job.watch.seconds)
+
+    return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
+
+
+@dataclass(slots=True)
+class _Compared:
+    """A table that is compared, with the rows of the current range that the log gives."""
+
+    declared: LakeTable
+    stored: OpenTable
+    rows: int = 0
+    ranges: int = 0
+    difference: RangeDifference | None = None
+    expected: list[Any] = field(default_factory=list[Any])
+
+    def compare(self, first: int, last: int) -> None:
+        """Compare the range from `first` to `last`; after a difference, nothing more."""
+        parts, self.expected = self.expected, []
+        last = min(last, self.stored.mark.position)
+        if first > last or self.difference is not None:
+            return
+        schema = self.declared.schema
+        expected = pyarrow().concat_tables([schema.empty_table(), *parts]).combine_chunks()
+        stored = self.stored.read(first, last)
+        for missing in [column for column in schema if column.name not in stored.column_names]:
+            stored = stored.append_column(missing, pyarrow().nulls(stored.num_rows, missing.type))
+        stored = stored.select(schema.names).cast(schema).sort_by(KEY).combine_chunks()
+        self.rows += expected.num_rows
+        self.ranges += 1
+        if (found := _first_difference(expected, stored)) is not None:
+            self.difference = RangeDifference(first, last, expected.num_rows, stored.num_rows, *found)
+
+    def finish(self) -> None:
+        """Compare the number of all rows, since some may be outside every range."""
+        position = self.stored.mark.position
+        if self.difference is None and (count := self.stored.row_count) != self.rows:
+            reason = f"it has {count:,} rows in all, and some of them are outside the positions up to {position:,}"
+            self.difference = RangeDifference(position + 1, position + 1, self.rows, count, position + 1, reason)
+
+    def verified(self) -> VerifiedTable:
+        """Return the outcome."""
+        declared, position = self.declared, self.stored.mark.position
+        return VerifiedTable(declared.name, declared.type_name, position, self.rows, self.ranges, self.difference)
+
+
+def _open_tables(job: Job, store: Store, url: str) -> list[_Compared]:
+    compared: list[_Compared] = []
+    with_personal, without = (tables_of(job.app.catalog, personal=personal) for personal in (True, False))
+    for declared, limited in zip(with_personal, without, strict=True):
+        stored = store.table(declared.name)
+        if stored is None:
+            continue
+        check_same_log(job, stored, declared, url)
+        table = declared if stored.origin.personal else limited
+        _, refusals = changes(table, stored.schema, widens_decimals=store.widens_decimals)
+        if refusals:
+            again = f"To have it made again, {store.dropping(stored.name)}, and run `eventjet lake sync`."
+            raise LakeRefused(url, stored.name, "; ".join(refusals), again)
+        compared.append(_Compared(table, stored))
+    if not compared:
+        raise LakeRefused(url, EVENTS, "there is no such table", "`eventjet lake sync` makes it. Or give its --format.")
+    return compared
+
+
+def _compare(job: Job, compared: Sequence[_Compared], range_events: int) -> None:
+    first, end = job.source.first, max(each.stored.mark.position for each in compared)
+    personal = next((each.stored.origin.personal for each in compared if each.declared.name == EVENTS), False)
+    reader = RowReader(job.catalog, [each.declared for each in compared], personal=personal)
+    start = first
+    if start <= end:
+        for records, is_full in in_batches(job, start, end, range_events, "compare"):
+            last = records[-1][0]
+            after = {each.declared.name: 0 for each in compared if each.difference is None}
+            rows = reader.rows(records, after)
+            for each in compared:
+                limit = each.stored.mark.position
+                if new_rows := [row for row in rows.get(each.declared.name, ()) if row[0] <= limit]:
+                    each.expected.append(each.declared.batch(new_rows))
+            if is_full or last == end:
+                for each in compared:
+                    each.compare(first, last)
+                first = last + 1
+    for each in compared:
+        each.finish()
+
+
+def _first_difference(expected: Any, stored: Any) -> tuple[int, str] | None:
+    """Return (position, reason) of the first difference of two Arrow tables that are ordered by position."""
+    ours, theirs = (table.column(KEY).to_pylist() for table in (expected, stored))
+    if ours != theirs:
+        for due, actual in zip(ours, theirs, strict=False):
+            if due != actual:
+                if actual < due:
+                    reason = "the row is there twice, or the log gives none"
+                    return actual, reason
+                return due, "the row is missing"
+        if len(ours) > len(theirs):
+            return ours[len(theirs)], "the row is missing"
+        return theirs[len(ours)], "the row is there twice, or the log gives none"
+    differing: list[tuple[int, str]] = []
+    for name in expected.column_names:
+        one, other = expected.column(name), stored.column(name)
+        if not one.equals(other):
+            pairs = zip(ours, one.to_pylist(), other.to_pylist(), strict=True)
+            position = next((position for position, value, actual in pairs if value != actual), ours[0])
+            differing.append((position, f"the column {name} has another value than the log gives"))
+    return min(differing, default=None)

@@ -1,0 +1,127 @@
+"""What the tests of lakes share: a log of events with all kinds of fields, and its tables read by other programs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import Field
+
+from eventjet import event, upcaster
+from eventjet.codec.catalog import Catalog
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.personal import Personal
+from eventjet.settings import Settings
+from tests.integration.ledger_log import Ledger
+
+FORMATS = ("delta", "iceberg")
+
+
+class Kind(Enum):
+    CASH = "cash"
+    WIRE = "wire"
+
+
+@dataclass(frozen=True)
+class Line:
+    article: str
+    price: Decimal
+    tags: list[str]
+
+
+@event("order.placed")
+class Placed:
+    total: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+    at: datetime
+    kind: Kind
+    lines: list[Line]
+    due: date | None = None
+    note: str | None = None
+    customer: UUID = UUID(int=7)
+    after: timedelta = timedelta(0)
+    limits: dict[str, int] = Field(default_factory=dict)
+
+
+@event("order.paid", schema=2)
+class Paid:
+    amount: Decimal
+    by: str
+
+
+@event("customer.known")
+class Known:
+    email: Personal[str]
+    country: str
+
+
+@upcaster("order.paid", schema=1)
+def paid_by_somebody(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "by": "somebody"}
+
+
+CATALOG = Catalog([Placed, Paid, Known], [paid_by_somebody])
+
+
+def lake_log(nats: NatsServer, events: int = 0, catalog: Catalog = CATALOG) -> Ledger:
+    """A log of its own, with an identity, and so many events."""
+    log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=catalog, projections={})
+    log.create()
+    if events:
+        fill(log, events)
+    return log
+
+
+def fill(log: Ledger, count: int) -> int:
+    """Append random events; returns the last position."""
+    chance = random.Random(count)
+    return log.append((f"a-{chance.randrange(20)}", some_event(chance)) for _ in range(count))
+
+
+def some_event(chance: random.Random) -> Any:
+    """An event of any of the types."""
+    cents = Decimal(chance.randrange(1, 100_000)) / 100
+    match chance.randrange(4):
+        case 0:
+            return Paid(amount=cents, by="ada")
+        case 1:
+            return Known(email=f"{chance.random()}@example.org", country="PT")
+        case _:
+            return Placed(
+                total=cents,
+                at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=chance.randrange(10**12)),
+                kind=chance.choice(list(Kind)),
+                lines=[Line("a", cents / 7 // Decimal("0.0001") / 10_000, ["x", "y"])] * chance.randrange(3),
+                due=chance.choice([None, date(2026, 2, 3)]),
+                note=chance.choice([None, "ü"]),
+                after=timedelta(microseconds=chance.randrange(10**9)),
+                limits={"one": 1} if chance.random() < 0.5 else {},
+            )
+
+
+def arrow_of(url: Path, name: str, table_format: str) -> Any:
+    """A table as somebody without eventjet opens it, in Arrow."""
+    if table_format == "delta":
+        from deltalake import DeltaTable
+
+        return DeltaTable(url / name).to_pyarrow_table()
+    return iceberg_of(url, name).scan().to_arrow()
+
+
+def iceberg_of(url: Path, name: str) -> Any:
+    """An Iceberg table out of the lake's own catalog, whatever its namespace is."""
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("eventjet", type="sql", uri=f"sqlite:///{url}/catalog.db", warehouse=f"file://{url}")
+    (namespace,) = catalog.list_namespaces()
+    return catalog.load_table((*namespace, name))
+
+
+def positions_of(url: Path, name: str, table_format: str) -> list[int]:
+    found: list[int] = arrow_of(url, name, table_format).column("position").to_pylist()
+    return sorted(found)

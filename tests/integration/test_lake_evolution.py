@@ -1,0 +1,170 @@
+"""Tables of a lake when the app's events change: what is widened, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from eventjet import event
+from eventjet.codec.catalog import Catalog
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import LakeRefused
+from eventjet.lake import sync, verify
+from tests.integration.lake_log import FORMATS, arrow_of, lake_log, positions_of
+from tests.integration.ledger_log import Ledger
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Place:
+    city: str
+
+
+@dataclass(frozen=True)
+class WiderPlace:
+    city: str
+    country: str | None = None
+
+
+@event("order.placed")
+class Placed:
+    total: Annotated[Decimal, Field(max_digits=8, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+    count: int = 1
+
+
+@event("order.other")
+class Other:
+    number: int
+
+
+@event("order.placed")
+class WithNote:
+    total: Annotated[Decimal, Field(max_digits=8, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+    count: int = 1
+    note: str | None = None
+
+
+@event("order.placed")
+class WithDigits:
+    total: Annotated[Decimal, Field(max_digits=10, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=9, decimal_places=2)]]
+    count: int = 1
+
+
+@event("order.placed")
+class WithReason:
+    total: Annotated[Decimal, Field(max_digits=8, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+    count: int = 1
+    reason: str = "cash"
+
+
+@event("order.placed")
+class WithTextAndPlaces:
+    total: Annotated[Decimal, Field(max_digits=10, decimal_places=4)]
+    place: WiderPlace
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+    count: str | int = 1
+
+
+@event("order.placed")
+class WithoutCount:
+    total: Annotated[Decimal, Field(max_digits=8, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+
+
+CENTS = Decimal("1.25")
+
+
+def changed(log: Ledger, placed: type) -> Ledger:
+    """The same log, with an app whose event has another class."""
+    return Ledger(log.settings, log.name, Catalog([Other, placed]), {})
+
+
+def before(nats: NatsServer) -> Ledger:
+    log = lake_log(nats, catalog=Catalog([Other, Placed]))
+    log.append([("a-1", Placed(total=CENTS, place=Place("Faro"), prices=[CENTS])), ("a-2", Other(number=1))])
+    return log
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_an_optional_field_adds_a_column(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    later = changed(log, WithNote)
+    # What was written before the column is verified before and after it is there.
+    assert (await verify(later, str(tmp_path), log.settings, table_format=table_format)).sound
+    later.append([("a-1", WithNote(total=CENTS, place=Place("Faro"), prices=[], note="by hand"))])
+    report = await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    assert [(table.name, table.widened) for table in report.tables] == [
+        ("events", False), ("order_other", False), ("order_placed", True)
+    ]  # fmt: skip
+    rows = arrow_of(tmp_path, "order_placed", table_format).sort_by("position")
+    assert rows.column("note").to_pylist() == [None, "by hand"]
+    assert (await verify(later, str(tmp_path), log.settings, table_format=table_format)).sound
+    again = await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    assert not any(table.widened for table in again.tables)
+
+
+async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format="iceberg")
+    later, large = changed(log, WithDigits), Decimal("12345678.25")
+    later.append([("a-1", WithDigits(total=large, place=Place("Faro"), prices=[Decimal("1234567.25")]))])
+    await sync(later, str(tmp_path), log.settings, table_format="iceberg")
+    rows = arrow_of(tmp_path, "order_placed", "iceberg").sort_by("position")
+    assert rows.column("total").to_pylist() == [CENTS, large]
+    assert str(rows.schema.field("total").type) == "decimal128(10, 2)"
+    assert (await verify(later, str(tmp_path), log.settings, table_format="iceberg")).sound
+
+
+@pytest.mark.parametrize(
+    ("table_format", "placed", "words"),
+    [
+        (
+            "delta",
+            WithDigits,
+            ["total is decimal(8,2), and the app declares decimal(10,2)", "prices[] is decimal(8,2)"],
+        ),
+        (
+            "iceberg",
+            WithTextAndPlaces,
+            [
+                "total is decimal(8,2), and the app declares decimal(10,4)",
+                "place.country (string) is new, inside a column",
+                "count is int64, and the app declares string",
+            ],
+        ),
+        ("delta", WithReason, ["the column reason (string) is new, and its default is not None"]),
+        ("iceberg", WithoutCount, ["the column count (int64) is in the table, and the app declares none"]),
+    ],
+)
+async def test_any_other_change_is_refused_with_the_way_out(
+    nats: NatsServer, tmp_path: Path, table_format: str, placed: Any, words: list[str]
+) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    later = changed(log, placed)
+    later.append([("a-9", Other(number=2))])
+    with pytest.raises(LakeRefused) as refused:
+        await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    assert refused.value.table == "order_placed"
+    for said in [*words, f"{'delete the folder' if table_format == 'delta' else 'drop the table'} "]:
+        assert said in str(refused.value)
+    # Nothing was written, to other tables either.
+    assert positions_of(tmp_path, "events", table_format) == [1, 2]
+    with pytest.raises(LakeRefused):
+        await verify(later, str(tmp_path), log.settings, table_format=table_format)
