@@ -14,7 +14,17 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
 from eventjet.projections.by_state import StateRow
 from eventjet.projections.columns import key_forms
-from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
+from eventjet.projections.fold import (
+    BlockedAggregates,
+    Fold,
+    Offered,
+    Offering,
+    ParkingFold,
+    Reader,
+    RowKey,
+    Rows,
+    reader,
+)
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.projections.state_fold import Cell, Joined, StateId
@@ -89,15 +99,20 @@ class Folding:
             parts = tuple([dump(part) for part, (dump, _) in zip(key, forms, strict=True)])
             yield key_token(key), (parts, joined.position, joined.aggregate, state)
 
-    def take_entries(self, events: Iterable[Recorded[Any]], entries: Iterable[Entry]) -> None:
-        """Fold the next events with their entries, in the order of the log; raises `HandlerFailed` and `RowRefused`."""
+    def take_entries(self, pairs: Sequence[tuple[Entry, RawRecord]], decode: Reader) -> None:
+        """Fold entries, each with the record of its event, in the order of the log.
+
+        Raises `HandlerFailed` and `RowRefused`.
+        """
         joins, forms = self.resolved.joins, self._key_forms
         assert joins is not None
         joined: list[Joined] = []
         keys: list[RowKey] = []
-        for event, (parts, _, aggregate, state) in zip(events, entries, strict=True):
-            decoded = None if state is None else joins.sources[aggregate].codec.decode(state)
-            joined.append(Joined(event, aggregate, decoded))
+        for (parts, _, aggregate, encoded), record in pairs:
+            state = None if encoded is None else joins.sources[aggregate].codec.decode(encoded)
+            event = decode(record)
+            assert event is not None, "an earlier task has decoded it"
+            joined.append(Joined(event, aggregate, state))
             keys.append(tuple([load(part) for part, (_, load) in zip(parts, forms, strict=True)]))
         self._apply(self._fold(self._rows, joined, keys))
 
@@ -202,17 +217,10 @@ class Foldings:
 
         folding.take(events())
 
-    def take_joined(self, entries: Sequence[tuple[Entry, RawRecord]]) -> None:
+    def take_joined(self, pairs: Sequence[tuple[Entry, RawRecord]]) -> None:
         """Fold entries of a projection with `by_state`, each with the record of its event, in the order of the log."""
         ((folding, decode),) = self._joined
-
-        def events() -> Iterator[Recorded[Any]]:
-            for _, record in entries:
-                event = decode(record)
-                assert event is not None, "an earlier task has decoded it"
-                yield event
-
-        folding.take_entries(events(), [entry for entry, _ in entries])
+        folding.take_entries(pairs, decode)
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:

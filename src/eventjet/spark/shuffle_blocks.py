@@ -138,20 +138,23 @@ class PackByState:
     app: AppRef
     projection: str
     dialect: ColumnValues
-    options: LogOptions
-    """How to reach the log."""
+    options: LogOptions | None
+    """How to reach the log, in which an event's predecessor is looked up; None where nobody checks it."""
     skipped: Mapping[int, str]
+    with_states: bool = True
+    """Whether the states themselves are sent on, too, to be loaded."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        context = TaskContext.get()
-        assert context is not None
+        context = TaskContext.get() if self.with_states else None
+        part = 0 if context is None else context.partitionId()
         try:
-            with uncollected(), self.options.predecessors() as predecessors:
-                yield from self._packed(batches, predecessors, context.partitionId())
+            looking = self.options.predecessors() if self.options is not None else nullcontext()
+            with uncollected(), looking as predecessors:
+                yield from self._packed(batches, predecessors, part)
         except (CodecError, ProjectionError, TaskFault) as error:
             yield _batch([{"fault": str(error)}])
 
-    def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader, part: int) -> Iterator[Any]:
+    def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader | None, part: int) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
         folding = Folding(resolved, self.dialect, {})
@@ -171,7 +174,7 @@ class PackByState:
                 packer.buffers[crc32(token.encode()) % self.partitions].append((entry, record))
                 yield from packer.count((record, (0, 0, b"", b"", entry[3] or b"")))
         yield from packer.flush()
-        for row in folding.state_rows():
+        for row in folding.state_rows() if self.with_states else ():
             packer.buffers[part].append((None, (0, *row)))
             yield from packer.count(((0, 0, b"", b"", str(row[-1]).encode()),))
         yield from packer.flush()
