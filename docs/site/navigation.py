@@ -36,7 +36,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "how-to",
         ("processes", "reactors", "publications", "inboxes", "serve", "tail", "nats-clients"),
     ),
-    "How to: question the log": ("how-to", ("audit", "dataframes", "spark-source", "archive", "lake")),
+    "How to: question the log": ("how-to", ("audit", "dataframes", "spark-source", "pipelines", "archive", "lake")),
     "How to: run": (
         "how-to",
         (

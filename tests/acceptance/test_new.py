@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ TOOLS = {
 }
 
 
-def made(folder: Path, name: str = "shop") -> subprocess.CompletedProcess[str]:
-    return forked.run("eventjet.cli", ("new", name), folder=folder, environ=os.environ, timeout_s=120)
+def made(folder: Path, name: str = "shop", *options: str) -> subprocess.CompletedProcess[str]:
+    return forked.run("eventjet.cli", ("new", name, *options), folder=folder, environ=os.environ, timeout_s=120)
 
 
 def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
@@ -32,6 +33,35 @@ def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
     assert {".gitignore", "ci.yaml", "compose.yaml", "app.py", "test_tasks.py"} <= {one.name for one in files}
     assert not [one for one in files if "starter" in one.read_text(encoding="utf-8") or "starter" in str(one)]
     assert [one.name for one in tmp_path.iterdir()] == ["shop"]
+
+
+def test_a_project_has_a_pipeline_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert made(tmp_path, "plain").returncode == made(tmp_path, "shop", "--pipeline").returncode == 0
+    assert not list(tmp_path.glob("plain/**/*pipeline*"))
+    assert "duckdb" not in (tmp_path / "plain/pyproject.toml").read_text()
+    files = {str(file.relative_to(tmp_path / "shop")): file for file in (tmp_path / "shop").rglob("*pipeline*/**/*")}
+    assert {"pipeline/spark-pipeline.yml", "pipeline/transformations/tasks.py", "pipeline/.gitignore"} <= set(files)
+    written = "".join(file.read_text() for file in files.values() if file.is_file())
+    assert "/path/to" not in written
+    # Spark takes no relative folder.
+    assert f"storage: {(tmp_path / 'shop/pipeline/storage').as_uri()}\n" in written
+    assert f"databaseName={tmp_path}/shop/pipeline/catalog;" in written
+    project = tomllib.loads((tmp_path / "shop/pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == ["eventjet[spark]"]
+    assert "duckdb>=1.4" in project["optional-dependencies"]["dev"]
+
+
+def test_a_folder_without_a_pipeline_is_named(tmp_path: Path) -> None:
+    ended = forked.run("eventjet.cli", ("pipeline",), folder=tmp_path, environ=os.environ, timeout_s=120)
+    assert (ended.returncode, "There is no spark-pipeline.yml in pipeline." in " ".join(ended.stderr.split())) == (
+        2,
+        True,
+    )
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/spark-pipeline.yml").touch()
+    both = ("pipeline", "--dry-run", "--full-refresh")
+    ended = forked.run("eventjet.cli", both, folder=tmp_path, environ=os.environ, timeout_s=120)
+    assert (ended.returncode, "Leave one of them out." in " ".join(ended.stderr.split())) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +90,13 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_project_passes_its_tests_and_every_check(tmp_path: Path) -> None:
-    assert made(tmp_path).returncode == 0
+    assert made(tmp_path, "shop", "--pipeline").returncode == 0
+    environ = {**os.environ, "SPARK_TESTING": "1"}  # a port of its own for Spark Connect
     for name, command in TOOLS.items():
         done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path / "shop", capture_output=True, text=True, timeout=280
+            [sys.executable, *command], cwd=tmp_path / "shop", env=environ, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 

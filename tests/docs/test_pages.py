@@ -48,6 +48,7 @@ ON_SPARK = {
     "backup.md",
     "dataframes.md",
     "partial-restore.md",
+    "pipelines.md",
     "restore.md",
     "spark-cluster.md",
     "spark-source.md",
@@ -71,6 +72,8 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
         "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
         "COLUMNS": "80",
+        # Otherwise every Spark Connect server of this machine takes the same port.
+        "SPARK_TESTING": "1",
     }
     page = Running(shown, tmp_path, environ)
     try:

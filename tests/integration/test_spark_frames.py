@@ -27,7 +27,7 @@ from tests.logs import fresh_name
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 APP = string.Template("""
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
@@ -61,14 +61,25 @@ class Counted:
     number: int
 
 
+@dataclass(frozen=True)
+class Place:
+    zip: str
+    Zip: int
+
+
+@event("account.moved")
+class Moved:
+    place: Place
+
+
 @aggregate("account")
 class Account:
     balance: Decimal = Decimal(0)
 
-    def do(self, event: Opened | Deposited | Counted) -> Opened | Deposited | Counted:
+    def do(self, event: Opened | Deposited | Counted | Moved) -> Opened | Deposited | Counted | Moved:
         return event
 
-    def evolve(self, event: Opened | Deposited | Counted) -> "Account":
+    def evolve(self, event: Opened | Deposited | Counted | Moved) -> "Account":
         return replace(self, balance=self.balance + getattr(event, "amount", 0))
 
 
@@ -269,6 +280,22 @@ async def test_a_password_reaches_the_tasks_and_is_in_no_plan(
         shown = capsys.readouterr().out
         assert "jetstream" in shown.lower()
         assert canary not in shown
+
+
+async def test_nested_fields_that_differ_by_case_only_are_reached_where_spark_minds_the_case(
+    spark: Started, app: App, settings: Settings
+) -> None:
+    module: Any = sys.modules[app.name]
+    async with app.connect(servers=settings.servers) as jet:
+        await jet.repository(module.Account).execute(
+            "a-7", module.Account.do, module.Moved(place=module.Place(zip="small", Zip=7))
+        )
+    spark.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        moved = events(spark.spark, app, module.Moved, settings=settings)
+        assert moved.select("place.zip", "place.Zip").collect() == [("small", 7)]
+    finally:
+        spark.spark.conf.unset("spark.sql.caseSensitive")
 
 
 OWN_PORT = {"SPARK_TESTING": "1"}

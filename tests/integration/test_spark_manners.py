@@ -22,3 +22,4 @@ def test_the_environment_and_the_loggers_stay_as_they_are_and_a_master_precedes_
         assert (logging.getLogger("py4j").level, logging.getLogger().filters) == (level, filters)
         assert {name: os.environ.get(name) for name in environ} == environ
     assert dict(os.environ) == environ
+    assert (logging.getLogger("pyspark").level, logging.getLogger("py4j").level) == (logging.NOTSET, level)

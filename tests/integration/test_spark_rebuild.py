@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from eventjet.errors import RebuildError
 from eventjet.jetstream.reader import Range, split
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from eventjet.spark.session import Started
+from eventjet.spark.session import Started, spark_session
 from eventjet.spark.source import log_frame
 from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
@@ -82,6 +83,41 @@ async def test_a_task_whose_process_is_killed_is_done_again(book: Book, spark: S
     assert marker.exists()
     for name in ("balances", "movements"):
         assert book.rows(name) == book.folded(last, name)
+
+
+async def test_a_session_of_the_users_stays_as_it_was_and_its_pages_name_the_job(book: Book, spark: Started) -> None:
+    last = book.fill(200)
+    session, context = spark.spark, spark.spark.sparkContext
+    session.range(3).createOrReplaceTempView("theirs")
+    context.setJobDescription("their own")
+    loggers = [logging.getLogger(name) for name in ("", "py4j", "pyspark")]
+
+    def state() -> list[Any]:
+        logging_state = [(one.level, list(one.handlers), list(one.filters), one.disabled) for one in loggers]
+        views = [table.name for table in session.catalog.listTables()]
+        description = context.getLocalProperty("spark.job.description")
+        return [
+            session.conf.getAll,
+            session.catalog.currentDatabase(),
+            views,
+            description,
+            logging_state,
+            dict(os.environ),
+        ]
+
+    before = state()
+    try:
+        # In this thread, as a notebook would.
+        with spark_session() as found:
+            assert found.spark is session
+        await rebuild(book.ref, ["balances"], book.settings, engine="spark")
+        assert state() == before
+    finally:
+        context.setJobDescription(None)
+        session.catalog.dropTempView("theirs")
+    jobs: Any = context._jsc.sc().statusStore().jobsList(None)
+    names = {jobs.apply(number).description().getOrElse(None) for number in range(jobs.size())}
+    assert f"eventjet: fold balances up to position {last}" in names
 
 
 def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(

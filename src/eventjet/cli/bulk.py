@@ -1,16 +1,20 @@
 """The commands for bulk work over the log, on Spark or in this process.
 
-They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore` and `audit`.
+They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore`, `audit` and `pipeline`.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 from functools import partial
+from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from eventjet.cli.output import Answer, Block, Lines, Table
+from eventjet.cli.output import ANSWER_IS_NO, Answer, Block, Lines, Table, note
 from eventjet.cli.running import finished
 from eventjet.cli.target import (
     AggregateArgument,
@@ -45,6 +49,9 @@ FromArchiveOption = Annotated[
 ]
 NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
+
+_OWN_ERROR = re.compile(r"eventjet\.errors\.[\w.]+: (?P<message>.+)")
+_PIPELINE_SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
@@ -209,6 +216,41 @@ def audit(
     work = partial(run, at.ref, at.settings, archive=archive, engine=EngineOptions(master=master), examples=examples)
     report = finished("Nothing was changed.", work)
     return Answer(audit_value(report), audit_lines(report, has_claims=has_claims), ok=report.sound)
+
+
+def pipeline(
+    folder: Annotated[Path, argument("[FOLDER]", "The one with spark-pipeline.yml.")] = Path("pipeline"),
+    dry_run: Annotated[bool, switch("--dry-run", "Check the definitions, and change nothing.")] = False,
+    full_refresh: Annotated[bool, switch("--full-refresh", "Empty every table, and fill it from its start.")] = False,
+) -> None:
+    """Run a pipeline on Spark: `spark-pipelines run`, with a Java, this Python and the settings in FOLDER/conf.
+
+    Stopped at any moment, the next run goes on after the last batch that is in the tables.
+    """
+    from eventjet.spark.session import program_environment
+
+    spec = next((spec for spec in map(folder.joinpath, _PIPELINE_SPECS) if spec.is_file()), None)
+    if spec is None:
+        raise UsageError(
+            f"There is no {_PIPELINE_SPECS[0]} in {folder}. Name the folder that has it, or make a project with one: "
+            "`eventjet new NAME --pipeline`."
+        )
+    if dry_run and full_refresh:
+        raise UsageError("--dry-run changes nothing, and --full-refresh empties tables. Leave one of them out.")
+    with program_environment(folder.resolve() / "conf") as (programs, environ):
+        words = ["dry-run"] if dry_run else ["run", *(["--full-refresh-all"] if full_refresh else [])]
+        command = [str(programs / "spark-pipelines"), *words, "--spec", str(spec)]
+        reason = ""
+        with subprocess.Popen(command, env=environ, stdout=PIPE, stderr=STDOUT, text=True, errors="replace") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                error = _OWN_ERROR.match(line)
+                reason = error["message"] if error is not None else reason
+    if process.returncode:
+        # What Spark prints of an error ends with the many lines of its own stack.
+        note(f"eventjet: The pipeline has not finished. {reason}".rstrip())
+        raise typer.Exit(ANSWER_IS_NO)
 
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from eventjet import errors
-from eventjet.cli.bulk import archive, audit, rebuild, restore, snapshots, verify
+from eventjet.cli.bulk import archive, audit, pipeline, rebuild, restore, snapshots, verify
 from eventjet.cli.dev import demo, dev, server
 from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
@@ -44,7 +44,7 @@ _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
-    "new": ("eventjet new shop",),
+    "new": ("eventjet new shop", "eventjet new shop --pipeline"),
     "dev": ("eventjet dev", "eventjet dev --reload --ui", "eventjet dev --temporary --postgres"),
     "server": ("eventjet server", "eventjet server --port 0 --store nats-data"),
     "demo": ("eventjet demo",),
@@ -83,6 +83,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "eventjet rebuild balances --from-archive /var/archives/bank",
     ),
     "verify": ("eventjet verify balances postings", "eventjet verify balances --engine local --json"),
+    "pipeline": (
+        "eventjet pipeline",
+        "eventjet pipeline --dry-run",
+        "eventjet pipeline /srv/shop/pipeline --full-refresh",
+    ),
     "snapshots build": ("eventjet snapshots build account", "eventjet snapshots build account --min-events 500"),
     "db upgrade": ("eventjet db upgrade",),
     "db promote": ("eventjet db promote balances",),
@@ -161,7 +166,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Begin": (new, dev, server, demo),
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
-    "Read models": (rebuild, verify, db, snapshots),
+    "Read models": (rebuild, verify, db, snapshots, pipeline),
     "The log": (archive, restore, audit, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():

@@ -14,18 +14,33 @@ from pathlib import Path
 from typing import Annotated
 
 from eventjet.cli.output import Lines, show
-from eventjet.cli.target import argument
+from eventjet.cli.target import argument, switch
 from eventjet.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _TEMPLATE = "starter"
 """The name of the template project in the package, which the chosen name replaces."""
-_PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
+_PLACES = {
+    "gitignore": ".gitignore",
+    "ci.yaml": ".github/workflows/ci.yaml",
+    "pipeline/gitignore": "pipeline/.gitignore",
+}
 """Target of each template file that is packaged elsewhere, so that tools of eventjet's own project ignore it."""
+_OF_PIPELINE = ("pipeline/", "tests/test_pipeline.py")
+"""The places of the template that only a project with a pipeline has."""
+_FOLDER = "/path/to/starter"
+"""The name of the project's folder in the template: Spark takes no relative one."""
+_WITH_PIPELINE = {
+    'dependencies = ["eventjet"]': 'dependencies = ["eventjet[spark]"]',
+    'dev = ["eventjet[dev,testing]", ': 'dev = ["eventjet[dev,testing]", "duckdb>=1.4", ',
+    "* `compose.yaml`": "* `pipeline`: what Spark makes of the events; `eventjet pipeline` runs it.\n* `compose.yaml`",
+}
+"""Texts of the template, and what a project with a pipeline has instead."""
 
 
 def new(
     name: Annotated[str, argument("NAME", "Of the project, its package and its app: letters, digits and _.")],
+    pipeline: Annotated[bool, switch("--pipeline", "Add a pipeline on Spark: tables of the events in a lake.")] = False,
 ) -> None:
     """Make a folder with a small project that runs: a domain, a read model, tests, containers and CI.
 
@@ -34,7 +49,7 @@ def new(
     folder = Path.cwd() / _checked(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{name!r} exists here already and is not empty. Choose another name, or move it away.")
-    written = _write(name, folder)
+    written = _write(name, folder, pipeline=pipeline)
     steps = Lines([f"  cd {name}", "  pytest", "  eventjet dev"])
     show([f"{len(written)} files in {name}. Next:", steps, "README.md there has the rest."])
 
@@ -61,7 +76,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None or name == "eventjet"
 
 
-def _write(name: str, folder: Path) -> list[Path]:
+def _write(name: str, folder: Path, *, pipeline: bool) -> list[Path]:
     """Write the whole project or nothing: first beside the folder, then moved to its place; return its files.
 
     Raises `UsageError` where the folder cannot be written.
@@ -75,10 +90,15 @@ def _write(name: str, folder: Path) -> list[Path]:
             for template in sorted(source.rglob("*")):
                 if template.is_dir() or template.suffix == ".pyc":
                     continue
-                place = template.relative_to(source)
-                target = project / _PLACES.get(place.as_posix(), place.as_posix().replace(_TEMPLATE, name))
+                place = template.relative_to(source).as_posix()
+                if place.startswith(_OF_PIPELINE) and not pipeline:
+                    continue
+                target = project / _PLACES.get(place, place.replace(_TEMPLATE, name))
                 target.parent.mkdir(parents=True, exist_ok=True)
-                text = _renamed(template.read_text(encoding="utf-8"), name)
+                text = template.read_text(encoding="utf-8")
+                for part, instead in _WITH_PIPELINE.items() if pipeline else ():
+                    text = text.replace(part, instead)
+                text = _renamed(text, name, folder)
                 target.write_text(text, encoding="utf-8", newline="\n")
             written = [file for file in project.rglob("*") if file.is_file()]
             if folder.exists():
@@ -89,5 +109,6 @@ def _write(name: str, folder: Path) -> list[Path]:
         raise UsageError(f"{folder} cannot be written: {error.strerror}. Go to a folder that can be.") from error
 
 
-def _renamed(text: str, name: str) -> str:
-    return re.sub(rf"\b{_TEMPLATE}\b", name, text)
+def _renamed(text: str, name: str, folder: Path) -> str:
+    parts = text.replace(f"file://{_FOLDER}", folder.as_uri()).split(_FOLDER)
+    return str(folder).join(re.sub(rf"\b{_TEMPLATE}\b", name, part) for part in parts)

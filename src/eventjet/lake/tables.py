@@ -6,20 +6,20 @@ DataFrame of the type. Lakehouses have no type for a duration, so a `timedelta` 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.codec.records import Decoder
-from eventjet.domain.personal import field_hint, is_private
-from eventjet.domain.unique import CLAIMS
+from eventjet.domain.personal import is_private
 from eventjet.spark.columns import Form, forms_of, pyarrow
 from eventjet.spark.event_rows import (
+    EVENTS,
     batch_of,
+    event_tables,
+    personal_fields,
     recorded_columns,
     recorded_row,
     stored_columns,
@@ -27,8 +27,6 @@ from eventjet.spark.event_rows import (
     stored_row_beside,
 )
 
-EVENTS = "events"
-"""The name of the table that has all records of the log."""
 KEY = "position"
 """The column that orders every table, and in which no value comes twice."""
 
@@ -66,15 +64,13 @@ def tables_of(catalog: Catalog, *, personal: bool) -> list[LakeTable]:
 
     Claims of unique values, which are eventjet's own events, are among all records only.
     """
-    kinds = [kind for kind in catalog.kinds() if kind.aggregate != CLAIMS]
-    names = _names([kind.info.name for kind in kinds])
     whole = LakeTable(EVENTS, None, stored_columns(), _schema(stored_columns()), frozenset(), {})
-    return [whole, *(_typed(names[kind.info.name], kind, personal=personal) for kind in kinds)]
+    return [whole, *(_typed(name, kind, personal=personal) for name, kind in event_tables(catalog).items())]
 
 
 def _typed(name: str, kind: EventType, *, personal: bool) -> LakeTable:
     cls = kind.event_type
-    hidden = set[str]() if personal else {field for field in forms_of(cls) if is_private(field_hint(cls, field))}
+    hidden = frozenset[str]() if personal else personal_fields(cls)
     forms = {field: form for field, form in forms_of(cls).items() if field not in hidden}
     columns = recorded_columns(cls, hidden)
     by_field = dict(zip(forms, list(columns)[len(columns) - len(forms) :], strict=True))
@@ -82,16 +78,6 @@ def _typed(name: str, kind: EventType, *, personal: bool) -> LakeTable:
     without_value = {field for field, info in declared.items() if info.default is None}
     nullable = frozenset(column for field, column in by_field.items() if field in without_value)
     return LakeTable(name, kind, columns, _schema(columns), nullable, forms)
-
-
-def _names(type_names: Sequence[str]) -> dict[str, str]:
-    """Return the table of each event type; names that would be equal get a suffix out of the type's own name."""
-    plain = {name: re.sub(r"[^a-z0-9_]", "_", name.lower()) for name in type_names}
-    taken = [EVENTS, *plain.values()]
-    return {
-        name: table if taken.count(table) == 1 else f"{table}_{sha256(name.encode()).hexdigest()[:8]}"
-        for name, table in plain.items()
-    }
 
 
 def _schema(columns: Mapping[str, Form]) -> Any:

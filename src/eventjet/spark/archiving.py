@@ -121,15 +121,17 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
     `conf` has more settings for the same time.
     """
     settings = {_BATCH_ROWS_SETTING: str(ROWS_OF_A_BATCH), **(conf or {})}
-    previous = {name: spark.conf.get(name) for name in settings}
+    previous = spark.conf.getAll
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, value in previous.items():
-            if value is not None:
-                spark.conf.set(name, value)
+        for name in settings:
+            if name in previous:
+                spark.conf.set(name, previous[name])
+            else:
+                spark.conf.unset(name)
 
 
 def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
@@ -140,7 +142,8 @@ def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], s
         send_files(provided.secrets, started)
         sealed: list[Segment] = []
         for first, last in ranges:
-            with following(started.spark, job.watch, "archive", first - start, last - first + 1, total):
+            name = f"eventjet: archive positions {first} to {last}"
+            with following(started.spark, job.watch, "archive", first - start, last - first + 1, total, name=name):
                 sealed.append(sealer.seal(first, last))
         job.watch.tell("archive", total, total)
     return sealed

@@ -242,7 +242,7 @@ class _Forms:
     def _leaf(self, node: Node) -> Form | None:
         kind: str = node["type"]
         if kind == "decimal":
-            return _decimal(node.get("max_digits"), node.get("decimal_places"))
+            return decimal_form(node.get("max_digits"), node.get("decimal_places"))
         if kind == "enum":
             return _enumeration([member.value for member in node["members"]], attrgetter("value"))
         if kind == "literal":
@@ -274,7 +274,8 @@ class _EndlessError(Exception):
     """A class contains itself, directly or through its fields."""
 
 
-def _decimal(digits: int | None, places: int | None) -> Form:
+def decimal_form(digits: int | None, places: int | None) -> Form:
+    """Return the form of decimals of so many digits, of which `places` are after the point; None where none is said."""
     precision = DIGITS_MAX if digits is None or places is None else min(max(digits, places), DIGITS_MAX)
     scale = PLACES if places is None else min(places, DIGITS_MAX)
     exact = Context(prec=precision, traps=[Inexact, InvalidOperation])

@@ -59,10 +59,13 @@ class SparkEngine:
             return FolderFiles(url)
         spark = self._session().spark
         from eventjet.spark.archiving import SparkFiles
+        from eventjet.spark.running import named
+
+        tag = self._stack.enter_context(named(spark, f"eventjet: read the archive {url}"))
 
         def interrupt() -> None:
             with suppress(Exception):
-                spark.interruptAll()
+                spark.interruptTag(tag)
 
         self._stack.enter_context(self._watch.interrupted_by(interrupt))
         return SparkFiles(spark, url)

@@ -5,15 +5,23 @@ DataFrames and the tables of a lakehouse have them alike. Nothing here imports p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
+from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
 from eventjet.codec.subjects import entity_shown
+from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.spark.columns import Form, forms_of, leaf, pyarrow
+
+EVENTS = "events"
+"""The name of the table that has all records of the log."""
 
 _CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
 _AGGREGATE_COLUMNS = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
@@ -50,6 +58,26 @@ def recorded_columns(event_type: type, left_out: Collection[str] = ()) -> dict[s
         names_in_use.add(name.lower())
         columns[name] = form
     return columns
+
+
+def personal_fields(event_type: type) -> frozenset[str]:
+    """Return the fields of an event that contain personal data."""
+    return frozenset(name for name in forms_of(event_type) if is_private(field_hint(event_type, name)))
+
+
+def event_tables(catalog: Catalog) -> dict[str, EventType]:
+    """Return the event types of an application by the names of their tables.
+
+    Names that would be equal get a suffix out of the type's own name. Claims of unique values, which are eventjet's own
+    events, have no table.
+    """
+    kinds = {kind.info.name: kind for kind in catalog.kinds() if kind.aggregate != CLAIMS}
+    plain = {name: re.sub(r"[^a-z0-9_]", "_", name.lower()) for name in kinds}
+    taken = [EVENTS, *plain.values()]
+    return {
+        table if taken.count(table) == 1 else f"{table}_{sha256(name.encode()).hexdigest()[:8]}": kinds[name]
+        for name, table in plain.items()
+    }
 
 
 def recorded_row(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:

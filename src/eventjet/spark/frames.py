@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -67,20 +67,20 @@ def events(
         if not 0 <= as_of <= last:
             raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
         last = as_of
-    connection, secrets = _connection(settings)
+    connection, secrets = log_connection(settings)
     send_files(secrets, started)
     options = {**connection, "stream": application.name, "fromPosition": str(first), "toPosition": str(last)}
     raw: Any = spark.read.format("jetstream").options(**options).load()
     if event is None:
-        return raw.mapInArrow(StoredTask(until), _ddl_of(stored_columns()))
+        return raw.mapInArrow(StoredTask(until), ddl_of(stored_columns()))
     if event not in application.catalog:
         raise UsageError(
             f"{event!r} is not an event of {application.name!r}. Name a class that one of its aggregates folds."
         )
     info = event_info(event)
-    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _process_folder())
+    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), process_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
-    return raw.mapInArrow(task, _ddl_of(recorded_columns(event)))
+    return raw.mapInArrow(task, ddl_of(recorded_columns(event)))
 
 
 def _time_of(as_of: datetime | int | None) -> datetime | None:
@@ -100,21 +100,22 @@ def _log_range(settings: Settings, stream: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=100)
-def _connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
+def log_connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
     """Return (options of the source `jetstream`, the folder of the sealed secrets that they name)."""
-    secrets = Path(mkdtemp(dir=_process_folder()))
+    secrets = Path(mkdtemp(dir=process_folder()))
     return connection_options(settings, secrets), secrets
 
 
 @cache
-def _process_folder() -> Path:
+def process_folder() -> Path:
     """Return a private folder that is removed when this process ends, because a frame may be used until then."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(scratch_folder())
 
 
-def _ddl_of(columns: Mapping[str, Form]) -> str:
+def ddl_of(columns: Mapping[str, Form]) -> str:
+    """Return columns as Spark's DDL."""
     return ", ".join(f"{quoted(name)} {form.ddl}" for name, form in columns.items())
 
 
@@ -141,10 +142,14 @@ class RecordedTask:
     app: AppRef
     type_name: str
     schema: int
-    until: datetime | None
+    until: datetime | None = None
+    left_out: frozenset[str] = frozenset()
+    """The fields that get no column."""
+    skipped: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The positions with a skip marker, and the reasons."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        catalog = self.app.load().catalog
+        catalog = self.app.load().catalog.of_log(self.skipped)
         resolved = catalog.resolve(self.type_name, self.schema)
         if resolved is None:
             raise UsageError(
@@ -153,8 +158,8 @@ class RecordedTask:
             )
         event_type, info = resolved.event.event_type, resolved.event.info
         decode = Decoder(catalog, (event_type,))
-        columns = recorded_columns(event_type)
-        forms = forms_of(event_type)
+        columns = recorded_columns(event_type, self.left_out)
+        forms = {name: form for name, form in forms_of(event_type).items() if name not in self.left_out}
         # Records are selected by name only: a newer schema of this event must fail the query, not be skipped.
         names = {info.name, *info.formerly}
         for batch in batches:

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from eventjet.errors import RebuildError, UsageError
@@ -26,6 +27,7 @@ from eventjet.spark.source import connection_options
 SHIPPED_BYTES_MAX = 50_000_000
 """The maximum size of a shipped package; a larger package contains data and belongs in the executors' image."""
 
+_DESCRIPTION = "spark.job.description"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _POLL_S = 0.25
 _EVENTJET_ERROR = re.compile(r"^eventjet\.[\w.]+: (?P<message>.+)$", re.MULTILINE)
@@ -117,10 +119,33 @@ def _contents(top: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, total: int) -> Generator[None]:
+def named(spark: Any, name: str) -> Generator[str]:
+    """Name the jobs of this thread in Spark's own pages, and yield the tag by which only they are interrupted."""
+    # Spark takes no comma in a tag, which the pages of Spark Connect show instead of a description.
+    tag = f"{name.replace(',', '')} ({token_hex(3)})"
+    context = None if is_remote(spark) else spark.sparkContext
+    previous = None if context is None else context.getLocalProperty(_DESCRIPTION)
+    spark.addTag(tag)
+    if context is not None:
+        context.setLocalProperty(_DESCRIPTION, name)
+    try:
+        yield tag
+    finally:
+        # A session that has ended meanwhile has no jobs that could be named.
+        with suppress(Exception):
+            spark.removeTag(tag)
+            if context is not None:
+                context.setLocalProperty(_DESCRIPTION, previous)
+
+
+@contextmanager
+def following(
+    spark: Any, watch: Watch, phase: Phase, done: int, share: int, total: int, *, name: str
+) -> Generator[None]:
     """Report the progress of a Spark job from a thread, and interrupt the job soon after it was cancelled.
 
-    The job is `share` of the phase's `total`, after the part that was `done`. Spark's errors become `RebuildError`.
+    The job is `share` of the phase's `total`, after the part that was `done`; Spark's own pages show its `name`.
+    Spark's errors become `RebuildError`.
     """
     ended = threading.Event()
     stages = _Stages()
@@ -134,23 +159,24 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
                     watch.tell(phase, done + int(share * stages.fraction(spark)), total)
             except Stopped:
                 with suppress(Exception):
-                    spark.interruptAll()
+                    spark.interruptTag(tag)
                 return
 
     thread = threading.Thread(target=follow, name="eventjet-spark-progress", daemon=True)
-    thread.start()
-    try:
-        with stages.updated_by(spark):
-            yield
-    except RebuildError:
-        raise
-    except Exception as error:
-        # If the job was interrupted, `check` raises `Stopped`, because Spark's error has no meaning then.
-        watch.check()
-        raise RebuildError(f"Spark could not finish: {_reason_of(error)}") from error
-    finally:
-        ended.set()
-        thread.join()
+    with named(spark, name) as tag:
+        thread.start()
+        try:
+            with stages.updated_by(spark):
+                yield
+        except RebuildError:
+            raise
+        except Exception as error:
+            # If the job was interrupted, `check` raises `Stopped`, because Spark's error has no meaning then.
+            watch.check()
+            raise RebuildError(f"Spark could not finish: {_reason_of(error)}") from error
+        finally:
+            ended.set()
+            thread.join()
 
 
 class _Stages:

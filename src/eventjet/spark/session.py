@@ -182,6 +182,27 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     )
 
 
+@contextmanager
+def program_environment(conf: Path) -> Generator[tuple[Path, dict[str, str]]]:
+    """Yield (the folder of Spark's programs, the environment for one of them) on this machine.
+
+    The program uses the Java of `find_java`, this Python, which also finds modules in the current folder, and the
+    settings in the folder `conf`, unless the environment of this process names others.
+
+    Raises `Unreachable` when pyspark or Java is missing.
+    """
+    _session_type()
+    from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+
+    java = find_java()
+    with scratch_folder() as scratch:
+        defaults = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
+        environ = {**defaults, "SPARK_CONF_DIR": str(conf), **os.environ}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+        environ["JAVA_HOME"] = str(make_java_home(java, scratch / "java"))
+        yield Path(_find_spark_home()) / "bin", environ
+
+
 def java_version(program: Path) -> int | None:
     """Return the major version from `java -version`; None when the program does not run."""
     try:

@@ -1,0 +1,382 @@
+"""`declare` turns an application into the datasets of a pipeline that Spark runs: `spark-pipelines run`.
+
+A pipeline (Spark Declarative Pipelines) is a folder with definitions in Python and SQL. `declare` adds to it:
+
+* `events`, a streaming table with every record of the log
+* a streaming table for each event type, with a column for each field, upcast
+* a materialized view for each projection that is a fold or entries
+
+Only `events` reads the log, from the position at which its checkpoint is; the other datasets read `events`. A table of
+Spark has only rows of committed batches, and a batch is a range of positions. So a run that was killed loses and
+repeats nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from inspect import getdoc
+from typing import Any, cast
+
+from pyspark import pipelines as dp
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+from sqlalchemy import types as sa
+
+from eventjet.codec.catalog import EventType
+from eventjet.domain.personal import is_private
+from eventjet.errors import UsageError
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import Application, AppRef, loaded
+from eventjet.projections.columns import Convert, dumps, labels, plain, wall_time
+from eventjet.projections.fold import reader
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.rebuild.folding import Folding, fold_of
+from eventjet.rebuild.plan import Route, route_of
+from eventjet.settings import Settings
+from eventjet.spark.columns import SCHEMA, Form, decimal_form, leaf, pyarrow, records_of
+from eventjet.spark.event_rows import (
+    EVENTS,
+    batch_of,
+    event_tables,
+    personal_fields,
+    recorded_columns,
+    stored_columns,
+    stored_row,
+)
+from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
+from eventjet.spark.running import send_files, shipped
+from eventjet.spark.session import running_session
+from eventjet.spark.shuffle_blocks import (
+    BLOCK_COLUMNS,
+    CONF,
+    PackByAggregate,
+    PackByKey,
+    PackByState,
+    in_windows,
+    shuffled,
+    unpack,
+)
+from eventjet.spark.source import Reader, read_columns
+
+_log = logging.getLogger(__name__)
+
+_RECORD = ("position", "time_ns", "subject", "headers", "coalesce(cast(body as binary), x'') as body")
+"""Expressions that make a record, as the source `jetstream` has it, of a row of the table `events`."""
+_RECORD_COLUMNS = {"time_ns": "int", "subject": "str", "headers": "bytes"}
+"""The columns of `events` from which records are decoded again; the others are those of `eventjet.spark.events`."""
+_CHUNK = 10_000
+"""The maximum number of rows of a read model in one Arrow batch."""
+
+
+def declare(app: Application | AppRef, *, personal: bool = False, settings: Settings | None = None) -> None:
+    """Declare the datasets of an application, in a file of definitions that `spark-pipelines run` reads.
+
+    The tables of event types have the types' names with `_` for other characters than letters and digits
+    (`account_deposited`), the views those of the projections. A warning names the projections that Spark cannot fold.
+    Without `personal`, personal fields have no columns, `events` has no body of events that contain some, and
+    projections with personal data are left out. `settings` default to `EVENTJET_*`; they say where the log is.
+
+    Raises `UsageError` for names that two datasets would have, and for a session that forgets its tables when it ends,
+    and `Unreachable` where the log is not there.
+
+    ```python
+    # transformations/bank.py
+    from pyspark import pipelines as dp
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    from eventjet.examples.bank.app import bank
+    from eventjet.spark import pipelines
+
+    pipelines.declare(bank)
+    spark = SparkSession.active()
+
+
+    @dp.materialized_view
+    def deposits_per_day():
+        deposits = spark.read.table("account_deposited")
+        return deposits.groupBy(F.to_date("recorded_at").alias("day")).agg(F.sum("amount").alias("amount"))
+    ```
+    """
+    spark = _session()
+    declaring = _Declaring.prepare(spark, app, settings or Settings.load(), personal=personal)
+    application = declaring.app
+    tables = event_tables(application.catalog)
+    taken = {EVENTS, *tables} & application.projections.keys()
+    if taken:
+        raise UsageError(
+            f"{min(taken)!r} would be the table of events and the view of a projection. Rename the projection."
+        )
+    declaring.declare_events()
+    for name, kind in tables.items():
+        declaring.declare_type(name, kind)
+    for resolved in application.projections.values():
+        if not isinstance(resolved, ResolvedProjection):
+            reason = "its handlers write SQL"
+        elif resolved.is_private and not personal:
+            reason = "it has personal data, and `personal=True` was not given"
+        else:
+            declaring.declare_read_model(resolved)
+            continue
+        _log.warning("The pipeline has no dataset for the projection %s: %s.", resolved.name, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Declaring:
+    """One application and what the tasks of its datasets need."""
+
+    spark: SparkSession
+    app: Application
+    reference: AppRef
+    """The reference by which tasks import the application."""
+    options: Mapping[str, str]
+    """The options of the source `jetstream`."""
+    skipped: Mapping[int, str]
+    personal: bool
+    record: StructType
+    """The columns of a record, as the source `jetstream` has it."""
+
+    @classmethod
+    def prepare(
+        cls, spark: SparkSession, app: Application | AppRef, settings: Settings, *, personal: bool
+    ) -> _Declaring:
+        application = loaded(app)
+        with NatsConnection.open(Endpoint.of(settings).with_name("eventjet-spark")) as connection:
+            skipped = connection.run(reading_skip_markers(application.name))
+        started = running_session(spark)
+        connection_options, secrets = log_connection(settings)
+        send_files(secrets, started)
+        reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), process_folder())
+        options = {**connection_options, "stream": application.name}
+        return cls(spark, application, reference, options, skipped, personal, _struct(SCHEMA))
+
+    def declare_events(self) -> None:
+        task = _EventsTask(self._open_types())
+        comment = f"Every record of the log of {self.app.name}, in the order of position."
+
+        schema = _struct(ddl_of(_events_columns()))
+
+        @dp.table(name=EVENTS, comment=comment)
+        def _() -> DataFrame:
+            return self._log().mapInArrow(task, schema)
+
+    def declare_type(self, name: str, kind: EventType) -> None:
+        cls, info = kind.event_type, kind.info
+        left_out = frozenset[str]() if self.personal else personal_fields(cls)
+        task = RecordedTask(self.reference, info.name, info.schema, left_out=left_out, skipped=self.skipped)
+        names = ", ".join(f"'{wire_name}'" for wire_name in (info.name, *info.formerly))
+        schema = _struct(ddl_of(recorded_columns(cls, left_out)))
+
+        @dp.table(name=name, comment=_sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}."))
+        def _() -> DataFrame:
+            if left_out:
+                # The table of all records has no bodies of these events.
+                records = self._log()
+            else:
+                records = self._records(self.spark.readStream.table(EVENTS).where(f"type in ({names})"))
+            return records.mapInArrow(task, schema)
+
+    def declare_read_model(self, resolved: ResolvedProjection) -> None:
+        route = route_of(resolved)
+        task = ReadModelTask(self.reference, resolved.name, route, self.skipped)
+        partitions = int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
+        reference, name, skipped = self.reference, resolved.name, self.skipped
+        pack: Any = PackByAggregate(read_columns, partitions)
+        if route is Route.BY_KEY:
+            pack = PackByKey(read_columns, partitions, reference, name, _ROW_VALUES, None, skipped)
+        by_state = PackByState(partitions, reference, name, _ROW_VALUES, None, skipped, with_states=False)
+        schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
+        comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
+
+        @dp.materialized_view(name=resolved.name, comment=comment, spark_conf=CONF)
+        def _() -> DataFrame:
+            records = self._records(self.spark.read.table(EVENTS))
+            if not resolved.reads:
+                return records.mapInArrow(replace(task, read=read_columns), schema)
+            blocks = shuffled(records.mapInArrow(pack, block_schema), partitions)
+            if route is Route.BY_STATE:
+                blocks = shuffled(blocks.mapInArrow(by_state, block_schema), partitions)
+            return blocks.mapInArrow(replace(task, partitions=partitions), schema)
+
+    def _log(self) -> Any:
+        """Return the records of the log as a stream."""
+        return self._of_known_schema(self.spark.readStream.format("jetstream").options(**self.options).load())
+
+    def _records(self, rows: DataFrame) -> Any:
+        """Return the records of rows of the table `events`."""
+        return self._of_known_schema(rows.selectExpr(*_RECORD))
+
+    def _of_known_schema(self, records: Any) -> Any:
+        # `mapInArrow` asks Spark for the columns of what it is given, which a pipeline refuses while it is defined:
+        # the table may not exist yet. Nothing is asked where the schema is known.
+        records._cached_schema = self.record
+        return records
+
+    def _open_types(self) -> frozenset[str] | None:
+        """Return the wire names of events whose bodies may be in `events`; None for all."""
+        catalog = self.app.catalog
+        if self.personal or not catalog.is_private:
+            return None
+        kinds = [kind for kind in catalog.kinds() if not is_private(kind.event_type)]
+        return frozenset(name for kind in kinds for name in (kind.info.name, *kind.info.formerly))
+
+
+def _session() -> SparkSession:
+    """Return the pipeline's session; raises `UsageError` where there is none, or none that keeps tables."""
+    try:
+        spark: Any = SparkSession.active()
+    except (PySparkException, RuntimeError):
+        raise UsageError(
+            "No pipeline is being defined. Call `declare` in a file that `spark-pipeline.yml` includes, and start it "
+            "with `spark-pipelines run`."
+        ) from None
+    if spark.conf.get("spark.sql.catalogImplementation", "") == "in-memory" and not spark.conf.get(
+        "spark.sql.catalog.spark_catalog", ""
+    ):
+        raise UsageError(
+            "Spark's catalog is in memory, so the next run would not know the tables of this one. Put "
+            "`spark.sql.catalogImplementation hive` into spark-defaults.conf, in the folder that SPARK_CONF_DIR names."
+        )
+    return spark
+
+
+def _sentence_of(cls: type, sentence: str) -> str:
+    """Return the sentence, followed by the first line of the docstring that the class itself has."""
+    doc = getdoc(cls) if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(") else None
+    return f"{sentence} {doc.splitlines()[0]}" if doc else sentence
+
+
+def _struct(ddl: str) -> StructType:
+    """Return a schema as a value, because Spark parses no text while it asks for the query of a dataset."""
+    return cast("StructType", StructType.fromDDL(ddl))
+
+
+def _events_columns() -> dict[str, Form]:
+    return {**stored_columns(), **{name: leaf(kind) for name, kind in _RECORD_COLUMNS.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class _EventsTask:
+    """A Spark task that makes rows of the table `events`; no content of a record raises."""
+
+    open_types: frozenset[str] | None
+    """The wire names of the events whose bodies are shown; None for all."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        columns = _events_columns()
+        type_place, body_place = list(columns).index("type"), list(columns).index("body")
+        for batch in batches:
+            rows: list[list[Any]] = []
+            for record in records_of(batch):
+                row = [*stored_row(record), record[1], record[2].decode("utf-8", "replace"), record[3]]
+                if self.open_types is not None and row[type_place] not in self.open_types:
+                    row[body_place] = None
+                rows.append(row)
+            if rows:
+                yield batch_of(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModelTask:
+    """A Spark task that folds a partition of the log and returns the rows of one projection.
+
+    An event that cannot be folded fails the view, for projections that quarantine, too: only the database knows what
+    was decided about it.
+    """
+
+    app: AppRef
+    projection: str
+    route: Route
+    """How the records came here."""
+    skipped: Mapping[int, str]
+    read: Reader | None = None
+    """The function that makes records of Spark's batches; without it the batches are shuffle blocks."""
+    partitions: int = 1
+    """The number of partitions of the shuffle."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        app = self.app.load()
+        resolved = replace(fold_of(app, self.projection), on_error="stop")
+        folding = Folding(resolved, _ROW_VALUES, {})
+        decode = reader(app.catalog.of_log(self.skipped), resolved)
+        columns = row_columns(resolved)
+        if self.route is Route.BY_STATE:
+            for _, pairs in in_windows(unpack(batches), self.partitions):
+                folding.take_entries(pairs, decode)
+            batches = iter(())
+        for records in self._incoming(batches):
+            for token, record in records:
+                folding.own_key = token
+                event = decode(record)
+                if event is not None:
+                    folding.take((event,))
+            if folding.is_due():
+                yield from _row_batches(folding.drain(), columns)
+        yield from _row_batches(list(folding.rows()), columns)
+
+    def _incoming(self, batches: Iterator[Any]) -> Iterator[Iterator[tuple[str | None, Any]]]:
+        if self.read is not None:
+            for records in self.read(batches):
+                yield ((None, record) for record in records)
+            return
+        for _, records in unpack(batches):
+            yield iter(records) if self.route is Route.BY_KEY else ((None, record) for record in records)
+
+
+def _row_batches(rows: list[Any], columns: Mapping[str, Form]) -> Iterator[Any]:
+    for start in range(0, len(rows), _CHUNK):
+        yield batch_of(rows[start : start + _CHUNK], columns)
+
+
+def row_columns(resolved: ResolvedProjection) -> dict[str, Form]:
+    """Return the columns of a read model, as the table declares them, in types of Spark."""
+    return {column.name: _form_of(column.type) for column in resolved.table.columns}
+
+
+class _RowValues:
+    """The values of a read model's rows as pyarrow takes them: see `eventjet.projections.row_codec.ColumnValues`."""
+
+    def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        return _form_of(kind).convert
+
+    def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        del kind
+        return None
+
+
+_ROW_VALUES = _RowValues()
+
+
+def _form_of(declared: sa.TypeEngine[Any]) -> Form:
+    kind: Any = plain(declared)
+    match kind:
+        case sa.Enum():
+            names: dict[Any, str] = {value: label for label, value in labels(kind).items()}
+            return replace(leaf("str"), convert=names.__getitem__)
+        case sa.Float():
+            return leaf("float")
+        case sa.Numeric():
+            return decimal_form(kind.precision, None if kind.precision is None else kind.scale or 0)
+        case sa.DateTime() if not kind.timezone:
+            return Form("timestamp_ntz", pyarrow().timestamp("us"), wall_time)
+        case sa.JSON():
+            return replace(leaf("str"), convert=dumps)
+        case _:
+            return leaf(next(name for base, name in _LEAVES if isinstance(kind, base)))
+
+
+_LEAVES: tuple[tuple[type[sa.TypeEngine[Any]], str], ...] = (
+    (sa.String, "str"),
+    (sa.Integer, "int"),
+    (sa.Boolean, "bool"),
+    (sa.DateTime, "datetime"),
+    (sa.Date, "date"),
+    (sa.Uuid, "uuid"),
+    (sa.LargeBinary, "bytes"),
+)
+"""Types of columns, and the simple types of pydantic that have their values."""

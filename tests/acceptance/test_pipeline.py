@@ -1,0 +1,155 @@
+"""A pipeline on Spark, as `spark-pipelines run` runs it: every event once, whatever is killed, and only of one log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import bank
+from eventjet.rebuild import rebuild
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples/bank/pipeline"
+RUN_S = 900.0
+
+
+class Pipeline:
+    """The example's pipeline, with its tables in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "pipeline"
+        for source in (path for path in EXAMPLE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            target = self.folder / source.relative_to(EXAMPLE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text().replace("/srv/bank/pipeline", str(self.folder)))
+
+    @contextmanager
+    def running(self, nats: NatsServer) -> Generator[subprocess.Popen[bytes]]:
+        """`eventjet pipeline`; all of its processes have ended after the block."""
+        # Otherwise every Spark Connect server of this machine takes the same port.
+        environ = {**os.environ, "EVENTJET_SERVERS": nats.url, "SPARK_TESTING": "1"}
+        command = [sys.executable, "-m", "eventjet.cli", "pipeline"]
+        with (self.folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder.parent, env=environ, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
+
+    def run(self, nats: NatsServer) -> int:
+        """The exit status of a run."""
+        with self.running(nats) as process:
+            return process.wait(RUN_S)
+
+    def killed(self, nats: NatsServer, when: Callable[[], bool]) -> None:
+        """Begin a run, and kill it at a moment."""
+        with self.running(nats) as process:
+            deadline = time.monotonic() + RUN_S
+            while not when():
+                assert process.poll() is None, self.log
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.002)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def files(self, table: str) -> set[str]:
+        return {path.name for path in (self.folder / "warehouse" / table).glob("*.parquet")}
+
+    def committed(self, table: str) -> set[str]:
+        """The files of a streaming table's committed batches, by Spark's own log of them."""
+        batches = [path for path in self.folder.glob(f"warehouse/{table}/_spark_metadata/*") if path.name.isdigit()]
+        lines = [line for path in batches for line in path.read_text().splitlines()[1:]]
+        return {Path(json.loads(line)["path"]).name for line in lines}
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        committed = (self.folder / f"warehouse/{table}/_spark_metadata").exists()
+        names = self.committed(table) if committed else self.files(table)
+        return [
+            row
+            for name in names
+            for row in parquet.read_table(self.folder / "warehouse" / table / name, partitioning=None).to_pylist()
+        ]
+
+
+async def filled(nats: NatsServer, first: int, last: int) -> int:
+    """Accounts with some events each; the last position of the log."""
+    async with bank.connect(servers=nats.url) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        position = 0
+        for number in range(first, last):
+            await accounts.execute(f"a-{number}", Account.open, f"owner {number % 7}")
+            await accounts.execute(f"a-{number}", Account.deposit, Decimal(number) + Decimal("0.25"))
+            position = (await accounts.execute(f"a-{number}", Account.deposit, Decimal(2_000))).position
+            if number % 3 == 0:
+                position = (await accounts.execute(f"a-{number}", Account.withdraw, Decimal(1_000))).position
+        return position
+
+
+async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    with NatsServer(tmp_path / "nats", sync_interval="1m") as nats:
+        await filled(nats, 0, 20)
+        # The first batch is written, and in no table yet: Spark will write it again.
+        pipeline.killed(nats, lambda: bool(pipeline.files("events") - pipeline.committed("events")))
+        last = await filled(nats, 20, 30)
+        assert pipeline.run(nats) == 0, pipeline.log
+        assert sorted(row["position"] for row in pipeline.rows("events")) == list(range(1, last + 1))
+        types = {"account.opened", "account.deposited", "account.withdrawn"}
+        by_type = {kind: pipeline.rows(kind.replace(".", "_")) for kind in types}
+        assert {row["position"]: row["type"] for row in pipeline.rows("events")} == {
+            row["position"]: kind for kind, rows in by_type.items() for row in rows
+        }
+        assert sum(map(len, by_type.values())) == last
+        assert {row["position"] for row in pipeline.rows("large_withdrawals")} == {
+            row["position"] for row in by_type["account.withdrawn"]
+        }
+        assert await folded(nats, tmp_path) == {name: key_sorted(pipeline.rows(name)) for name in bank.projections}
+    with NatsServer(tmp_path / "other", sync_interval="1m") as other:
+        await filled(other, 0, 40)
+        assert pipeline.run(other) == 1
+        said = " ".join(pipeline.log.split()).rpartition("eventjet: ")[2]
+        assert said.startswith("The pipeline has not finished. The history of bank is broken at position")
+        assert "the query's checkpoint was made from the log" in said
+        assert len(pipeline.rows("events")) == last
+
+
+async def folded(nats: NatsServer, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the read models, as a rebuild makes them."""
+    settings = Settings.load({"servers": nats.url, "database": f"sqlite:///{folder}/read.db"}, {})
+    engine = Database(settings.database).sync_engine()
+    create_tables(engine, bank.projections.values())
+    await rebuild(bank, list(bank.projections), settings, engine="local")
+    with engine.connect() as connection:
+        return {
+            name: key_sorted(dict(row._mapping) for row in connection.execute(resolved.tables[0].select()))
+            for name, resolved in bank.projections.items()
+        }
+
+
+def key_sorted(rows: Any) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: next(iter(row.values())))
