@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from eventjet.log.store import LogState
     from eventjet.log.topology import Topology
     from eventjet.projections.app_ref import AppRef
+    from eventjet.projections.by_state import by_state
     from eventjet.projections.projection import Entries, Projection, entries, projection
     from eventjet.projections.row_table import Key
     from eventjet.projections.sql_projection import SqlProjection
@@ -108,6 +109,7 @@ __all__ = [
     "after",
     "aggregate",
     "at",
+    "by_state",
     "do",
     "entries",
     "event",
@@ -142,6 +144,7 @@ __getattr__ = lazy(
         "NotCaughtUp NotSettled NotUnique OutcomeUnknown Refused StoreUnavailable Unreachable UsageError",
         "eventjet.jet": "Jet",
         "eventjet.projections.app_ref": "AppRef",
+        "eventjet.projections.by_state": "by_state",
         "eventjet.projections.projection": "Entries Projection entries projection",
         "eventjet.projections.row_table": "Key",
         "eventjet.projections.sql_projection": "SqlProjection",

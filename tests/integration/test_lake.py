@@ -396,8 +396,14 @@ async def test_what_cannot_be_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_table_of_somebody_else_is_refused(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_table_of_somebody_else_or_of_another_format_is_refused(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
     log = lake_log(nats, 10)
+    await synced(log, tmp_path / "lake", table_format)
+    (other,) = set(FORMATS) - {table_format}
+    with pytest.raises(LakeRefused, match="another format"):
+        await synced(log, tmp_path / "lake", other)
     write_deltalake(tmp_path / EVENTS, pa.table({"position": [1]}))
     with pytest.raises(LakeRefused, match="eventjet did not make it"):
         await synced(log, tmp_path, "delta")

@@ -162,10 +162,10 @@ async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Je
         value = scene.codec.encode(true[one])
         assert value is not None
         inner = {**orjson.loads(value)["snapshot"], **changed}
-        from eventjet.log.snapshots import _digest  # pyright: ignore[reportPrivateUsage]
+        from eventjet.codec.states import digest
 
         body = orjson.dumps(inner)
-        await bucket.put("tally", one, orjson.dumps({"checksum": _digest(body), "snapshot": inner}))
+        await bucket.put("tally", one, orjson.dumps({"checksum": digest(body), "snapshot": inner}))
 
     await hold("same")
     await bucket.put("tally", "rubbish", b"\xff")

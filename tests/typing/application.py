@@ -29,6 +29,7 @@ from eventjet import (
     SqlProjection,
     Topology,
     aggregate,
+    by_state,
     event,
     projection,
     unique,
@@ -133,6 +134,32 @@ def by_owner(event: Recorded[Opened]) -> str:
 def owners(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
     return row
 
+
+def owner_of(account: Account) -> str | None:
+    return account.owner
+
+
+def month_of(account: Account, event: Recorded[AccountEvent]) -> list[tuple[str, int]]:
+    return [(account.owner or "", event.recorded_at.month)]
+
+
+@projection("held", table=table, key=by_state(Account, owner_of, on_change="keep"))
+def held(row: Balance | None, event: Recorded[Deposited], account: Account) -> Balance | None:
+    return row or Balance(account.owner or "")
+
+
+@projection("seen", table=table, key=by_state(Account, lambda account: account.owner, on_change="both"))
+def seen(row: Balance | None, event: Recorded[Deposited], owner: str, account: Account) -> Balance | None:
+    return row or Balance(owner)
+
+
+@projection("mixed", table=table, key=[by_state(Account, month_of, on_change="keep"), by_owner])
+def mixed(row: Balance | None, event: Recorded[Deposited], account: Account | None) -> Balance | None:
+    return row
+
+
+assert_type(held, Projection[Balance, Deposited])
+assert_type(mixed, Projection[Balance, Deposited])
 
 lines = Table("lines", MetaData(), Column("account_id", String, primary_key=True))
 ledger = SqlProjection("ledger", tables=[lines], revision=2)

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, BlockingJet, Jet, Recorded, Settings, aggregate, projection, unique
+from eventjet import App, BlockingJet, Jet, Recorded, Settings, aggregate, by_state, projection, unique
 from eventjet.testing import scenario
 from tests.typing.application import (
     Account,
@@ -189,3 +189,19 @@ async def of_bare_events(events: Sequence[Opened], connection: AsyncConnection) 
 Joined(email=7, others=[])  # wrong
 Person().join(7)  # wrong
 App("x", aggregates=[Opened])  # wrong
+
+
+def owner_of(account: Account) -> str | None:
+    return account.owner
+
+
+def owner_at(account: Account, event: Recorded[Opened]) -> str | None:
+    return account.owner
+
+
+by_state(Account, owner_of)  # wrong
+by_state(Account, owner_of, on_change="stay")  # wrong
+by_state(Account, owner_at, on_change="move")  # wrong
+by_state(Counter, owner_of, on_change="keep")  # wrong
+by_state(Account, lambda account: account.nothing, on_change="keep")  # wrong
+by_state(Account, lambda account: {account.owner: 1}, on_change="keep")  # wrong

@@ -175,6 +175,40 @@ def test_code_that_nests_deeper_than_python_recurses_has_one(load: Load) -> None
     assert "" != first.projections["sales"].code != second.projections["sales"].code != ""
 
 
+STATE = (
+    SOURCE.replace("import App,", "import App, by_state,")
+    .replace("    sold: int = 0\n", "    sold: int = 0\n\n    def close(self) -> Closed:\n        return Closed()\n")
+    .replace(
+        '-> "Shop":\n        return self',
+        '-> "Shop":\n        return self.after()\n\n    def after(self):\n        return self',
+    )
+    .replace(
+        '@projection("sales", table=table)',
+        '@projection("sales", table=table, key=by_state(Shop, lambda shop: str(shop.sold), on_change="keep"))',
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_seen"),
+    [
+        ("return Closed()", "return None", False),
+        ("def after(self):\n        return self", "def after(self):\n        return Shop()", True),
+        ("    sold: int = 0", "    sold: int = 1", True),
+        ("str(shop.sold)", "str(shop.sold + 1)", True),
+        ('on_change="keep"', 'on_change="both"', True),
+    ],
+    ids=["a decision", "what evolve calls", "a field", "the key", "what a change of it means"],
+)
+def test_the_fold_of_a_state_that_gives_keys_is_part_of_it(load: Load, before: str, after: str, is_seen: bool) -> None:
+    source = STATE.replace("event: Recorded[Happened]) -> Row:", "event: Recorded[Happened], key: str) -> Row:")
+    assert before in source
+    first, second = (load(one).projections["sales"].code for one in (source, source.replace(before, after)))
+    assert first
+    assert second
+    assert (first != second) is is_seen
+
+
 @pytest.mark.parametrize("block", ["if RATE", "with suppress(ImportError)", "for _ in range(1)"])
 def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
     helper = "def doubled(pieces: int) -> int:\n    return pieces * RATE"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +15,16 @@ from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Tabl
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord
-from eventjet.domain.aggregate import event
+from eventjet.domain.aggregate import aggregate, event
 from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
+from eventjet.projections.by_state import by_state
 from eventjet.projections.fold import Offered
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.state_fold import StateFold
 from eventjet.sql.sqlite import Sqlite
 from eventjet.sql.statements import Changes
 from eventjet.writers.batch import Batch
@@ -74,6 +76,24 @@ def paths(row: Path | None, event: Recorded[Taken]) -> Path | None:
     return Path(event.aggregate_id, (*(row.places if row else ()), event.data.number))
 
 
+@aggregate("walk")
+class Walk:
+    last: int = 0
+
+    def evolve(self, event: Taken) -> Walk:
+        return replace(self, last=event.number)
+
+
+def mood_of(walk: Walk) -> str:
+    return f"mood-{walk.last % 3}"
+
+
+def moods(row: Trail | None, event: Recorded[Taken], mood: str, walk: Walk) -> Trail | None:
+    row = row or Trail(mood)
+    number = 100 * walk.last + event.data.number
+    return None if number == GONE else Trail(mood, row.steps + 1, (row.digest * 31 + number) % 1_000_003)
+
+
 def steps(event: Recorded[Taken]) -> Step:
     return Step(event.position, event.aggregate_id)
 
@@ -104,6 +124,14 @@ PROJECTIONS = {
         entries("steps", table=table("steps", Column("position", BigInteger, primary_key=True), walks()))(steps),
         CATALOG,
     ),
+    "states": resolve(
+        projection(
+            "moods",
+            table=table("moods", *(one() for one in COUNTED)),
+            key=by_state(Walk, mood_of, on_change="both"),
+        )(moods),
+        CATALOG,
+    ),
 }
 
 
@@ -124,15 +152,17 @@ class Stored(Sqlite):
     resolved: ResolvedProjection
     rows: dict[Any, Any] = field(default_factory=dict[Any, Any])
     parked: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
+    states: dict[Any, Any] = field(default_factory=dict[Any, Any])
     reads: int = 0
 
-    def statements(self, table: Table, codec: RowCodec) -> Any:
+    def statements(self, table: Table, codec: RowCodec, states: Any = None) -> Any:
         return self
 
     def read(self, _connection: Any, keys: Sequence[Any]) -> dict[Any, Any]:
         self.reads += 1
         assert keys
-        return {key: self.rows[key] for key in keys if key in self.rows}
+        stored = self.rows | self.states
+        return {key: stored[key] for key in keys if key in stored}
 
     def write(self, _connection: Any, _advance: Any, changes: Changes) -> bool:
         codec = RowCodec(self.resolved.table, self.resolved.row_type, self)
@@ -140,6 +170,7 @@ class Stored(Sqlite):
         self.rows |= {codec.key(row): row for row in (*changes.inserts, *changes.upserts)}
         for key in changes.deletions:
             self.rows.pop(key, None)
+        self.states |= {(row.aggregate, row.aggregate_id): row for row in changes.states}
         parked: Sequence[Quarantined] = changes.quarantine.upserts if changes.quarantine else ()
         assert not {event.position for event in parked} & self.parked.keys()
         self.parked |= {event.position: (event.aggregate_id, event.resolution, event.reason) for event in parked}
@@ -166,6 +197,7 @@ def test_any_split_into_batches_some_folded_ahead_gives_the_rows_of_one_fold(
 ) -> None:
     resolved = PROJECTIONS[kind]
     events = [one_event(resolved, position, *step) for position, step in enumerate(steps, 1)]
+    events = events if resolved.joins is None else StateFold(resolved).numbered(events)
     batches: list[Batch] = []
     while (first := batches[-1].last if batches else 0) < len(events):
         part = events[first : first + sizes[len(batches) % len(sizes)]]
@@ -181,7 +213,7 @@ def test_any_split_into_batches_some_folded_ahead_gives_the_rows_of_one_fold(
     writer = by_one.writer()
     for step in events:
         writer.write(NOBODY, CHECKPOINT, Batch(step.position - 1, step.position, "", [step]))
-    assert (stored.rows, stored.parked) == (by_one.rows, by_one.parked)
+    assert (stored.rows, stored.parked, stored.states) == (by_one.rows, by_one.parked, by_one.states)
 
 
 def test_rows_that_may_be_large_are_read_for_each_batch_and_are_not_folded_ahead() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -15,15 +17,20 @@ from sqlalchemy import JSON, Numeric
 from eventjet import App, Key, Personal, Recorded, aggregate, entries, event, projection
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
+from eventjet.domain.identity import encode_id
 from eventjet.errors import HandlerFailed, UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.rebuild.plan import Route, route_of
+from eventjet.spark import shuffle_blocks
 from eventjet.spark.columns import arrow_batch
 from eventjet.spark.event_rows import event_tables, personal_fields
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare, row_columns
-from eventjet.spark.shuffle_blocks import PackByKey, unpack
+from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, unpack
 from eventjet.spark.source import read_columns
+from tests import logs
+from tests.integration import orders as joined
 
 DAY = date(2026, 11, 27)
 ID = UUID(int=7)
@@ -131,7 +138,7 @@ def test_a_fold_by_a_key_of_its_own_gives_the_rows_of_its_table_in_spark_s_types
     pack = PackByKey(read_columns, 3, REF, "spend", _values(), None, {})
     blocks = [block for block in pack(iter([arrow_batch(LOG)])) if block.column("records")[0].is_valid]
     assert sum(len(records) for _, records in unpack(iter(blocks))) == 2
-    (row,) = rows(ReadModelTask(REF, "spend", True, {})(iter(blocks)))
+    (row,) = rows(ReadModelTask(REF, "spend", Route.BY_KEY, {})(iter(blocks)))
     assert row.pop("at").isoformat() == "2026-11-27T07:28:45.722929+00:00"
     assert row == {
         "customer": "ada", "amount": Decimal("3.30"), "orders": 2, "rate": 0.5, "kind": "LARGE", "day": DAY,
@@ -146,8 +153,41 @@ def _values() -> Any:
 
 
 def test_entries_are_made_in_the_task_that_reads() -> None:
-    task = ReadModelTask(REF, "lines", False, {}, read_columns)
+    task = ReadModelTask(REF, "lines", Route.UNSHUFFLED, {}, read_columns)
     assert rows(task(iter([arrow_batch(LOG)]))) == [{"position": 2, "city": "Ulm"}]
+
+
+@pytest.mark.parametrize("name", joined.NAMES)
+def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 20)
+    pairs, partitions = joined.history(9, 600), 3
+    versions, log = Counter[str](), list[RawRecord]()
+    for position, (entity, data) in enumerate(pairs, 1):
+        versions[entity] += 1
+        encoded = joined.orders.catalog.encode(data)
+        kind = "payment" if isinstance(data, joined.Paid) else "order"
+        block = logs.block(encoded.type_name, 1, versions[entity])
+        log.append((position, 0, f"orders.{kind}.{encode_id(entity)}".encode(), block, encoded.body))
+
+    def shuffled(task: Any, frames: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Run a task on each frame, and return its blocks by partition, as Spark sorts them."""
+        blocks = [row for frame in frames for batch in task(iter(frame)) for row in batch.to_pylist()]
+        blocks.sort(key=lambda row: row["position"])
+        by_partition = [[row for row in blocks if row["partition"] == number] for number in range(partitions)]
+        return [[shuffle_blocks._batch(rows)] for rows in by_partition if rows]  # pyright: ignore[reportPrivateUsage]
+
+    resolved, reference = joined.orders.projections[name], AppRef.parse(f"{joined.__name__}:orders")
+    assert isinstance(resolved, ResolvedProjection)
+    frames = shuffled(PackByAggregate(read_columns, partitions), [[arrow_batch(log[:250])], [arrow_batch(log[250:])]])
+    if route_of(resolved) is Route.BY_STATE:
+        pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
+        frames = shuffled(pack, frames)
+    task = ReadModelTask(reference, name, route_of(resolved), {}, partitions=partitions)
+    found = [tuple(row.values()) for frame in frames for row in rows(task(iter(frame)))]
+    wanted = joined.expected(pairs)[name].values()
+    assert sorted(found) == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
 
 
 def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skipped() -> None:
@@ -157,9 +197,9 @@ def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skippe
         blocks = list(pack(iter([arrow_batch(log)])))
         if fails:
             with pytest.raises(HandlerFailed, match="position 1"):
-                rows(ReadModelTask(REF, "spend", True, skipped)(iter(blocks)))
+                rows(ReadModelTask(REF, "spend", Route.BY_KEY, skipped)(iter(blocks)))
         else:
-            assert rows(ReadModelTask(REF, "spend", True, skipped)(iter(blocks))) == []
+            assert rows(ReadModelTask(REF, "spend", Route.BY_KEY, skipped)(iter(blocks))) == []
 
 
 def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:

@@ -231,6 +231,11 @@ def is_event(cls: Any) -> bool:
     return isinstance(cls, type) and isinstance(vars(cls).get(_MARK), EventInfo)
 
 
+def is_aggregate(cls: Any) -> bool:
+    """Return whether a class is declared by `@aggregate` itself, or by `@process`."""
+    return isinstance(cls, type) and isinstance(vars(cls).get(_MARK), AggregateInfo)
+
+
 def aggregate_info(cls: Any) -> AggregateInfo:
     """Return the arguments of `@aggregate`; raises `DefinitionError` for a class that is not an aggregate."""
     return _declared(cls, AggregateInfo, "an aggregate: decorate it with @aggregate")

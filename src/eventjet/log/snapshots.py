@@ -12,28 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import orjson
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
-from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.states import StateCodec, digest
 from eventjet.codec.subjects import entity_key
-from eventjet.codec.unions import union_faults
-from eventjet.domain.aggregate import aggregate_info, event_info
+from eventjet.domain.aggregate import event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import (
     ApiRefused,
-    DefinitionError,
     LogUnusable,
     StoreError,
     StoreUnavailable,
@@ -83,28 +78,20 @@ class SnapshotCodec(Generic[S]):
     """Encodes and decodes the snapshots of one aggregate type; raises `DefinitionError` if its state cannot be JSON."""
 
     def __init__(self, cls: Any) -> None:
-        info = aggregate_info(cls)
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(cls)
-            self._codec = BodyCodec(cls, cast("Any", adapter.core_schema))
-            shape: Any = adapter.json_schema()
-        except (PydanticUserError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            fault = f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change it"
-            raise DefinitionError([fault]) from None
+        self._states = StateCodec[S](cls, "a snapshot", "leave out snapshot_every")
+        info = self._states.info
         events = sorted((event_info(kind).name, event_info(kind).schema) for kind in folded_events(cls))
-        identity = dump_json([FORMAT, info.name, info.revision, shape, events], orjson.OPT_SORT_KEYS)
-        self.fingerprint = _digest(identity)
-        self._name = cls.__qualname__
+        identity = dump_json([FORMAT, info.name, info.revision, self._states.shape, events], orjson.OPT_SORT_KEYS)
+        self.fingerprint = digest(identity)
 
     def faults(self) -> list[str]:
         """Return an error text for each field whose type a snapshot would not preserve."""
-        return [f"{fault}; or leave out snapshot_every" for fault in union_faults(self._codec.schema, self._name)]
+        return self._states.faults()
 
     def encode(self, folded: FoldedState[S]) -> bytes | None:
         """Return the snapshot as bytes; None for a state that decoding would not restore exactly."""
         try:
-            state, _ = self._codec.read_back(folded.state, exact=True)
+            state = self._states.encode(folded.state)
         except UnencodableEvent:
             return None
         snapshot = {
@@ -118,18 +105,18 @@ class SnapshotCodec(Generic[S]):
             "state": orjson.Fragment(state),
         }
         body = orjson.dumps(snapshot)
-        return _HEAD % _digest(body).encode() + body + _TAIL
+        return _HEAD % digest(body).encode() + body + _TAIL
 
     def decode(self, value: bytes) -> FoldedState[S] | None:
         """Return the folded state; None for bytes that this codec would not have written."""
         try:
             body = value[_HEAD_BYTES:-1]
-            if value[:_HEAD_BYTES] != _HEAD % _digest(body).encode() or value[-1:] != _TAIL:
+            if value[:_HEAD_BYTES] != _HEAD % digest(body).encode() or value[-1:] != _TAIL:
                 return None
             snapshot: dict[str, Any] = read_json(body)
             if snapshot["format"] != FORMAT or snapshot["fingerprint"] != self.fingerprint:
                 return None
-            state = cast("S", self._codec.decode(dump_json(snapshot["state"])))
+            state = self._states.decode(dump_json(snapshot["state"]))
             versions = {
                 key: (_checked_number(first), _checked_number(last))
                 for key, (first, last) in snapshot["commands"].items()
@@ -146,10 +133,6 @@ def _checked_number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} counts nothing")
     return value
-
-
-def _digest(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 # The bucket.

@@ -291,6 +291,10 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         if not isinstance(resolved, ResolvedProjection):
             touched.append(RowsTouched(name, reason="It is an SQL projection: which rows it changed is not known."))
             continue
+        if resolved.joins is not None:
+            reason = "Its key comes from the state of an aggregate: only the whole history says which rows it changed."
+            touched.append(RowsTouched(name, reason=reason))
+            continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
             touched.append(RowsTouched(name, reason="Its key is personal, and not shown."))
             continue

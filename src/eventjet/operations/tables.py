@@ -142,9 +142,10 @@ def _place_declared(
     located = located_tables(resolved, stored_checkpoint.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
     placed_tables: list[PlacedTable] = []
-    for name, table in zip(names, located, strict=True):
+    for number, (name, table) in enumerate(zip(names, located, strict=True)):
         if name in refs:
-            hidden = _hidden(table, row_type, private=resolved.is_private)
+            # A fold's second table has states.
+            hidden = _hidden(table, None if number else row_type, private=resolved.is_private)
             placed_tables.append(PlacedTable(name[1], refs[name].quoted(), table, hidden))
     return placed_tables, [name for schema, name in names if (schema, name) not in refs]
 

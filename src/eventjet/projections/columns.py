@@ -496,6 +496,30 @@ def key_type(kind: sa.TypeEngine[Any]) -> type | None:
     return column_type.accepted[0]
 
 
+def key_forms(column: Column[Any]) -> tuple[Convert, Convert]:
+    """Return (how a part of a key becomes text or a number, and how it comes back); for tasks that send keys on."""
+    kind = plain(column.type)
+    if isinstance(kind, sa.Enum):
+        by_label = labels(kind)
+        return {value: label for label, value in reversed(by_label.items())}.__getitem__, by_label.__getitem__
+    for column_type, load in _KEYS_AS_TEXT:
+        if isinstance(kind, column_type):
+            return str, load
+    return _unchanged, _unchanged
+
+
+def _unchanged(part: Any) -> Any:
+    return part
+
+
+_KEYS_AS_TEXT: tuple[tuple[type[Any], Convert], ...] = (
+    (sa.Numeric, Decimal),
+    (sa.DateTime, datetime.fromisoformat),
+    (sa.Date, date.fromisoformat),
+    (sa.Uuid, UUID),
+)
+
+
 def key_labels(columns: Iterable[Column[Any]], key: Sequence[Any]) -> tuple[Any, ...]:
     """Return a key as it is shown and typed: the members of enums as the labels that the database has of them."""
     return tuple(_label(plain(column.type), part) for column, part in zip(columns, key, strict=True))

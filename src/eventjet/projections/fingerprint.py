@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from sqlalchemy import MetaData, Table
 
-from eventjet.domain.aggregate import is_event
+from eventjet.domain.aggregate import is_aggregate, is_event
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
@@ -29,9 +29,9 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
     `roots` are the functions that the projection is declared with and its row class. The fingerprint covers whatever
     they name in their own modules: helper functions, classes and constants, and what those name in turn. Comments,
-    docstrings, layout and the order of definitions do not count, nor does the code of another module. Tables and fields
-    of events are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes of
-    events).
+    docstrings, layout and the order of definitions do not count, nor does the code of another module, nor do the
+    decisions of an aggregate. Tables and fields of events are left out too, since their changes are noticed elsewhere
+    (the schema of the database, the shapes of events).
 
     The source is read from its file, so call this when the code is imported: a deploy may replace the file while the
     process runs. A resolved projection keeps the fingerprint as `code`.
@@ -119,10 +119,26 @@ def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
         return []
     if isinstance(value, ModuleType):
         return [statement for statement in statements if not isinstance(statement, (*_DEFINITIONS, ast.Expr))]
+    if isinstance(value, type) and is_aggregate(value):
+        return _folding(statements)
     if isinstance(value, type) and is_event(value):
         bodies = [statement.body for statement in statements if isinstance(statement, ast.ClassDef)]
         return [statement for body in bodies for statement in body if isinstance(statement, _FUNCTIONS)]
     return statements
+
+
+def _folding(statements: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+    """Return the fields of an aggregate and its `evolve` with the methods that it names; decisions do not count."""
+    body = [statement for cls in statements if isinstance(cls, ast.ClassDef) for statement in cls.body]
+    methods = {statement.name: statement for statement in body if isinstance(statement, _FUNCTIONS)}
+    named: dict[str, ast.stmt] = {}
+    pending = ["evolve"]
+    while pending:
+        name = pending.pop()
+        if name in methods and name not in named:
+            named[name] = methods[name]
+            pending += [node.attr for node in ast.walk(methods[name]) if isinstance(node, ast.Attribute)]
+    return [statement for statement in body if isinstance(statement, ast.AnnAssign) or statement in named.values()]
 
 
 def _reached(

@@ -18,13 +18,24 @@ from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
+from eventjet.domain.identity import decode_id
 from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, AggregateKey, Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
-from eventjet.errors import CodecError, HandlerFailed, StoreError, UndecodableEvent, UnexpectedExit, UnknownEvent
+from eventjet.errors import (
+    CodecError,
+    HandlerFailed,
+    StoreError,
+    UndecodableEvent,
+    UnencodableEvent,
+    UnexpectedExit,
+    UnknownEvent,
+)
+from eventjet.projections.by_state import StateRow
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.state_fold import Cell, Joined, Joining, StateFold, StateId, StateReader
 from eventjet.text import TEXT_MAX, cut, shown
 
 RowKey: TypeAlias = tuple[Any, ...]
@@ -39,11 +50,46 @@ _UNCHANGED: Any = object()
 class Fold:
     """Applies one projection's function to many events. Holds no rows."""
 
-    __slots__ = ("_codec", "_resolved")
+    __slots__ = ("_codec", "_resolved", "states")
 
     def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
         self._resolved = resolved
         self._codec = codec
+        self.states = None if resolved.joins is None else StateFold(resolved)
+        """The fold of the states that give the keys; None where events have their keys."""
+
+    def join(self, events: Iterable[Recorded[Any]], cells: Mapping[StateId, Cell]) -> Joining:
+        """Return events with their states and keys, for a projection with `by_state`: pass both to `__call__`.
+
+        `cells` are the states before. Raises `HandlerFailed` and `ProjectionStopped`.
+        """
+        assert self.states is not None
+        return self.states.join(events, cells, self._fail)
+
+    def state_rows(self, cells: Mapping[StateId, Cell]) -> list[StateRow]:
+        """Return the states that events changed as rows; raises `HandlerFailed` for one that cannot be stored."""
+        assert self.states is not None
+        rows: list[StateRow] = []
+        for state_id, cell in cells.items():
+            try:
+                rows.append(self.states.row(state_id, cell))
+            except UnencodableEvent as error:
+                raise self._unstorable(cell.position, decode_id(state_id[1]), error) from error
+        return rows
+
+    def encoded(self, joined: Joined) -> bytes:
+        """Return the state that goes with an event as JSON; raises `HandlerFailed` where it cannot be stored."""
+        joins = self._resolved.joins
+        assert joins is not None
+        try:
+            return joins.sources[joined.aggregate].codec.encode(joined.state)
+        except UnencodableEvent as error:
+            raise self._unstorable(joined.position, joined.aggregate_id, error) from error
+
+    def _unstorable(self, position: int, aggregate_id: str, error: UnencodableEvent) -> HandlerFailed:
+        reason = "the state after it cannot be stored as JSON"
+        reason += "" if self._resolved.is_private else f" ({error.reason})"
+        return HandlerFailed(self._resolved.name, position, aggregate_id, reason)
 
     def keyed(self, events: Iterable[Recorded[Any]]) -> tuple[Sequence[Recorded[Any]], Sequence[RowKey]]:
         """Return (events, the key of each), with an event repeated for each of its keys; raises `HandlerFailed`."""
@@ -64,12 +110,16 @@ class Fold:
         return keyed, keys
 
     def __call__(
-        self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], keys: Sequence[RowKey] | None = None
+        self,
+        rows: Mapping[RowKey, Any],
+        events: Iterable[Any],
+        keys: Sequence[RowKey] | None = None,
     ) -> Rows:
         """Return the rows that the events change, normalised; None for a deleted row.
 
         `rows` holds the rows before and is not changed. Events must be in the order of the log. `keys` are given with
-        the events that `keyed` returned with them. Raises `HandlerFailed` with the event that could not be handled.
+        the events that `keyed` or `join` returned with them. Raises `HandlerFailed` with the event that could not be
+        handled.
         """
         if not self._resolved.reads:
             return self._append(events)
@@ -268,6 +318,8 @@ def reader(
     """
     if resolved.quarantines:
         return Offering(catalog, resolved.events, known_positions, earlier)
+    if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
+        return StateReader(chained(catalog, resolved.decoded, earlier), resolved.joins)
     return chained(catalog, resolved.events, earlier)
 
 

@@ -7,28 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
-from decimal import Decimal
-from enum import Enum
 from functools import cached_property
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
-from uuid import UUID
+from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from sqlalchemy import Table
 
 from eventjet.domain.recorded import Recorded
+from eventjet.projections.by_state import ByState, KeyValue
 from eventjet.projections.row_table import TableSource, table_of
 
 R = TypeVar("R")
 E = TypeVar("E")
 K_co = TypeVar("K_co", covariant=True)
 
-KeyPart: TypeAlias = str | int | UUID | date | Decimal | Enum
-KeyValue: TypeAlias = KeyPart | tuple[KeyPart, ...]
-"""The key of a row: one value, or a tuple with one value for each column of the primary key."""
-
 OnError: TypeAlias = Literal["stop", "quarantine"]
 """What happens to an event that cannot be handled: it stops the projection, or it is quarantined and others go on."""
+
+
+Key: TypeAlias = Callable[[Recorded[E]], Any] | ByState[Any] | Sequence[ByState[Any] | Callable[[Recorded[Any]], Any]]
+"""A function of the event; or `by_state`, alone or in a list with others and with a function for other events."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,10 @@ class Projection(Generic[R, E]):
     source: TableSource | None
     """The table or mapped class that was given; None where the row class declares the table."""
     fold: Callable[..., R | None]
-    """Takes `(row, event)`, or `(row, event, key)` when there are `keys`."""
+    """Takes `(row, event)`, or `(row, event, key)` when there are `keys`; with `by_state` also states."""
     revision: int = 1
     """Raise it when the same events should give other rows."""
-    key: Callable[[Recorded[E]], Any] | None = None
+    key: Key[E] | None = None
     """Returns the key of the row that an event changes; the aggregate id when there is neither `key` nor `keys`."""
     keys: Callable[[Recorded[E]], Sequence[Any]] | None = None
     """Returns the keys of the rows that an event changes; the fold is called once for each."""
@@ -62,6 +59,25 @@ class Projection(Generic[R, E]):
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)
+
+
+def state_keys(declared: Projection[Any, Any] | Entries[Any, Any]) -> list[ByState[Any]]:
+    """Return each `by_state` in the key of a projection."""
+    return [part for part in _key_parts(declared) if isinstance(part, ByState)]
+
+
+def plain_keys(declared: Projection[Any, Any] | Entries[Any, Any]) -> list[Callable[[Recorded[Any]], Any]]:
+    """Return the functions of the event in the key of a projection."""
+    return [part for part in _key_parts(declared) if not isinstance(part, ByState)]
+
+
+def _key_parts(
+    declared: Projection[Any, Any] | Entries[Any, Any],
+) -> Sequence[ByState[Any] | Callable[[Recorded[Any]], Any]]:
+    key: Any = declared.key if isinstance(declared, Projection) else None
+    if key is None or isinstance(key, Sequence):
+        return cast("Sequence[Any]", key or ())
+    return [key]
 
 
 class ByAggregate(Protocol):
@@ -82,10 +98,26 @@ class ByKeys(Protocol[E, K_co]):
     def __call__(self, fold: Callable[[R | None, Recorded[E], K_co], R | None], /) -> Projection[R, E]: ...
 
 
+class ByStateOf(Protocol):
+    """A decorator of a fold whose key comes from states: it may take the key, and states, as further parameters."""
+
+    def __call__(self, fold: Callable[Concatenate[R | None, Recorded[E], ...], R | None], /) -> Projection[R, E]: ...
+
+
 @overload
 def projection(
     name: str, /, *, table: TableSource | None = None, revision: int = 1, on_error: OnError = "stop"
 ) -> ByAggregate: ...
+@overload
+def projection(
+    name: str,
+    /,
+    *,
+    table: TableSource | None = None,
+    revision: int = 1,
+    key: ByState[Any] | Sequence[ByState[Any] | Callable[[Recorded[Any]], KeyValue]],
+    on_error: Literal["stop"] = "stop",
+) -> ByStateOf: ...
 @overload
 def projection(
     name: str,
@@ -112,7 +144,7 @@ def projection(
     *,
     table: TableSource | None = None,
     revision: int = 1,
-    key: Callable[[Recorded[Any]], Any] | None = None,
+    key: Key[Any] | None = None,
     keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
     on_error: OnError = "stop",
 ) -> Any:
@@ -120,7 +152,8 @@ def projection(
 
     The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
     Raise `revision` when the same events should give other rows. `key` and `keys` are named, annotated functions: a
-    lambda inside the decorator defeats the type checkers. With `on_error="quarantine"` an event that cannot be handled
+    lambda inside the decorator defeats the type checkers. A key that the event lacks comes from the state of its
+    aggregate: see `by_state`. With `on_error="quarantine"` an event that cannot be handled
     is quarantined with its reason, later events of its aggregate wait behind it, and all others go on; only where the
     key is the aggregate id.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias, cast
@@ -19,9 +19,10 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
 from eventjet.errors import DefinitionError, RowRefused
+from eventjet.projections.by_state import Joins, joins_of
 from eventjet.projections.columns import key_check, key_type, way_out_of
 from eventjet.projections.fingerprint import fingerprint
-from eventjet.projections.projection import Entries, OnError, Projection
+from eventjet.projections.projection import Entries, OnError, Projection, plain_keys, state_keys
 from eventjet.projections.row_table import row_type_of
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
 
@@ -59,6 +60,8 @@ class ResolvedProjection:
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
     on_error: OnError = "stop"
+    joins: Joins | None = field(default=None, repr=False)
+    """The states from which the keys come; None where events have their keys."""
     app: str = ""
     """The app that declares the projection; empty where there is none."""
     code: str = ""
@@ -66,8 +69,13 @@ class ResolvedProjection:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The projection's table, as a tuple of one."""
-        return (self.table,)
+        """The projection's table, and the table of its states if it has one."""
+        return (self.table,) if self.joins is None else (self.table, self.joins.table)
+
+    @property
+    def decoded(self) -> Collection[type]:
+        """The classes of events that have to be decoded; more than `events` where states are folded."""
+        return self.events if self.joins is None else self.joins.decoded
 
     @property
     def durable(self) -> str:
@@ -81,17 +89,26 @@ class ResolvedProjection:
 
     @property
     def is_private(self) -> bool:
-        """Whether an event that it takes, or its row, holds personal data."""
-        return any(map(is_private, (*self.events, self.row_type)))
+        """Whether an event that it takes, or its row, or a state that it keeps, holds personal data."""
+        states = () if self.joins is None else [source.aggregate for source in self.joins.sources.values()]
+        return any(map(is_private, (*self.decoded, self.row_type, *states)))
 
     @property
     def fold_alone(self) -> Callable[[Any, Recorded[Any]], Any] | None:
-        """The projection's own function where that is not given a key; None for entries and for folds with `keys`."""
+        """The projection's own function where that takes (row, event).
+
+        None for entries, for folds with `keys`, and where states are folded.
+        """
         declared: Any = self.declared
-        return declared.fold if self.reads and declared.keys is None else None
+        return declared.fold if self.reads and declared.keys is None and self.joins is None else None
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
-        """Call the projection's own function for one event and one key; the row it returns is not normalised."""
+        """Call the projection's own function for one event and one key; the row it returns is not normalised.
+
+        Where states are folded, the event is a `Joined`.
+        """
+        if self.joins is not None:
+            return cast("Any", event).applied(self.joins, row, key)
         fold = self.fold_alone
         if fold is not None:
             return fold(row, event)
@@ -134,7 +151,7 @@ def _guarded(
         declared,
         source=declared.table,
         fold=guarded,
-        key=None if key is None else _with_own_event(key),
+        key=_with_own_event(key) if callable(key) else key,
         keys=None if keys is None else _with_own_event(keys),
     )
 
@@ -165,6 +182,7 @@ class _Resolving:
         self.catalog = catalog
         self.function = declared.fold if isinstance(declared, Projection) else declared.rows
         self.faults: list[str] = []
+        self.sources, self.plain_keys = state_keys(declared), plain_keys(declared)
 
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
@@ -183,9 +201,29 @@ class _Resolving:
         self._check_on_error()
         if row_type is None or self.faults:
             return None
-        functions = (declared.rows,) if isinstance(declared, Entries) else (declared.fold, declared.key, declared.keys)
-        code = fingerprint((*(function for function in functions if function is not None), row_type))
+        functions = [self.function, *self.plain_keys]
+        functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
+        for source in self.sources:
+            # A lambda is part of the definition that it is written in.
+            functions += [source.aggregate, *([source.key] if source.key.__name__ != "<lambda>" else [])]
+        code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
+        joins = None
+        if self.sources:
+            assert isinstance(declared, Projection)
+            columns = self.key_columns
+            joins = joins_of(
+                declared.name,
+                declared.fold,
+                self.sources,
+                self.plain_keys,
+                events,
+                self.catalog,
+                lambda source: _key_checker(source, columns),
+                self.faults,
+            )
+            if joins is None:
+                return None
         key_of, keys_of = self._keys()
         return ResolvedProjection(
             name=declared.name,
@@ -200,6 +238,7 @@ class _Resolving:
             keyed_by_aggregate=isinstance(declared, Projection) and declared.key is None and declared.keys is None,
             reads=isinstance(declared, Projection),
             on_error=declared.on_error,
+            joins=joins,
             code=code,
         )
 
@@ -257,7 +296,12 @@ class _Resolving:
         declared = cast("Projection[Any, Any]", self.declared)
         if declared.key is not None and declared.keys is not None:
             self.faults.append("it has both `key` and `keys`; give one")
-        function = declared.key or declared.keys
+        function = next(iter(self.plain_keys), declared.keys)
+        if self.sources and declared.keys is None:
+            return None  # `joins_of` checks them
+        if len(self.plain_keys) > 1 or (declared.key is not None and not (self.plain_keys or self.sources)):
+            self.faults.append("its `key` is a list without a by_state; give one key function")
+            return None
         if function is None:
             return [str]
         try:
@@ -283,10 +327,11 @@ class _Resolving:
             return None, lambda _: ()
         if declared.keys is not None:
             return None, _several_keys(declared.keys, self.key_columns)
-        key_of = (
-            _by_aggregate(self.key_columns) if declared.key is None else _single_key(declared.key, self.key_columns)
-        )
-        return key_of, lambda event: (key_of(event),)
+        plain = declared.key if callable(declared.key) else next(iter(self.plain_keys), None)
+        if self.sources and plain is None:
+            return None, lambda _: ()
+        key_of = _by_aggregate(self.key_columns) if plain is None else _single_key(plain, self.key_columns)
+        return None if self.sources else key_of, lambda event: (key_of(event),)
 
 
 def _by_aggregate(columns: Sequence[Column[Any]]) -> KeyOf:

@@ -5,20 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Earlier, chained
 from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
-from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows
+from eventjet.projections.by_state import StateRow
+from eventjet.projections.columns import key_forms
+from eventjet.projections.fold import (
+    BlockedAggregates,
+    Fold,
+    Offered,
+    Offering,
+    ParkingFold,
+    Reader,
+    RowKey,
+    Rows,
+    reader,
+)
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
+from eventjet.projections.state_fold import Cell, Joined, StateId
 from eventjet.rebuild.runs import Target
 
 ENTRIES_HELD_MAX = 50_000
 """The maximum number of entries' rows that wait for the next load."""
+
+
+Entry: TypeAlias = tuple[tuple[Any, ...], int, str, bytes | None]
+"""(the parts of a key as numbers and text, position of an event, its aggregate or empty, the state after it or None)
+"""
 
 
 class Folding:
@@ -31,9 +49,12 @@ class Folding:
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
         self.parked: list[Quarantined] = []
+        self._dialect = dialect
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
+        self._key_forms = [key_forms(column) for column in resolved.table.primary_key.columns]
         self._rows: Rows = {}
+        self._cells: dict[StateId, Cell] = {}
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
         self.blocked = BlockedAggregates(resolutions=resolutions)
@@ -42,8 +63,13 @@ class Folding:
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
 
     def take(self, events: Iterable[Recorded[Any]]) -> None:
-        """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
-        self._apply(self._fold(self._rows, events))
+        """Fold the next events; raises `HandlerFailed`, `RowRefused` and `ProjectionStopped`."""
+        if self._fold.states is None:
+            self._apply(self._fold(self._rows, events))
+            return
+        joining = self._fold.join(events, self._cells)
+        self._cells.update(joining.cells)
+        self._apply(self._fold(self._rows, joining.events, joining.keys))
 
     def take_offers(self, offers: Iterable[Offered]) -> None:
         """Fold the next events of a projection that quarantines, and quarantine those that cannot be folded."""
@@ -56,6 +82,48 @@ class Folding:
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return an iterator over the rows as the database driver takes them, in the table's column order."""
         return map(self.codec.dump, self._rows.values())
+
+    def entries_of(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[str, Entry]]:
+        """Fold the states of the next events, and yield an entry with the token of its key for each key of an event.
+
+        For `take_entries` of the folding that has the key. Raises as `take`.
+        """
+        joins, forms = self.resolved.joins, self._key_forms
+        assert joins is not None
+        joining = self._fold.join(events, self._cells)
+        self._cells.update(joining.cells)
+        for joined, key in zip(joining.events, joining.keys, strict=True):
+            state = None
+            if joins.takes_state and joined.aggregate:
+                state = self._fold.encoded(joined)
+            parts = tuple([dump(part) for part, (dump, _) in zip(key, forms, strict=True)])
+            yield key_token(key), (parts, joined.position, joined.aggregate, state)
+
+    def take_entries(self, pairs: Sequence[tuple[Entry, RawRecord]], decode: Reader) -> None:
+        """Fold entries, each with the record of its event, in the order of the log.
+
+        Raises `HandlerFailed` and `RowRefused`.
+        """
+        joins, forms = self.resolved.joins, self._key_forms
+        assert joins is not None
+        joined: list[Joined] = []
+        keys: list[RowKey] = []
+        for (parts, _, aggregate, encoded), record in pairs:
+            state = None if encoded is None else joins.sources[aggregate].codec.decode(encoded)
+            event = decode(record)
+            assert event is not None, "an earlier task has decoded it"
+            joined.append(Joined(event, aggregate, state))
+            keys.append(tuple([load(part) for part, (_, load) in zip(parts, forms, strict=True)]))
+        self._apply(self._fold(self._rows, joined, keys))
+
+    def state_rows(self) -> Iterator[Sequence[Any]]:
+        """Return an iterator over the rows of the table of states; none where the projection has no `by_state`."""
+        joins, states = self.resolved.joins, self._fold.states
+        if joins is None or states is None:
+            return
+        dump = RowCodec(joins.table, StateRow, self._dialect).dump
+        for state_id, cell in self._cells.items():
+            yield from map(dump, self._fold.state_rows({state_id: cell}))
 
     def drain(self) -> list[Sequence[Any]]:
         """Return the rows and remove them from memory; for entries, whose rows no later event changes."""
@@ -88,7 +156,8 @@ class Folding:
 class Foldings:
     """The folds of several projections over one pass of the log, which decodes each record once.
 
-    Projections that quarantine decode their own records, because an error of decoding is one of their outcomes.
+    Projections that quarantine decode their own records, because an error of decoding is one of their outcomes; and so
+    do those with `by_state`, because they need more events.
     """
 
     def __init__(
@@ -102,7 +171,14 @@ class Foldings:
         self.each = [
             Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets
         ]
-        self._plain = [folding for folding in self.each if not folding.resolved.quarantines]
+        self._joined = [
+            (folding, reader(catalog, folding.resolved, (), predecessors))
+            for folding in self.each
+            if folding.resolved.joins is not None
+        ]
+        self._plain = [
+            folding for folding in self.each if not folding.resolved.quarantines and folding.resolved.joins is None
+        ]
         self._decode = chained(catalog, {event for folding in self._plain for event in folding.events}, predecessors)
         self._quarantining = [
             (folding, Offering(catalog, folding.events, folding.blocked.resolutions, predecessors))
@@ -115,6 +191,9 @@ class Foldings:
         for folding, offer in self._quarantining:
             offer.expect(records)
             folding.take_offers([offered for record in records if (offered := offer(record)) is not None])
+        for folding, decode in self._joined:
+            decode.expect(records)
+            folding.take(event for record in records if (event := decode(record)) is not None)
         if not self._plain:
             return
         decode = self._decode
@@ -137,6 +216,11 @@ class Foldings:
                     yield event
 
         folding.take(events())
+
+    def take_joined(self, pairs: Sequence[tuple[Entry, RawRecord]]) -> None:
+        """Fold entries of a projection with `by_state`, each with the record of its event, in the order of the log."""
+        ((folding, decode),) = self._joined
+        folding.take_entries(pairs, decode)
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:

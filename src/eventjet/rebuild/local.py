@@ -72,6 +72,8 @@ class LocalEngine:
             for target, folding in pairs:
                 load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.parked)
                 loaded += len(folding)
+                if target.states is not None:
+                    load_rows(target.states, folding.state_rows(), 0, ())
         return parts
 
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:

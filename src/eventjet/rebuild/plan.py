@@ -34,6 +34,8 @@ class Route(Enum):
     """Events are shuffled by the aggregate id, which is in the subject and needs no decoding."""
     BY_KEY = "by key"
     """Events are decoded first, then shuffled by the keys of the rows they change."""
+    BY_STATE = "by state, then by key"
+    """Events are shuffled by the aggregate id and its states folded, then shuffled by the keys that these give."""
     UNSHUFFLED = "as read"
     """Events of an `entries` projection are not shuffled, because each event makes its rows alone."""
     SEQUENTIAL = "sequential"
@@ -136,18 +138,22 @@ def route_of(resolved: AnyResolved) -> Route:
         return Route.SEQUENTIAL
     if not resolved.reads:
         return Route.UNSHUFFLED
+    if resolved.joins is not None:
+        # A row that moves belongs to one aggregate alone, and so does all that is needed for it.
+        return Route.BY_AGGREGATE if resolved.joins.moves else Route.BY_STATE
     return Route.BY_AGGREGATE if resolved.keyed_by_aggregate else Route.BY_KEY
 
 
 def _passes(resolved: Sequence[AnyResolved], engine: EngineName) -> Iterator[Pass]:
     """Yield the passes of these projections.
 
-    Folds by aggregate and entries share one pass; on Spark each fold by another key needs its own pass, because it
-    needs its own shuffle. The local engine shuffles nothing, so all its folds share one pass.
+    Folds by aggregate and entries share one pass; on Spark each fold by another key or by state needs its own pass,
+    because it needs its own shuffle. The local engine shuffles nothing, so all its folds share one pass.
     """
     routes = {projection.name: route_of(projection) for projection in resolved}
     folded = [name for name, route in routes.items() if route is not Route.SEQUENTIAL]
-    shared = tuple(name for name in folded if engine == "local" or routes[name] is not Route.BY_KEY)
+    own = (Route.BY_KEY, Route.BY_STATE)
+    shared = tuple(name for name in folded if engine == "local" or routes[name] not in own)
     if shared:
         shuffled = engine != "local" and any(routes[name] is Route.BY_AGGREGATE for name in shared)
         yield Pass(Route.BY_AGGREGATE if shuffled else Route.UNSHUFFLED, shared)

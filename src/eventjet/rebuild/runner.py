@@ -270,7 +270,7 @@ def catching_up(
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
         blocked = BlockedAggregates(aggregates, resolutions)
-        writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
+        writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, tables=shadow.tables, blocked=blocked)
 
         def commit(part: Batch) -> None:
             with connection.begin():

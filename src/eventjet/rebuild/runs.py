@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -54,6 +54,16 @@ class Target:
     columns: tuple[str, ...]
     resolutions: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
     """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
+    state_table: tuple[str, tuple[str, ...]] | None = None
+    """The name and columns of the shadow table of states, where the projection has `by_state`."""
+
+    @property
+    def states(self) -> Target | None:
+        """The shadow table of states as a target; None where there is none."""
+        if self.state_table is None:
+            return None
+        table, columns = self.state_table
+        return replace(self, table=table, columns=columns, state_table=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,12 @@ Pair: TypeAlias = tuple[Table, Table]
 
 
 class Shadow(Generic[R_co]):
-    """The tables that one run makes for one projection: one table of a fold, or several of an SQL projection.
+    """The tables that one run makes for one projection: those of a fold, or several of an SQL projection.
 
-    Every method blocks. A fold's table has no indexes (on PostgreSQL, no constraints either) while it is loaded, and
-    gets its checkpoint when it is caught up. The tables of an SQL projection are written by handlers from the first
-    event on, so they are complete from the beginning, with a checkpoint at 0.
+    A fold has one table, and with `by_state` a table of states beside it. Every method blocks. The tables of a fold
+    have no indexes (on PostgreSQL, no constraints either) while they are loaded, and get their checkpoint when they are
+    caught up. The tables of an SQL projection are written by handlers from the first event on, so they are complete
+    from the beginning, with a checkpoint at 0.
     """
 
     def __init__(self, database: Database, resolved: R_co, log: str) -> None:
@@ -71,16 +72,19 @@ class Shadow(Generic[R_co]):
 
     @property
     def target(self) -> Target:
-        """The table into which parts are loaded."""
-        (table,) = self.tables
+        """The table into which parts are loaded, with the table of states beside it."""
+        (name, columns), *states = [
+            (table.name, tuple(column.name for column in table.columns)) for table in self.tables
+        ]
         return Target(
             run=self.run,
             projection=self.resolved.name,
             revision=self.resolved.revision,
             database=self.workspace.database,
-            table=table.name,
-            columns=tuple(column.name for column in table.columns),
+            table=name,
+            columns=columns,
             resolutions=self._resolutions,
+            state_table=next(iter(states), None),
         )
 
     def create(self, *, to_swap: bool = True) -> None:

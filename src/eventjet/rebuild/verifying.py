@@ -35,6 +35,7 @@ from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowK
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.projections.state_fold import Cell, StateId
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
@@ -49,7 +50,7 @@ from eventjet.sql.dialect import READ_ONLY
 EXAMPLES_MAX = 20
 """The maximum number of differences that a report shows; all differences are counted."""
 NEVER = "never equal"
-UNKNOWN_SINCE = "the position is not known for an SQL projection"
+UNKNOWN_SINCE = "the position is not known for an SQL projection, nor for a state"
 
 _FETCH = 2_000
 _REPORT_EVERY = 10_000
@@ -261,6 +262,8 @@ def _fold_onto(
     resolved: ResolvedProjection, live: Mapping[RowKey, Any], resolutions: Mapping[int, str]
 ) -> Callable[[Rows, Any], Rows]:
     codec = RowCodec(resolved.table, resolved.row_type)
+    if resolved.joins is not None:
+        return _joined_onto(Fold(resolved, codec))
     if not resolved.quarantines:
         fold = Fold(_only_live_keys(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
@@ -275,6 +278,21 @@ def _fold_onto(
     return fold_or_park
 
 
+def _joined_onto(fold: Fold) -> Callable[[Rows, Any], Rows]:
+    """Fold every row, since a row may come from another key; the caller takes those that it watches."""
+    cells: dict[StateId, Cell] = {}
+    all_rows: Rows = {}
+
+    def join_and_fold(_: Rows, event: Any) -> Rows:
+        joining = fold.join([event], cells)
+        cells.update(joining.cells)
+        changed = fold(all_rows, joining.events, joining.keys)
+        all_rows.update(changed)
+        return changed
+
+    return join_and_fold
+
+
 def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
     """Return the projection reduced to the keys in `live`, because the rows of other keys are not known here."""
 
@@ -285,13 +303,13 @@ def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) ->
 
 
 def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first differences by key) of a fold.
+    """Return (live rows, differences, the first differences by key) of a fold; differing states come last.
 
     A live row that no fold can have written appears as a `RowUnreadable`.
     """
     resolved = shadow.resolved
     codec = RowCodec(resolved.table, resolved.row_type, shadow.target.database.dialect)
-    ((live_table, expected_table),) = shadow.pairs()
+    (live_table, expected_table), *state_pairs = shadow.pairs()
     rows = differences = 0
     first_pairs: list[tuple[Any, Any]] = []
     with _in_key_order(shadow, live_table, codec) as live, _in_key_order(shadow, expected_table, codec) as expected:
@@ -317,7 +335,12 @@ def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> t
         )
         for key, row, expected in keyed
     ]
-    return rows, differences, examples
+    with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        for pair in state_pairs:
+            _, state_differences, state_examples = _compare_table(connection, pair, (), job.watch)
+            differences += state_differences
+            examples += state_examples
+    return rows, differences, examples[:EXAMPLES_MAX]
 
 
 def _compare_tables(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> tuple[int, int, list[Difference]]:

@@ -11,7 +11,7 @@ and rows as a value, because another try would only fail again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import reduce
 from itertools import chain, groupby, islice
@@ -42,7 +42,17 @@ from eventjet.spark.archiving import archived_frame, reading
 from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, records_of, unpack_rows
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, is_remote
-from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByAggregate, PackByKey, TaskFault, shuffled, unpack
+from eventjet.spark.shuffle_blocks import (
+    BLOCK_COLUMNS,
+    CONF,
+    PackByAggregate,
+    PackByKey,
+    PackByState,
+    TaskFault,
+    in_windows,
+    shuffled,
+    unpack,
+)
 from eventjet.spark.source import (
     LogOptions,
     Reader,
@@ -69,6 +79,8 @@ _RESULT = ", ".join(f"{name} {ddl}" for name, ddl in _RESULT_COLUMNS.items())
 """The outcome of a part, in Spark's DDL. Before it come rows that the driver has to insert, as `payload`, and
 quarantined events, as `quarantined`."""
 
+_STATES = " states"
+"""Follows the name of a projection in the outcome of a part of its table of states."""
 _PARTS_STRIDE = 100_000
 """The distance between the part numbers of one task, which loads entries in several transactions."""
 _QUARANTINE_CHUNK = 500
@@ -124,12 +136,13 @@ class _Loading:
             return list(_loaded_parts(folded.collect(), {}))
         # The partitions are collected one after the other, so the driver's memory has the rows of one partition.
         by_name = {target.projection: target for target in targets}
+        by_name |= {target.projection + _STATES: target.states for target in targets if target.states is not None}
         return list(_loaded_parts(self._until_stopped(folded.toLocalIterator(prefetchPartitions=True)), by_name))
 
     def _folded(self, log_pass: Pass, dialect: ColumnValues, for_tasks: tuple[Target, ...]) -> Any:
         """Return a frame of the results of the tasks that fold each partition in the order of the log."""
         plan, skipped = self.plan, self.job.catalog.skipped
-        task = FoldTask(self.app, for_tasks, log_pass.route is Route.BY_KEY, self.options, skipped)
+        task = FoldTask(self.app, for_tasks, log_pass.route, plan.partitions, self.options, skipped)
         if log_pass.route is Route.UNSHUFFLED:
             folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._frames()]
             return reduce(DataFrame.union, folded)
@@ -141,7 +154,11 @@ class _Loading:
                     read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped
                 )
             packed.append(frame.mapInArrow(pack, BLOCK_COLUMNS))
-        return shuffled(reduce(DataFrame.union, packed), plan.partitions).mapInArrow(task, _RESULT)
+        blocks = reduce(DataFrame.union, packed)
+        if log_pass.route is Route.BY_STATE:
+            by_state = PackByState(plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped)
+            blocks = shuffled(blocks, plan.partitions).mapInArrow(by_state, BLOCK_COLUMNS)
+        return shuffled(blocks, plan.partitions).mapInArrow(task, _RESULT)
 
     def _frames(self) -> Iterator[tuple[Any, Reader]]:
         """Yield frames with the functions that make records of their rows; the plan fixes what each task reads.
@@ -193,7 +210,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
             loaded = load_part(target, row.part, task_rows)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection, row.events, row.rows, quarantined.pop(key, ()))
+        yield Part(row.projection.removesuffix(_STATES), row.events, row.rows, quarantined.pop(key, ()))
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
@@ -215,8 +232,9 @@ class FoldTask:
 
     app: AppRef
     targets: tuple[Target, ...]
-    keyed: bool
-    """Whether the records come from `PackByKey`, which has checked each event's predecessor."""
+    route: Route
+    """How the records came here: by key and by state, an earlier task has checked each event's predecessor."""
+    partitions: int
     options: LogOptions
     """How to reach the log."""
     skipped: Mapping[int, str]
@@ -231,7 +249,8 @@ class FoldTask:
         task = replace(self, targets=tuple(map(_with_password, self.targets)))
         try:
             with uncollected(), self.options.predecessors() as predecessors:
-                yield from task._fold(batches, part, None if self.keyed else predecessors)
+                is_checked = self.route in (Route.BY_KEY, Route.BY_STATE)
+                yield from task._fold(batches, part, None if is_checked else predecessors)
         except RowsRefused as error:
             yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
         except (CodecError, ProjectionError, TaskFault) as error:
@@ -242,18 +261,25 @@ class FoldTask:
         loaders = [
             _TaskLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
         ]
-        take = foldings.take_keyed if self.keyed else foldings.take
+        takes = {Route.BY_KEY: foldings.take_keyed, Route.BY_STATE: foldings.take_joined}
+        take: Callable[[Any], None] = takes.get(self.route, foldings.take)
         events = 0
+        states: list[Sequence[Any]] = []
         for accounted, records in self._incoming(batches):
             events += accounted
+            if self.route is Route.BY_STATE and records and records[0][0] is None:
+                states += [row[1:] for _, row in records]
+                continue
             take(records)
             for loader in loaders:
                 yield from loader.flush()
         failpoints.reach("task.folded")
         for loader in loaders:
-            yield from loader.finish(events)
+            yield from loader.finish(events, states)
 
     def _incoming(self, batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
+        if self.route is Route.BY_STATE:
+            return in_windows(unpack(batches), self.partitions)
         if self.read is None:
             return unpack(batches)
         return ((len(records), records) for records in self.read(batches))
@@ -273,20 +299,26 @@ class _TaskLoader:
         if self._folding.is_due():
             yield from self._load(self._folding.drain(), 0)
 
-    def finish(self, events: int) -> Iterator[Any]:
-        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
+    def finish(self, events: int, states: Sequence[Sequence[Any]]) -> Iterator[Any]:
+        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task.
+
+        `states` are rows of the table of states that an earlier task has made.
+        """
         events_left = iter(self._folding.parked)
         while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
             rows = pack_rows([astuple(event) for event in chunk])
             yield _result(self._target.projection, self._part, quarantined=rows)
         yield from self._load(self._folding.rows(), events)
+        state_target = self._target.states
+        if state_target is not None:
+            yield from self._load(chain(states, self._folding.state_rows()), 0, state_target)
 
-    def _load(self, rows: Iterable[Sequence[Any]], events: int) -> Iterator[Any]:
+    def _load(self, rows: Iterable[Sequence[Any]], events: int, state_target: Target | None = None) -> Iterator[Any]:
         number = self._chunks * _PARTS_STRIDE + self._part
         self._chunks += 1
-        name = self._target.projection
+        name = self._target.projection if state_target is None else self._target.projection + _STATES
         if self._target.database.dialect.is_concurrent:
-            count = load_part(self._target, number, rows)
+            count = load_part(state_target or self._target, number, rows)
         else:
             count = 0
             remaining = iter(rows)

@@ -26,7 +26,6 @@ from pyspark.sql.types import StructType
 from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import EventType
-from eventjet.codec.records import Decoder
 from eventjet.domain.personal import is_private
 from eventjet.errors import UsageError
 from eventjet.jetstream.connection import NatsConnection
@@ -34,8 +33,10 @@ from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.columns import Convert, dumps, labels, plain, wall_time
+from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.folding import Folding, fold_of
+from eventjet.rebuild.plan import Route, route_of
 from eventjet.settings import Settings
 from eventjet.spark.columns import SCHEMA, Form, decimal_form, leaf, pyarrow, records_of
 from eventjet.spark.event_rows import (
@@ -50,7 +51,16 @@ from eventjet.spark.event_rows import (
 from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
 from eventjet.spark.running import send_files, shipped
 from eventjet.spark.session import running_session
-from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByAggregate, PackByKey, shuffled, unpack
+from eventjet.spark.shuffle_blocks import (
+    BLOCK_COLUMNS,
+    CONF,
+    PackByAggregate,
+    PackByKey,
+    PackByState,
+    in_windows,
+    shuffled,
+    unpack,
+)
 from eventjet.spark.source import Reader, read_columns
 
 _log = logging.getLogger(__name__)
@@ -172,12 +182,14 @@ class _Declaring:
             return records.mapInArrow(task, schema)
 
     def declare_read_model(self, resolved: ResolvedProjection) -> None:
-        keyed = resolved.reads and not resolved.keyed_by_aggregate
-        task = ReadModelTask(self.reference, resolved.name, keyed, self.skipped)
+        route = route_of(resolved)
+        task = ReadModelTask(self.reference, resolved.name, route, self.skipped)
         partitions = int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
+        reference, name, skipped = self.reference, resolved.name, self.skipped
         pack: Any = PackByAggregate(read_columns, partitions)
-        if keyed:
-            pack = PackByKey(read_columns, partitions, self.reference, resolved.name, _ROW_VALUES, None, self.skipped)
+        if route is Route.BY_KEY:
+            pack = PackByKey(read_columns, partitions, reference, name, _ROW_VALUES, None, skipped)
+        by_state = PackByState(partitions, reference, name, _ROW_VALUES, None, skipped, with_states=False)
         schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
 
@@ -186,7 +198,10 @@ class _Declaring:
             records = self._records(self.spark.read.table(EVENTS))
             if not resolved.reads:
                 return records.mapInArrow(replace(task, read=read_columns), schema)
-            return shuffled(records.mapInArrow(pack, block_schema), partitions).mapInArrow(task, schema)
+            blocks = shuffled(records.mapInArrow(pack, block_schema), partitions)
+            if route is Route.BY_STATE:
+                blocks = shuffled(blocks.mapInArrow(by_state, block_schema), partitions)
+            return blocks.mapInArrow(replace(task, partitions=partitions), schema)
 
     def _log(self) -> Any:
         """Return the records of the log as a stream."""
@@ -276,18 +291,24 @@ class ReadModelTask:
 
     app: AppRef
     projection: str
-    keyed: bool
-    """Whether the records come from `PackByKey`."""
+    route: Route
+    """How the records came here."""
     skipped: Mapping[int, str]
     read: Reader | None = None
     """The function that makes records of Spark's batches; without it the batches are shuffle blocks."""
+    partitions: int = 1
+    """The number of partitions of the shuffle."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
         resolved = replace(fold_of(app, self.projection), on_error="stop")
         folding = Folding(resolved, _ROW_VALUES, {})
-        decode = Decoder(app.catalog.of_log(self.skipped), resolved.events)
+        decode = reader(app.catalog.of_log(self.skipped), resolved)
         columns = row_columns(resolved)
+        if self.route is Route.BY_STATE:
+            for _, pairs in in_windows(unpack(batches), self.partitions):
+                folding.take_entries(pairs, decode)
+            batches = iter(())
         for records in self._incoming(batches):
             for token, record in records:
                 folding.own_key = token
@@ -304,7 +325,7 @@ class ReadModelTask:
                 yield ((None, record) for record in records)
             return
         for _, records in unpack(batches):
-            yield iter(records) if self.keyed else ((None, record) for record in records)
+            yield iter(records) if self.route is Route.BY_KEY else ((None, record) for record in records)
 
 
 def _row_batches(rows: list[Any], columns: Mapping[str, Form]) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from eventjet.codec.headers import RawRecord
@@ -22,8 +23,9 @@ from eventjet.codec.records import chained
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
+from eventjet.projections.fold import reader
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.rebuild.folding import Tokens, fold_of
+from eventjet.rebuild.folding import Folding, Tokens, fold_of
 from eventjet.runtime import uncollected
 from eventjet.spark.columns import arrow_schema, pyarrow
 from eventjet.spark.source import LogOptions, Reader
@@ -52,6 +54,8 @@ that it accounts for, the size of its records before compression, and the record
 events a task has read, or why it failed."""
 
 _CODEC = "lz4"
+_WINDOW_EVENTS = 50_000
+"""About how many events of one partition are merged in memory."""
 
 
 class TaskFault(Exception):
@@ -119,6 +123,89 @@ class PackByKey:
                     yield from packer.count((record,))
         yield from packer.flush()
         yield _batch([{"events": events}])
+
+
+@dataclass(frozen=True, slots=True)
+class PackByState:
+    """A Spark task that folds the states of a partition's aggregates, and packs events by the keys that these give.
+
+    It takes the blocks of `PackByAggregate`. Its own have (entry, record) pairs of events, and (None, row) pairs of
+    states, at position 0; both account for no events. Blocks of different tasks overlap within a window of positions,
+    and no block is of two windows: see `in_windows`.
+    """
+
+    partitions: int
+    app: AppRef
+    projection: str
+    dialect: ColumnValues
+    options: LogOptions | None
+    """How to reach the log, in which an event's predecessor is looked up; None where nobody checks it."""
+    skipped: Mapping[int, str]
+    with_states: bool = True
+    """Whether the states themselves are sent on, too, to be loaded."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get() if self.with_states else None
+        part = 0 if context is None else context.partitionId()
+        try:
+            looking = self.options.predecessors() if self.options is not None else nullcontext()
+            with uncollected(), looking as predecessors:
+                yield from self._packed(batches, predecessors, part)
+        except (CodecError, ProjectionError, TaskFault) as error:
+            yield _batch([{"fault": str(error)}])
+
+    def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader | None, part: int) -> Iterator[Any]:
+        app = self.app.load()
+        resolved = fold_of(app, self.projection)
+        folding = Folding(resolved, self.dialect, {})
+        decode = reader(app.catalog.of_log(self.skipped), resolved, (), predecessors)
+        packer = _Packer(self.partitions, keyed=True)
+        events = window = 0
+        for accounted, records in unpack(batches):
+            events += accounted
+            decode.expect(records)
+            by_position = {record[0]: record for record in records}
+            decoded = (event for record in records if (event := decode(record)) is not None)
+            for token, entry in folding.entries_of(decoded):
+                if window_of(entry[1], self.partitions) != window:
+                    yield from packer.flush()
+                    window = window_of(entry[1], self.partitions)
+                record = by_position[entry[1]]
+                packer.buffers[crc32(token.encode()) % self.partitions].append((entry, record))
+                yield from packer.count((record, (0, 0, b"", b"", entry[3] or b"")))
+        yield from packer.flush()
+        for row in folding.state_rows() if self.with_states else ():
+            packer.buffers[part].append((None, (0, *row)))
+            yield from packer.count(((0, 0, b"", b"", str(row[-1]).encode()),))
+        yield from packer.flush()
+        yield _batch([{"events": events}])
+
+
+def window_of(position: int, partitions: int) -> int:
+    """Return the window of a position; some `_WINDOW_EVENTS` events of a window are in one partition."""
+    return 1 + position // (_WINDOW_EVENTS * partitions)
+
+
+def in_windows(blocks: Iterator[tuple[int, list[Any]]], partitions: int) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the blocks of `PackByState` merged: the (entry, record) pairs of a window in the order of the log.
+
+    The (None, row) pairs of states come as they are, in lists of their own.
+    """
+    window, waiting = 0, list[Any]()
+    for events, pairs in blocks:
+        if not pairs or pairs[0][0] is None:
+            yield events, pairs
+            continue
+        next_window = window_of(pairs[0][1][0], partitions)
+        if next_window != window:
+            yield 0, sorted(waiting, key=_position)
+            window, waiting = next_window, []
+        waiting += pairs
+    yield 0, sorted(waiting, key=_position)
+
+
+def _position(pair: tuple[Any, RawRecord]) -> int:
+    return pair[1][0]
 
 
 def shuffled(packed: DataFrame, partitions: int) -> Any:

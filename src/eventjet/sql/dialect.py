@@ -167,8 +167,11 @@ class Dialect(ColumnValues):
     # Rows
 
     @abstractmethod
-    def statements(self, table: Table, codec: RowCodec) -> Statements:
-        """Return the statements of one table and its checkpoint; `table` is the located table."""
+    def statements(self, table: Table, codec: RowCodec, states: Statements | None = None) -> Statements:
+        """Return the statements of one table and its checkpoint; `table` is the located table.
+
+        `states` are those of the table of states that is written with it, from the same dialect.
+        """
 
     @abstractmethod
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:

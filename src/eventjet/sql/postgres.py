@@ -46,7 +46,7 @@ from eventjet.sql.dialect import (
 )
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.statements import QuarantineChanges, TextOrder
+from eventjet.sql.statements import QuarantineChanges, Statements, TextOrder
 
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables waits for a lock, since readers queue behind it meanwhile."""
@@ -111,8 +111,8 @@ class Postgres(Dialect):
         is_same = existing_type.name == declared_type.name
         return [label for label in declared_type.enums if is_same and label not in existing_type.enums]
 
-    def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
-        return PostgresStatements(table, codec)
+    def statements(self, table: Table, codec: RowCodec, states: Statements | None = None) -> PostgresStatements:
+        return PostgresStatements(table, codec, states)
 
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
         parts, values = postgres_statements.quarantine_parts(name, revision, changes)

@@ -27,6 +27,7 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
+    Statements,
     by_key,
 )
 
@@ -60,7 +61,9 @@ class PostgresStatements:
     The part `held` of a statement advances the checkpoint, if the fence lets it; all other parts depend on it.
     """
 
-    def __init__(self, table: Table, codec: RowCodec) -> None:
+    def __init__(self, table: Table, codec: RowCodec, states: Statements | None = None) -> None:
+        assert states is None or isinstance(states, PostgresStatements)
+        self._states = states
         names = Names(table, _DIALECT)
         self._codec = codec
         self._dump_keys = codec.dump_keys
@@ -116,6 +119,10 @@ class PostgresStatements:
             quarantine_sql, quarantine_values = quarantine_parts(advance[3], advance[4], changes.quarantine)
             parts += quarantine_sql
             values += quarantine_values
+        if changes.states:
+            assert self._states is not None
+            parts.append(self._states._upsert.replace("upserted as", "states as", 1))
+            values += _arrays([self._states._codec.dump(row) for row in changes.states], self._states._literals)
         parts.append(" select count(*) from held")
         return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
 

@@ -81,6 +81,7 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
+    Statements,
     TextOrder,
     by_key,
 )
@@ -158,8 +159,8 @@ class Sqlite(Dialect):
             if isinstance(kind, sa.Numeric) and kind.precision is not None
         ]
 
-    def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
-        return SqliteStatements(table, codec)
+    def statements(self, table: Table, codec: RowCodec, states: Statements | None = None) -> SqliteStatements:
+        return SqliteStatements(table, codec, states)
 
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
         _write_quarantine(connection, name, revision, changes)
@@ -460,7 +461,9 @@ _QUARANTINE_RESOLVE = (
 class SqliteStatements:
     """The SQLite statements for one table and its checkpoint."""
 
-    def __init__(self, table: Table, codec: RowCodec) -> None:
+    def __init__(self, table: Table, codec: RowCodec, states: Statements | None = None) -> None:
+        assert states is None or isinstance(states, SqliteStatements)
+        self._states = states
         names = Names(table, _DIALECT)
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
@@ -500,6 +503,9 @@ class SqliteStatements:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:
             _write_quarantine(connection, advance[3], advance[4], changes.quarantine)
+        if changes.states:
+            assert self._states is not None
+            connection.exec_driver_sql(self._states._upsert, [self._states._codec.dump(row) for row in changes.states])
         return True
 
 

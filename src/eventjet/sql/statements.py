@@ -58,17 +58,19 @@ class Changes:
     deletions: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
+    states: Sequence[Any] = ()
+    """Rows to insert or replace in the table of states, where the projection has one."""
 
 
 class Statements(Protocol):
-    """The statements for one table and its checkpoint."""
+    """The statements for one table and its checkpoint, and for the table of states beside it."""
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         """Return the existing rows of these keys (at least one), by key."""
         ...
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
-        """Advance the checkpoint and change rows and quarantine, or do nothing and return False.
+        """Advance the checkpoint and change rows, states and quarantine, or do nothing and return False.
 
         It returns False when another epoch has begun or the checkpoint is at another position. This is one statement on
         PostgreSQL, and several within the caller's transaction on SQLite.

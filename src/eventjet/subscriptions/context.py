@@ -25,7 +25,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import READ_ONLY
-from eventjet.sql.locations import located
+from eventjet.sql.locations import located_tables
 from eventjet.sql.postgres_connections import look_first_in
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import driver_of, is_over
@@ -107,8 +107,8 @@ class WorkerContext:
     ) -> FoldWriter:
         """Return a writer for one session, which writes to the table slot that the checkpoint names."""
         dialect = self.database.dialect
-        table = located(resolved.table, checkpoint.location, dialect)
-        return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
+        tables = located_tables(resolved, checkpoint.location, dialect)
+        return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, tables=tables, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
         """Return the lock to use while writing.

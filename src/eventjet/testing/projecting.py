@@ -124,7 +124,11 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
             rows = thread.submit(_rows_after, resolved, handled).result()
         return ProjectedTables(rows, {table.name: table.columns.keys() for table in resolved.tables})
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
-    rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
+    if fold.states is None:
+        rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
+    else:
+        joining = fold.join(fold.states.numbered(events), {})
+        rows = fold({}, joining.events, joining.keys)
     return Projected(row for row in rows.values() if row is not None)
 
 

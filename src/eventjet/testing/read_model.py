@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of
+from eventjet.domain.subscription import events_of, folded_events
 from eventjet.projections.app_ref import Declared
-from eventjet.projections.projection import Projection
-from eventjet.projections.resolve import resolve
+from eventjet.projections.projection import Projection, state_keys
+from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import listed
 from eventjet.projections.sql_projection import (
     AnyResolved,
@@ -26,6 +26,7 @@ from eventjet.projections.sql_projection import (
     resolve_sql,
     subscription,
 )
+from eventjet.projections.state_fold import StateFold
 from eventjet.rebuild.folding import Folding
 from eventjet.runtime import loop_runner
 from eventjet.sql import checkpoint
@@ -45,7 +46,8 @@ def resolved_alone(projection: Declared, more: Iterable[type] = ()) -> AnyResolv
     if isinstance(projection, SqlProjection):
         return resolve_sql(projection, Catalog([*subscription(projection), *more]))
     function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
-    return resolve(projection, Catalog([*events_of(function, function.__code__.co_varnames[place]), *more]))
+    folded = [event for source in state_keys(projection) for event in folded_events(source.aggregate)]
+    return resolve(projection, Catalog([*events_of(function, function.__code__.co_varnames[place]), *folded, *more]))
 
 
 class ReadModelCase:
@@ -53,7 +55,7 @@ class ReadModelCase:
 
     def __init__(self, resolved: AnyResolved, database: Database, engine: AsyncEngine, runner: asyncio.Runner) -> None:
         self.resolved = resolved
-        self.events = tuple(resolved.events)
+        self.events = tuple(resolved.decoded if isinstance(resolved, ResolvedProjection) else resolved.events)
         self._database = database
         self._engine = engine
         self._runner = runner
@@ -70,11 +72,17 @@ class ReadModelCase:
         if isinstance(self.resolved, ResolvedSql):
             return self.written(events, ())
         folding = Folding(self.resolved, self._database.dialect, {})
-        folding.take(events)
+        folding.take(self._numbered(events))
         return self._runner.run(self._loaded([folding.codec.load(row) for row in folding.rows()]))
 
-    async def _written(self, events: Sequence[Recorded[Any]], ends: Sequence[int]) -> TableRows:
+    def _numbered(self, events: Sequence[Recorded[Any]]) -> Sequence[Recorded[Any]]:
         resolved = self.resolved
+        if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
+            return StateFold(resolved).numbered(events)
+        return events
+
+    async def _written(self, events: Sequence[Recorded[Any]], ends: Sequence[int]) -> TableRows:
+        resolved, events = self.resolved, self._numbered(events)
         async with self._engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
             if isinstance(resolved, ResolvedSql):
@@ -99,7 +107,7 @@ class ReadModelCase:
             return await self._rows(connection)
 
     async def _loaded(self, rows: Sequence[Any]) -> TableRows:
-        (table,) = self.resolved.tables
+        table = self.resolved.tables[0]
         names = [column.key for column in table.columns]
         async with self._engine.connect() as connection:
             if rows:
@@ -110,7 +118,8 @@ class ReadModelCase:
 
     async def _rows(self, connection: AsyncConnection) -> TableRows:
         rows: TableRows = {}
-        for table in self.resolved.tables:
+        is_sql = isinstance(self.resolved, ResolvedSql)
+        for table in self.resolved.tables if is_sql else self.resolved.tables[:1]:
             result = await connection.execute(table.select().order_by(*table.primary_key.columns))
             rows[table.name] = [dict(row) for row in result.mappings()]
         return rows

@@ -11,7 +11,7 @@ which the next batch begins says which batches were committed. If that position 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,20 +20,22 @@ from sqlalchemy import JSON, Connection, LargeBinary, Table
 from eventjet import failpoints
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.errors import CheckpointFenced
+from eventjet.projections.by_state import StateRow
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, ParkingFold, RowKey, Rows, Sorted
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.state_fold import Cell, Joining, StateId
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
 from eventjet.sql.dialect import Dialect
-from eventjet.sql.locations import located
-from eventjet.sql.statements import Changes, QuarantineChanges
+from eventjet.sql.locations import located_tables
+from eventjet.sql.statements import Changes, QuarantineChanges, Statements
 from eventjet.writers.batch import Batch
 
-RECENT_ROWS_MAX = 20_000
-"""Rows kept in memory: two generations of about this many, so up to twice as many rows."""
+RECENT_ROWS_MAX, RECENT_STATES_MAX = 20_000, 5_000
+"""Rows, and states of aggregates, kept in memory: two generations of about this many, so up to twice as many."""
 
-ReadRows: TypeAlias = Callable[[Sequence[RowKey]], Rows]
-"""Reads the existing rows of the given keys."""
+ReadRows: TypeAlias = Callable[[Statements, Sequence[RowKey]], Rows]
+"""Reads the existing rows of the given keys with the statements of their table."""
 
 
 class RecentRows:
@@ -89,17 +91,19 @@ class Prepared:
     """The rows that the batch changes, None for a deleted row; the cache keeps them once they are committed."""
     blocked: Collection[AggregateKey] = ()
     """Aggregates that this batch blocks: their later events wait."""
+    cells: Mapping[StateId, Cell] = field(default_factory=dict[StateId, Cell])
+    """The states of aggregates that the batch changes, where the projection has `by_state`."""
 
 
-def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
+def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None, states: Sequence[StateRow] = ()) -> Changes:
     """Return the rows to store and the keys to delete, from the rows that a fold changed."""
     upserts = [row for row in changed.values() if row is not None]
     deletions = [key for key, row in changed.items() if row is None] if len(upserts) < len(changed) else []
-    return Changes(upserts, deletions=deletions, quarantine=quarantine)
+    return Changes(upserts, deletions=deletions, quarantine=quarantine, states=states)
 
 
 class FoldWriter:
-    """Writes the batches of one epoch, in order, to the projection's table or to `table` (a rebuild's shadow table).
+    """Writes the batches of one epoch, in order, to the projection's tables or to `tables` (those of a shadow).
 
     `blocked` are the aggregates that are blocked at the position of the first batch.
     """
@@ -110,7 +114,7 @@ class FoldWriter:
         dialect: Dialect,
         *,
         lease_s: float,
-        table: Table | None = None,
+        tables: Sequence[Table] | None = None,
         blocked: BlockedAggregates | None = None,
     ) -> None:
         codec = RowCodec(resolved.table, resolved.row_type, dialect)
@@ -121,10 +125,14 @@ class FoldWriter:
         self._lease_s = lease_s
         self._fold = Fold(resolved, codec)
         self._parking = ParkingFold(resolved, codec) if resolved.quarantines else None
-        self._statements = dialect.statements(
-            located(resolved.table, DECLARED, dialect) if table is None else table, codec
-        )
+        table, *state_tables = located_tables(resolved, DECLARED, dialect) if tables is None else tables
+        self._state_statements: Statements | None = None
+        if resolved.joins is not None:
+            (state_table,) = state_tables
+            self._state_statements = dialect.statements(state_table, RowCodec(resolved.joins.table, StateRow, dialect))
+        self._statements = dialect.statements(table, codec, self._state_statements)
         self._recent = RecentRows(0 if self._is_heavy else RECENT_ROWS_MAX)
+        self._recent_cells = RecentRows(RECENT_STATES_MAX)
         self._blocked = BlockedAggregates() if blocked is None else blocked
         self._position: int | None = None
         """The position at which the rows in memory are valid; None before the first batch."""
@@ -152,7 +160,7 @@ class FoldWriter:
                 self._resolved.name,
                 f"a batch starts after {batch.after} and the one before it ended at {self._position}",
             )
-        prepared = self._prepared(batch, lambda keys: self._statements.read(connection, keys))
+        prepared = self._prepared(batch, lambda statements, keys: statements.read(connection, keys))
         assert prepared is not None
         return prepared
 
@@ -173,14 +181,15 @@ class FoldWriter:
         while self._pending and self._pending[0].batch.last <= position:
             prepared = self._pending.pop(0)
             self._recent.remember(prepared.rows)
+            self._recent_cells.remember(prepared.cells)
             self._blocked.aggregates.update(prepared.blocked)
             self._position = prepared.batch.last
 
-    def _prepared(self, batch: Batch, read_rows: ReadRows | None) -> Prepared | None:
+    def _prepared(self, batch: Batch, read: ReadRows | None) -> Prepared | None:
         """Fold the batch that follows the pending one, if any; raises `HandlerFailed`.
 
-        Rows that are not in memory are read with `read_rows`: the pending batch has not changed one of them. Returns
-        None when rows must be read and `read_rows` is None.
+        Rows and states that are not in memory are read with `read`: the pending batch has not changed one of them.
+        Returns None when they must be read and `read` is None.
         """
         events: Sequence[Any] = batch.events
         if self._parking is None and not self._resolved.reads:
@@ -188,18 +197,28 @@ class FoldWriter:
         else:
             assert len(self._pending) < 2, "its rows are those of one batch"
             pending = self._pending[0] if self._pending else None
-            if self._parking is None:
+            joining: Joining | None = None
+            if self._state_statements is not None:
+                joining = self._joined(events, {} if pending is None else pending.cells, read)
+                if joining is None:
+                    return None
+                events, keys = joining.events, joining.keys
+            elif self._parking is None:
                 events, keys = self._fold.keyed(events)
             else:
                 keys = self._parking.keys(events)
             rows, missing = self._recent.find(dict.fromkeys(keys), {} if pending is None else pending.rows)
             if missing or self._is_heavy:
-                if read_rows is None:
+                if read is None:
                     return None
-                rows.update(read_rows(missing) if missing else {})
+                rows.update(read(self._statements, missing) if missing else {})
             if self._parking is None:
                 changed = self._fold(rows, events, keys)
-                prepared = Prepared(batch, changes_of(changed), changed)
+                if joining is None:
+                    prepared = Prepared(batch, changes_of(changed), changed)
+                else:
+                    changes = changes_of(changed, states=self._fold.state_rows(joining.cells))
+                    prepared = Prepared(batch, changes, changed, cells=joining.cells)
             else:
                 blocked = self._blocked
                 if pending is not None and pending.blocked:
@@ -210,6 +229,18 @@ class FoldWriter:
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._pending.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         return prepared
+
+    def _joined(self, events: Sequence[Any], pending: Mapping[StateId, Cell], read: ReadRows | None) -> Joining | None:
+        """Fold the states of the events' aggregates; None when states must be read and `read` is None."""
+        states = self._fold.states
+        assert states is not None
+        assert self._state_statements is not None
+        cells, missing = self._recent_cells.find(states.ids(events), pending)
+        if missing:
+            if read is None:
+                return None
+            cells.update(states.cells(read(self._state_statements, missing).values()))
+        return self._fold.join(events, cells)
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""

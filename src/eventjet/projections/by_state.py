@@ -1,0 +1,321 @@
+"""`by_state` declares a key that the event lacks: it comes from the folded state of the event's own aggregate. Pure.
+
+`Joins` is the checked form: the aggregates whose states are folded, and how the projection's function is called with
+them. `eventjet.projections.state_fold` folds them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields, replace
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.states import StateCodec
+from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import is_fixed, own_copy, state_faults
+from eventjet.domain.subscription import (
+    folded_events,
+    raw_annotations,
+    recorded_events_of,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
+from eventjet.errors import DefinitionError
+
+S = TypeVar("S")
+E = TypeVar("E")
+
+KeyPart: TypeAlias = str | int | UUID | date | Decimal | Enum
+KeyValue: TypeAlias = KeyPart | tuple[KeyPart, ...]
+"""The key of a row: one value, or a tuple with one value for each column of the primary key."""
+StateKeys: TypeAlias = KeyValue | list[Any] | AbstractSet[KeyValue] | None
+"""The key that a state gives, a list or a set of keys, or None for no row."""
+
+OnChange: TypeAlias = Literal["keep", "move", "both"]
+"""What happens when an event changes the key that its aggregate's state gives: see `by_state`."""
+_ON_CHANGE: tuple[OnChange, ...] = ("keep", "move", "both")
+
+
+@dataclass(frozen=True)
+class ByState(Generic[S]):
+    """A key from the state of one aggregate type, as `by_state` declares it."""
+
+    aggregate: Any
+    """The class of the aggregate."""
+    key: Callable[..., Any]
+    """Takes `(state)` or `(state, event)`, and returns a key, a list or set of keys, or None."""
+    on_change: OnChange
+
+
+@overload
+def by_state(
+    aggregate: AggregateType[S, E], key: Callable[[S], StateKeys], /, *, on_change: OnChange
+) -> ByState[S]: ...
+@overload
+def by_state(
+    aggregate: AggregateType[S, E], key: Callable[[S, Recorded[Any]], StateKeys], /, *, on_change: Literal["keep"]
+) -> ByState[S]: ...
+def by_state(aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnChange) -> ByState[Any]:
+    """Declare that the key of an event comes from the state of its own aggregate, as it is after the event.
+
+    For `@projection(…, key=by_state(Order, customer_of, on_change="keep"))`. `key` is given the state, or the state and
+    the event. It returns a key, or a list or a set of keys; None, or an empty list, leaves the event out. Every event
+    that `aggregate` folds counts for the state, whether the projection takes it or not; events of other aggregates need
+    another `by_state` or a key function beside it: `key=[by_state(…), customer_of_payment]`. The projection's function
+    may take the state as a further parameter, annotated with the class of the aggregate.
+
+    `on_change` says what happens when an event changes the key of its aggregate from one to another:
+
+    * `"keep"`: each event counts for the key after it; what earlier events made stays with the earlier key
+    * `"move"`: each aggregate has one row, which is moved to the new key before the function is called with it; the key
+      must be of one aggregate alone, and without a key the row is deleted
+    * `"both"`: the function is called for the key before and for the key after the event, and is given the key
+
+    ```python
+    @projection("deposited", key=by_state(Account, lambda account: account.owner, on_change="keep"))
+    def deposited(row: Balance | None, event: Recorded[Deposited], account: Account) -> Balance:
+        row = row or Balance(account.owner or "", account.owner or "")
+        return replace(row, amount=row.amount + event.data.amount)
+
+    history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
+    projected(deposited, history).rows(Balance("ada", "ada", Decimal(10)))
+    ```
+    """
+    return ByState(aggregate, key, on_change)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """A row of the table in which a projection keeps the states of aggregates."""
+
+    aggregate: str
+    aggregate_id: str
+    """The id as it is in the subject."""
+    version: int
+    """The version of the last event that counts for the state."""
+    position: int
+    """The position of that event; 0 while only events without effect came."""
+    shape: str
+    """The fingerprint of the aggregate's name, revision and fields."""
+    state: str
+    """The state as JSON."""
+
+
+def state_table(projection: str) -> Table:
+    """Return the table of the states of one projection, as it is declared."""
+    return Table(
+        f"ej_state_{projection}",
+        MetaData(),
+        Column("aggregate", String(100), primary_key=True),
+        Column("aggregate_id", String(200), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("position", BigInteger, nullable=False),
+        Column("shape", String(32), nullable=False),
+        Column("state", Text, nullable=False),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSource:
+    """One aggregate type whose states give keys."""
+
+    name: str
+    aggregate: Any
+    codec: StateCodec[Any] = field(repr=False)
+    keys: Callable[[Any, Recorded[Any]], tuple[tuple[Any, ...], ...]] = field(repr=False)
+    """Returns the checked keys for a state and the event before it; raises `ValueError`."""
+    on_change: OnChange
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joins:
+    """The checked `by_state`s of a projection."""
+
+    sources: Mapping[str, StateSource]
+    """By the name of the aggregate."""
+    owners: Mapping[type, str]
+    """The aggregate of each class of event that a source folds; for events that do not name theirs."""
+    table: Table
+    """The table of the states, as declared."""
+    call: Callable[[Any, Any, tuple[Any, ...], str, Any], Any] = field(repr=False)
+    """The projection's function, called with (row, event, key, name of the aggregate, state)."""
+    takes_state: bool
+    """Whether the projection's function is given a state."""
+    decoded: frozenset[type]
+    """The classes of events that have to be decoded: those of the projection, and those that the sources fold."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether each row belongs to one aggregate, and moves with its key."""
+        return any(source.on_change == "move" for source in self.sources.values())
+
+
+KeyCheck: TypeAlias = Callable[[Any], tuple[Any, ...]]
+"""Returns a key as a tuple of values in their normal form; raises `ValueError`, and `RowRefused`."""
+
+
+def joins_of(
+    name: str,
+    function: Callable[..., Any],
+    sources: Sequence[ByState[Any]],
+    plain: Sequence[Callable[[Recorded[Any]], Any]],
+    events: Sequence[type],
+    catalog: Catalog,
+    key_checker: Callable[[str], KeyCheck],
+    faults: list[str],
+) -> Joins | None:
+    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then.
+
+    `key_checker` makes the check of the keys of a function, which its text names.
+    """
+    before = len(faults)
+    resolved: dict[str, StateSource] = {}
+    owners: dict[type, str] = {}
+    for source in sources:
+        try:
+            info, folded = aggregate_info(source.aggregate), folded_events(source.aggregate)
+            codec = StateCodec[Any](source.aggregate, "kept beside rows", "take another key")
+        except DefinitionError as error:
+            faults.extend(error.faults)
+            continue
+        faults += [*state_faults(source.aggregate), *codec.faults()]
+        label = f"by_state({shown_name(source.aggregate)})"
+        if info.name in resolved:
+            faults.append(f"two by_state name {shown_name(source.aggregate)}; give one that returns all keys")
+        owners_of_events = {kind.aggregate for kind in catalog.kinds() if kind.event_type in folded}
+        if not owners_of_events <= {None, info.name}:
+            names = ", ".join(sorted(filter(None, owners_of_events)))
+            faults.append(f"{label} folds events of {names}, and is not the aggregate of that name; name that one")
+        if not set(folded) & set(events):
+            faults.append(f"it takes no event of {shown_name(source.aggregate)}, which its key names")
+        owners |= dict.fromkeys(folded, info.name)
+        parameters = len(inspect.signature(source.key).parameters)
+        if source.on_change not in _ON_CHANGE:
+            faults.append(f'{label}: on_change is {source.on_change!r}; give "keep", "move" or "both"')
+        elif parameters not in (1, 2):
+            faults.append(f"{label}: its function takes {parameters} parameters instead of (state) or (state, event)")
+        elif parameters > 1 and source.on_change != "keep":
+            faults.append(
+                f'{label}: with on_change="{source.on_change}" the key is that of a state, before and after an event, '
+                "so its function takes the state alone"
+            )
+        elif source.on_change == "move" and (len(sources) > 1 or plain):
+            faults.append(
+                f'{label}: with on_change="move" each row belongs to one aggregate alone, so nothing stands beside it'
+            )
+        keys = _keys_of(source, parameters, key_checker(f"{label} gives"))
+        resolved[info.name] = StateSource(info.name, source.aggregate, codec, keys, source.on_change)
+    _check_plain(plain, events, owners, faults)
+    others = any(event not in owners for event in events) or len(resolved) > 1
+    call, takes_state = _call_of(function, resolved, faults, others=others)
+    if len(faults) > before:
+        return None
+    return Joins(resolved, owners, state_table(name), call, takes_state, frozenset([*events, *owners]))
+
+
+def _keys_of(
+    source: ByState[Any], parameters: int, check: KeyCheck
+) -> Callable[[Any, Recorded[Any]], tuple[tuple[Any, ...], ...]]:
+    key = source.key
+    is_open = not is_fixed(source.aggregate)
+
+    def keys(state: Any, event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
+        state = own_copy(state) if is_open else state
+        result = key(state) if parameters == 1 else key(state, own_event(event))
+        if result is None:
+            return ()
+        if isinstance(result, list | set | frozenset):
+            return tuple(dict.fromkeys(map(check, cast("Sequence[Any]", result))))
+        return (check(result),)
+
+    return keys
+
+
+def _check_plain(
+    plain: Sequence[Callable[[Recorded[Any]], Any]],
+    events: Sequence[type],
+    owners: Mapping[type, str],
+    faults: list[str],
+) -> None:
+    """Add a fault for events that no part of `key` gives a key, and for more than one key function."""
+    if len(plain) > 1:
+        faults.append("`key` has several key functions; give one for all events that no by_state covers")
+        return
+    try:
+        accepted = recorded_events_of(plain[0]) if plain else ()
+    except DefinitionError as error:
+        faults.extend(error.faults)
+        return
+    missing = sorted(shown_name(event) for event in events if event not in owners and event not in accepted)
+    if missing:
+        faults.append(
+            f"its `key` gives no key for {', '.join(missing)}, which the aggregates of by_state do not fold; add "
+            "another by_state, or a key function: `key=[by_state(…), key_of_event]`"
+        )
+
+
+def _call_of(
+    function: Callable[..., Any], sources: Mapping[str, StateSource], faults: list[str], *, others: bool
+) -> tuple[Callable[[Any, Any, tuple[Any, ...], str, Any], Any], bool]:
+    """Return (the projection's function as `Joins.call`, whether it takes a state)."""
+    by_class = {source.aggregate: name for name, source in sources.items()}
+    slots: list[str | None] = []
+    for parameter in list(inspect.signature(function).parameters)[2:]:
+        hint = resolved_hint(function, parameter) if parameter in raw_annotations(function) else None
+        members: list[Any] = [] if hint is None else list(union_members(hint))
+        state = next((member for member in members if hasattr(member, "evolve")), None)
+        if state is None:
+            slots.append(None)
+            continue
+        if state not in by_class or len(members) > 1:
+            names = ", ".join(shown_name(cls) for cls in by_class)
+            faults.append(f"the parameter `{parameter}` is {shown_name(hint)}; a state is one of {names}")
+            continue
+        if others and type(None) not in typing.get_args(hint):
+            faults.append(
+                f"the parameter `{parameter}` gets no state with events of other aggregates; annotate it "
+                f"`{shown_name(state)} | None`"
+            )
+        slots.append(by_class[state])
+    if slots.count(None) > 1:
+        faults.append(f"{shown_name(function)} takes more than (row, event, key, state)")
+    if None not in slots and any(source.on_change == "both" for source in sources.values()):
+        faults.append(
+            f'with on_change="both" {shown_name(function)} is called for two keys, so it takes the key: '
+            "(row, event, key)"
+        )
+    is_open = {name: not is_fixed(source.aggregate) for name, source in sources.items()}
+
+    def call(row: Any, event: Any, key: tuple[Any, ...], aggregate: str, state: Any) -> Any:
+        arguments: list[Any] = []
+        for slot in slots:
+            if slot is None:
+                arguments.append(key[0] if len(key) == 1 else key)
+            elif slot != aggregate:
+                arguments.append(None)
+            else:
+                arguments.append(own_copy(state) if is_open[slot] else state)
+        return function(row, event, *arguments)
+
+    return call, any(slot is not None for slot in slots)
+
+
+def with_key(row: Any, columns: Sequence[str], key: tuple[Any, ...]) -> Any:
+    """Return the row under another key."""
+    values = dict(zip(columns, key, strict=True))
+    if hasattr(row, "model_fields"):
+        return row.model_copy(update=values)
+    assert fields(row)
+    return replace(row, **values)

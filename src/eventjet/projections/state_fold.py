@@ -1,0 +1,297 @@
+"""`StateFold` folds the states of aggregates beside the events of a projection with `by_state`, the same everywhere.
+
+It stands before `Fold`: from events in the order of the log, and the states before them, it makes `Joined`s, each with
+its key, which `Fold` takes in the place of the events. Workers, rebuilds, `verify` and tests all use it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from eventjet.codec.headers import VERSION, RawRecord, number_of
+from eventjet.codec.subjects import entity_of
+from eventjet.domain.history import evolved
+from eventjet.domain.identity import encode_id
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import own_copy
+from eventjet.errors import ProjectionStopped
+from eventjet.projections.by_state import Joins, StateRow, StateSource, with_key
+from eventjet.projections.resolve import ResolvedProjection
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+RowKey: TypeAlias = tuple[Any, ...]
+StateId: TypeAlias = tuple[str, str]
+"""The key of a state: (name of the aggregate, id as it is in the subject)."""
+
+
+class Cell(NamedTuple):
+    """The state of one aggregate, and the version and position of its last event: see `StateRow`."""
+
+    state: Any
+    version: int
+    position: int
+
+
+class Joined:
+    """An event with the state of its aggregate after it, for one row."""
+
+    __slots__ = ("aggregate", "event", "state")
+
+    def __init__(self, event: Recorded[Any], aggregate: str, state: Any) -> None:
+        self.event = event
+        self.aggregate = aggregate
+        """The name of the aggregate; empty where no state is folded for it."""
+        self.state = state
+
+    @property
+    def position(self) -> int:
+        return self.event.position
+
+    @property
+    def aggregate_id(self) -> str:
+        return self.event.aggregate_id
+
+    def applied(self, joins: Joins, row: Any, key: RowKey) -> Any:
+        """Return the row after the event."""
+        return joins.call(row, self.event, key, self.aggregate, self.state)
+
+
+class Leaving(Joined):
+    """The row of an aggregate leaves this key."""
+
+    __slots__ = ("row",)
+
+    def applied(self, joins: Joins, row: Any, key: RowKey) -> Any:  # noqa: ARG002 - as of an event
+        self.row = row
+        return None
+
+
+class Arriving(Joined):
+    """The row of an aggregate gets this key, and the event with it if the projection takes that (`is_taken`)."""
+
+    __slots__ = ("columns", "is_taken", "leaving")
+
+    def __init__(
+        self,
+        event: Recorded[Any],
+        source: StateSource,
+        state: Any,
+        leaving: Leaving | None,
+        columns: Sequence[str],
+        *,
+        is_taken: bool,
+    ) -> None:
+        super().__init__(event, source.name, state)
+        self.leaving = leaving
+        self.columns = columns
+        self.is_taken = is_taken
+
+    def applied(self, joins: Joins, row: Any, key: RowKey) -> Any:
+        if row is not None:
+            raise ValueError(
+                'another aggregate has the row of its key, and with on_change="move" a row belongs to one aggregate'
+            )
+        if self.leaving is not None and self.leaving.row is not None:
+            row = with_key(self.leaving.row, self.columns, key)
+        return super().applied(joins, row, key) if self.is_taken else row
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """The result of `StateFold.join`."""
+
+    events: Sequence[Joined]
+    keys: Sequence[RowKey]
+    """The key of each; an event with several keys, or whose row moves, is there several times."""
+    cells: Mapping[StateId, Cell]
+    """The states that changed."""
+
+
+class StateFold:
+    """Folds the states of one projection with `by_state`. Holds no states."""
+
+    __slots__ = ("_columns", "_events", "_joins", "_keys_of", "_name", "_starts")
+
+    def __init__(self, resolved: ResolvedProjection) -> None:
+        assert resolved.joins is not None
+        self._name = resolved.name
+        self._joins = resolved.joins
+        self._events = frozenset(resolved.events)
+        self._keys_of = resolved.keys_of
+        self._columns = resolved.key_columns
+        self._starts = {name: Cell(source.aggregate(), 0, 0) for name, source in resolved.joins.sources.items()}
+
+    def ids(self, events: Iterable[Recorded[Any]]) -> list[StateId]:
+        """Return the key of each state that these events change, once."""
+        ids = {
+            (name, encode_id(event.aggregate_id)): None
+            for event in events
+            if (name := self._aggregate_of(event)) in self._starts
+        }
+        return list(ids)
+
+    def join(
+        self,
+        events: Iterable[Recorded[Any]],
+        cells: Mapping[StateId, Cell],
+        fail: Callable[[Recorded[Any] | None, BaseException], None],
+    ) -> Joining:
+        """Fold the states that are in `cells`, and return the events with their states and keys.
+
+        Events must be in the order of the log; one without data only counts for the version. `fail` raises the error
+        for an event that raised. Raises `ProjectionStopped` for an event whose state is missing.
+        """
+        joined: list[Joined] = []
+        keys: list[RowKey] = []
+        changed: dict[StateId, Cell] = {}
+        sources = self._joins.sources
+        event: Recorded[Any] | None = None
+        try:
+            for event in events:
+                name = self._aggregate_of(event)
+                source = sources.get(name)
+                if source is None:
+                    for key in self._keys_of(event) if type(event.data) in self._events else ():
+                        joined.append(Joined(event, "", None))
+                        keys.append(key)
+                    continue
+                state_id = (name, encode_id(event.aggregate_id))
+                before = changed.get(state_id)
+                if before is None:
+                    start = cells.get(state_id) or self._starts[name]
+                    before = start._replace(state=own_copy(start.state))
+                if event.data is None:
+                    if event.version == before.version + 1:
+                        changed[state_id] = before._replace(version=event.version)
+                    continue
+                if event.version != before.version + 1:
+                    raise self._missing(event, before)
+                keys_before = source.keys(before.state, event) if source.on_change != "keep" and before.position else ()
+                state = evolved(before.state, event.data)
+                changed[state_id] = Cell(state, event.version, event.position)
+                is_taken = type(event.data) in self._events
+                if source.on_change == "move":
+                    self._move(event, source, state, keys_before, joined, keys, is_taken=is_taken)
+                elif is_taken:
+                    for key in dict.fromkeys((*keys_before, *source.keys(state, event))):
+                        joined.append(Joined(event, name, state))
+                        keys.append(key)
+        except ProjectionStopped:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a function of the application raises names its event
+            fail(event, error)
+        return Joining(joined, keys, changed)
+
+    def _move(
+        self,
+        event: Recorded[Any],
+        source: StateSource,
+        state: Any,
+        keys_before: Sequence[RowKey],
+        joined: list[Joined],
+        keys: list[RowKey],
+        *,
+        is_taken: bool,
+    ) -> None:
+        keys_after = source.keys(state, event)
+        if len(keys_after) > 1:
+            raise ValueError(f'its state gives {len(keys_after)} keys, and with on_change="move" it has one row')
+        if keys_before == keys_after:
+            if is_taken and keys_after:
+                joined.append(Joined(event, source.name, state))
+                keys.append(keys_after[0])
+            return
+        leaving = None
+        if keys_before:
+            leaving = Leaving(event, source.name, state)
+            joined.append(leaving)
+            keys.append(keys_before[0])
+        if keys_after:
+            joined.append(Arriving(event, source, state, leaving, self._columns, is_taken=is_taken))
+            keys.append(keys_after[0])
+
+    def row(self, state_id: StateId, cell: Cell) -> StateRow:
+        """Return a state as a row of the projection's table of states; raises `UnencodableEvent`."""
+        codec = self._joins.sources[state_id[0]].codec
+        return StateRow(*state_id, cell.version, cell.position, codec.fingerprint, codec.encode(cell.state).decode())
+
+    def cells(self, rows: Iterable[StateRow]) -> dict[StateId, Cell]:
+        """Return the states in these rows; raises `ProjectionStopped` for states of other code."""
+        cells: dict[StateId, Cell] = {}
+        for row in rows:
+            source = self._joins.sources[row.aggregate]
+            if row.shape != source.codec.fingerprint:
+                raise ProjectionStopped(
+                    self._name,
+                    f"its states of {row.aggregate!r} were folded by other code: the aggregate has another revision or "
+                    "other fields now",
+                    f"Run `eventjet rebuild {self._name}`, or raise the projection's revision.",
+                )
+            try:
+                state = source.codec.decode(row.state.encode())
+            except ValueError:
+                raise ProjectionStopped(
+                    self._name,
+                    f"the state of {row.aggregate} {row.aggregate_id!r} in {self._joins.table.name} cannot be read",
+                    f"Run `eventjet rebuild {self._name}`.",
+                ) from None
+            cells[row.aggregate, row.aggregate_id] = Cell(state, row.version, row.position)
+        return cells
+
+    def numbered(self, events: Sequence[Recorded[Any]]) -> list[Recorded[Any]]:
+        """Return the events of a test with the versions that they have in a log, from 1 in each aggregate."""
+        versions = Counter[StateId]()
+        numbered: list[Recorded[Any]] = []
+        for event in events:
+            key = (self._aggregate_of(event), event.aggregate_id)
+            versions[key] += 1
+            numbered.append(replace(event, version=versions[key]))
+        return numbered
+
+    def _aggregate_of(self, event: Recorded[Any]) -> str:
+        return event.aggregate or self._joins.owners.get(cast("Any", type(event.data)), "")
+
+    def _missing(self, event: Recorded[Any], before: Cell) -> ProjectionStopped:
+        aggregate = self._aggregate_of(event)
+        kept = f"is of version {before.version}" if before.version else "is missing"
+        return ProjectionStopped(
+            self._name,
+            f"the state of {aggregate} {event.aggregate_id!r} in {self._joins.table.name} {kept}, and its event at "
+            f"position {event.position} has version {event.version}",
+            f"Something other than eventjet changed the table. Run `eventjet rebuild {self._name}`.",
+        )
+
+
+class StateReader:
+    """Decodes the records of a projection with `by_state`.
+
+    A record of an aggregate whose states are folded, and that has no effect (it is skipped, or its event is retired),
+    becomes a `Recorded` without data: it counts for the version.
+    """
+
+    __slots__ = ("_aggregates", "_decode")
+
+    def __init__(self, decode: Any, joins: Joins) -> None:
+        """`decode` is the reader of the events in `joins.decoded`."""
+        self._decode = decode
+        self._aggregates = frozenset(joins.sources)
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        self._decode.expect(records)
+
+    def __call__(self, record: RawRecord) -> Recorded[Any] | None:
+        event = self._decode(record)
+        if event is not None:
+            return event
+        position, _, subject, block, _ = record
+        try:
+            aggregate, aggregate_id = entity_of(subject)
+        except ValueError:
+            return None
+        version = number_of(block, VERSION) if aggregate in self._aggregates else None
+        return None if version is None else Recorded(None, aggregate_id, version, position, _EPOCH, "", aggregate)

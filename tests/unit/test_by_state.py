@@ -1,0 +1,300 @@
+"""`by_state`: what it takes and refuses, what its function is called with, and what becomes of rows that move."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from random import Random
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Column, Date, DateTime, Integer, Numeric, String, Uuid
+from sqlalchemy import Enum as EnumType
+
+from eventjet import App, Key, Recorded, aggregate, by_state, event, projection
+from eventjet.codec.catalog import Catalog
+from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped
+from eventjet.operations.events import rows_touched
+from eventjet.projections.columns import key_forms
+from eventjet.projections.fold import Fold, reader
+from eventjet.projections.resolve import ResolvedProjection, resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.state_fold import Cell
+from eventjet.spark.shuffle_blocks import in_windows, window_of
+from eventjet.testing import on, projected
+from tests.logs import block
+
+
+@event("seat.taken")
+class Taken:
+    guest: str
+
+
+@event("seat.moved")
+class Moved:
+    place: str | None
+
+
+@event("seat.left")
+class Left:
+    pass
+
+
+@event("bill.paid")
+class Paid:
+    place: str
+
+
+@aggregate("seat")
+class Seat:
+    guest: str = ""
+    place: str | None = None
+    extra: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def evolve(self, event: Taken | Moved | Left) -> Seat:
+        match event:
+            case Taken(guest="nobody"):
+                raise ValueError("nobody")
+            case Taken(guest=guest):
+                return replace(self, guest=guest)
+            case Moved(place=place):
+                return replace(self, place=place)
+            case Left():
+                return self
+
+
+@aggregate("bill")
+class Bill:
+    def evolve(self, event: Paid) -> Bill:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    place: Key[str]
+    guests: int = 0
+
+
+def place_of(seat: Seat) -> str | None:
+    return seat.place
+
+
+def place_of_bill(event: Recorded[Paid]) -> str:
+    return event.data.place
+
+
+def taken(row: Place | None, event: Recorded[Taken], seat: Seat) -> Place:
+    row = row or Place(seat.place or "")
+    return replace(row, guests=row.guests + 1)
+
+
+def without_state(row: Place | None, event: Recorded[Taken]) -> Place:
+    return row or Place("")
+
+
+def of_both(row: Place | None, event: Recorded[Taken | Paid], seat: Seat) -> Place:
+    return row or Place("")
+
+
+def of_another(row: Place | None, event: Recorded[Taken], bill: Bill) -> Place:
+    return row or Place("")
+
+
+def crowded(row: Place | None, event: Recorded[Taken], key: str, seat: Seat, other: int) -> Place:
+    return row or Place(key)
+
+
+KEEP, MOVE = by_state(Seat, place_of, on_change="keep"), by_state(Seat, place_of, on_change="move")
+
+
+def by_event(seat: Seat, event: Recorded[Any]) -> str:
+    return event.aggregate_id
+
+
+@pytest.mark.parametrize(
+    ("key", "fold", "fault"),
+    [
+        ([KEEP, MOVE], taken, "two by_state name Seat; give one that returns all keys"),
+        (by_state(Bill, lambda bill: "x", on_change="keep"), taken, "it takes no event of Bill"),
+        (by_state(Taken, lambda taken: "x", on_change="keep"), taken, "Taken is not an aggregate"),  # type: ignore[arg-type,call-overload,misc]
+        (by_state(Seat, place_of, on_change="stay"), taken, 'give "keep", "move" or "both"'),  # type: ignore[arg-type,call-overload,misc]
+        (by_state(Seat, by_event, on_change="move"), taken, "so its function takes the state alone"),  # type: ignore[arg-type,call-overload,misc]
+        (by_state(Seat, lambda: "x", on_change="keep"), taken, "takes 0 parameters"),  # type: ignore[arg-type,call-overload,misc]
+        (by_state(Seat, place_of, on_change="both"), taken, "so it takes the key: (row, event, key)"),
+        ([MOVE, place_of_bill], of_both, "so nothing stands beside it"),
+        ([KEEP, place_of_bill], of_both, "annotate it `Seat | None`"),
+        (KEEP, of_both, "its `key` gives no key for Paid"),
+        (KEEP, of_another, "the parameter `bill` is Bill; a state is one of Seat"),
+        (KEEP, crowded, "crowded takes more than (row, event, key, state)"),
+        ([place_of_bill, place_of_bill], without_state, "its `key` is a list without a by_state"),
+        ([KEEP, place_of_bill, place_of_bill], without_state, "several key functions"),
+    ],
+)
+def test_a_declaration_that_says_too_little_is_refused(key: Any, fold: Any, fault: str) -> None:
+    with pytest.raises(DefinitionError) as raised:
+        App("house", aggregates=[Seat, Bill], projections=[projection("places", key=key)(fold)])
+    assert any(fault in one for one in raised.value.faults), raised.value.faults
+
+
+@aggregate("chair")
+class Chair:
+    def evolve(self, event: Taken | Moved | Left) -> Chair:
+        return self
+
+
+def test_a_class_that_only_folds_the_same_events_is_refused() -> None:
+    key = by_state(Chair, lambda chair: "x", on_change="keep")
+    with pytest.raises(DefinitionError, match="folds events of seat, and is not the aggregate of that name"):
+        App("house", aggregates=[Seat], projections=[projection("places", key=key)(without_state)])
+
+
+def test_a_quarantine_does_not_go_with_keys_of_states() -> None:
+    declared: Any = projection("places", key=KEEP, on_error="quarantine")  # type: ignore[call-overload]
+    with pytest.raises(DefinitionError, match="does not go with a key of its own"):
+        App("house", aggregates=[Seat], projections=[declared(taken)])
+
+
+def declared(on_change: Any, fold: Callable[..., Any] = taken, key: Callable[..., Any] = place_of) -> Any:
+    return projection("places", key=by_state(Seat, key, on_change=on_change))(fold)
+
+
+def test_a_row_that_moves_is_what_it_was_under_another_key() -> None:
+    before = on("s-1", Moved(place="a"), Taken(guest="x"))
+    projected(declared("move"), before).rows(Place("a", 1))
+    projected(declared("move"), [*before, *on("s-1", Moved(place="b"))]).rows(Place("b", 1))
+    projected(declared("keep"), [*before, *on("s-1", Moved(place="b"), Taken(guest="y"))]).rows(
+        Place("a", 1), Place("b", 1)
+    )
+
+
+def test_a_row_without_a_key_is_deleted_and_begins_anew_with_the_next() -> None:
+    history = on("s-1", Moved(place="a"), Taken(guest="x"), Moved(place=None), Taken(guest="y"))
+    projected(declared("move"), history).rows()
+    projected(declared("move"), [*history, *on("s-1", Moved(place="b"), Taken(guest="z"))]).rows(Place("b", 1))
+
+
+@pytest.mark.parametrize("events", [[Moved(place="a"), Taken(guest="y")], [Moved(place="b"), Moved(place="a")]])
+def test_a_row_of_another_aggregate_is_never_taken_over(events: list[Any]) -> None:
+    with pytest.raises(HandlerFailed, match="another aggregate has the row") as raised:
+        projected(declared("move"), on("s-1", Moved(place="a"), Taken(guest="x")), on("s-2", *events))
+    assert raised.value.aggregate_id == "s-2"
+
+
+def test_one_row_has_one_key() -> None:
+    with pytest.raises(HandlerFailed, match="its state gives 2 keys"):
+        projected(declared("move", key=lambda seat: ["a", "b"]), on("s-1", Taken(guest="x")))
+    projected(declared("keep", key=lambda seat: {"a"}), on("s-1", Moved(place="a"), Taken(guest="x"))).rows(
+        Place("a", 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "events", "reason"),
+    [
+        (place_of, [Taken(guest="nobody")], "Seat.evolve raised ValueError"),
+        (lambda seat: seat.nothing, [Taken(guest="x")], "nothing"),
+        (lambda seat: 7, [Taken(guest="x")], "it takes text, not int"),
+        (
+            lambda seat: ("a", "b"),
+            [Taken(guest="x")],
+            "by_state(Seat) gives has 2 parts, and the key of the table is (place)",
+        ),
+    ],
+    ids=["evolve", "key", "type", "parts"],
+)
+def test_what_raises_names_its_event(key: Any, events: list[Any], reason: str) -> None:
+    with pytest.raises(HandlerFailed) as raised:
+        projected(declared("keep", key=key), on("s-0", Left()), on("s-1", Left(), *events))
+    assert (raised.value.position, raised.value.aggregate_id) == (3, "s-1")
+    assert reason in raised.value.reason
+
+
+def test_a_state_cannot_be_changed_by_those_who_are_given_it() -> None:
+    def spoil(seat: Seat) -> str:
+        extra: Any = seat.extra
+        if isinstance(extra, dict):
+            extra["spoilt"] = 1
+        return "a"
+
+    def count(row: Place | None, event: Recorded[Taken], seat: Seat) -> Place:
+        return Place("a", len(seat.extra))
+
+    projected(declared("keep", count, spoil), on("s-1", Taken(guest="x"), Taken(guest="y"))).rows(Place("a", 0))
+
+
+def resolved_of(on_change: Any = "keep", catalog: Catalog | None = None) -> ResolvedProjection:
+    return resolve(declared(on_change), catalog or Catalog({Taken: "seat", Moved: "seat", Left: "seat"}))
+
+
+def test_records_without_effect_count_for_the_version() -> None:
+    catalog = Catalog({Taken: "seat", Moved: "seat", Left: "seat"}, retired=["seat.swept"])
+    resolved = resolved_of(catalog=catalog)
+    encoded = [catalog.encode(data) for data in (Moved(place="a"), Taken(guest="x"))]
+    kinds = [("seat.swept", 1, b"{}"), *((one.type_name, one.schema, one.body) for one in encoded)]
+    records: Any = [
+        (position, 0, b"house.seat.s-1", block(name, schema, position), body)
+        for position, (name, schema, body) in enumerate(kinds, 1)
+    ]
+    skipped = catalog.of_log({2: "somebody skipped it"})
+    read = reader(skipped, resolved)
+    read.expect(records)
+    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
+    joining = fold.join([event for event in map(read, records) if event is not None], {})
+    assert joining.cells == {("seat", "s-1"): Cell(Seat(guest="x"), 3, 3)}
+
+
+def test_an_event_whose_state_is_missing_stops_the_projection() -> None:
+    fold = Fold(resolved_of(), RowCodec(resolved_of().table, resolved_of().row_type))
+    (_, second) = on("s-1", Left(), Left())
+    for cells in ({}, {("seat", "s-1"): Cell(Seat(), 2, 2)}):
+        with pytest.raises(ProjectionStopped, match="eventjet rebuild places"):
+            fold.join([second], cells)
+    assert fold.join([second], {("seat", "s-1"): Cell(Seat(), 1, 1)}).cells == {("seat", "s-1"): Cell(Seat(), 2, 2)}
+
+
+def test_an_event_alone_does_not_say_which_rows_it_touches() -> None:
+    (event,) = on("s-1", Taken(guest="x"))
+    (touched,) = rows_touched(App("house", aggregates=[Seat], projections=[declared("keep")]), event)
+    assert (touched.keys, "only the whole history" in touched.reason) == ((), True)
+
+
+def test_every_kind_of_key_comes_back_from_text_and_numbers() -> None:
+    class Size(Enum):
+        small = 1
+        large = 1.5
+
+    at = datetime(2030, 1, 2, 3, 4, 5, 6, UTC)
+    kinds: list[tuple[Any, Any]] = [
+        (String(), "x"), (Integer(), 7), (Numeric(8, 2), Decimal("1.50")), (DateTime(timezone=True), at),
+        (Date(), at.date()),
+        (DateTime(), at.replace(tzinfo=None)), (Uuid(), uuid4()), (EnumType(Size), Size.large),
+    ]  # fmt: skip
+    for kind, part in kinds:
+        dump, load = key_forms(Column("part", kind))
+        dumped = marshal.loads(marshal.dumps(dump(part)))
+        assert (load(dumped), type(load(dumped))) == (part, type(part))
+
+
+def test_blocks_of_many_tasks_are_merged_window_by_window() -> None:
+    chance = Random(3)
+    positions = sorted(chance.sample(range(1, 1_000_000), 3_000))
+    blocks: list[tuple[int, list[Any]]] = []
+    for task in range(5):
+        own = [position for position in positions if position % 5 == task]
+        for window in sorted({window_of(position, 2) for position in own}):
+            inside = [position for position in own if window_of(position, 2) == window]
+            blocks += [(0, [(("key",), (position,)) for position in part]) for part in (inside[:9], inside[9:]) if part]
+    blocks.sort(key=lambda one: one[1][0][1][0])
+    blocks[:0] = [(7, []), (0, [(None, (0, "a state"))])]
+    merged = list(in_windows(iter(blocks), 2))
+    assert sum(events for events, _ in merged) == 7
+    assert [pairs for _, pairs in merged if pairs and pairs[0][0] is None] == [[(None, (0, "a state"))]]
+    arrived = [record[0] for _, pairs in merged for entry, record in pairs if entry is not None]
+    assert arrived == positions
+    assert max(len(pairs) for _, pairs in merged) < len(positions) / 5
