@@ -110,6 +110,7 @@ def test_what_is_wrong_is_said_in_a_paragraph(filled: Program) -> None:
     ended = filled("lake", "sync", url, "--format", "hudi")
     assert (ended.status, ended.is_one_paragraph()) == (2, True)
     assert "Use delta or iceberg" in ended.said()
+    assert "`eventjet lake sync` makes them" in filled("lake", "status", url).out
     ended = filled("lake", "verify", url)
     assert (ended.status, ended.is_one_paragraph()) == (1, True)
     assert "`eventjet lake sync` makes it" in ended.said()

@@ -77,7 +77,10 @@ def status(
     ]
     # A time is written as in other answers.
     value = {**asdict(found), "tables": [_table_value(table) for table in found.tables]}
-    return Answer(value, Table(("table", "position", "behind", "last event (UTC)", "rows"), rows))
+    shown: list[Block] = [Table(("table", "position", "behind", "last event (UTC)", "rows"), rows)]
+    if all(table.position is None for table in found.tables):
+        shown.append(f"There are no {table_format} tables yet; `eventjet lake sync` makes them.")
+    return Answer(value, shown)
 
 
 @lake.command()

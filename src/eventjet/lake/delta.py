@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eventjet.errors import LakeFenced, LakeRefused
-from eventjet.lake.store import Mark, Origin, package, translated
+from eventjet.lake.store import Mark, Origin, check_unused, package, translated
 from eventjet.lake.tables import KEY
 from eventjet.spark.columns import pyarrow
 
@@ -39,6 +39,7 @@ class DeltaStore:
             return DeltaTable(self._url, name, kind(location)) if kind.is_deltatable(location) else None
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> DeltaTable:
+        check_unused(self._url, name, "metadata")
         deltalake = package("deltalake")
         note = {f"eventjet.{field}": str(getattr(origin, field)) for field in _ORIGIN}
         key, *others = schema

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eventjet.errors import LakeFenced, LakeRefused, UsageError
-from eventjet.lake.store import Mark, Origin, package, translated
+from eventjet.lake.store import Mark, Origin, check_unused, package, translated
 from eventjet.lake.tables import KEY
 
 _MARK = ("position", "event", "row")
@@ -56,6 +56,7 @@ class IcebergStore:
             return IcebergTable(self._url, name, table)
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> IcebergTable:
+        check_unused(self._url, name, "_delta_log")
         taken = package("pyiceberg.exceptions").TableAlreadyExistsError
         properties = {
             **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -47,9 +49,23 @@ class Mark:
     """The position of the table's last row; 0 for a table without rows."""
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""What deltalake colours its messages with."""
+
+
 def event_digest(event_id: str | None) -> int:
     """Return 63 bits by which the event at a position is recognized; 0 where the log has no event or no id."""
     return int.from_bytes(sha256(event_id.encode()).digest()[:8], "big") >> 1 if event_id else 0
+
+
+def check_unused(url: str, table: str, mark: str) -> None:
+    """Raise `LakeRefused` where a folder of this machine has a table of the other format, whose `mark` is a name in it.
+
+    The tools of one format would remove the files of the other.
+    """
+    if Path(url, table, mark).exists():
+        reason = "a table of another format is in its folder"
+        raise LakeRefused(url, table, reason, "Name another URL, or that `--format`.")
 
 
 class OpenTable(Protocol):
@@ -121,6 +137,8 @@ def open_store(url: str, table_format: str, stream: str, catalog: str | None) ->
     if catalog is not None and table_format != "iceberg":
         raise UsageError("--catalog is Iceberg's, and Delta tables need none. Add `--format iceberg`, or leave it out.")
     folder = folder_of(url, "lake")
+    if folder is not None and set("#%") & set(str(folder)):
+        raise UsageError(f"Both formats read paths as URLs, so # and % cannot be in {folder}. Name another folder.")
     kind: Callable[[str, str, str | None], Store] = resolve_name(_STORES[table_format])
     with closing(kind(str(folder or url.rstrip("/")), stream, catalog)) as store:
         yield store
@@ -143,7 +161,7 @@ def translated(url: str, table: str) -> Generator[None]:
     except EventjetError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(_COLOUR.sub("", str(error)).split()).rstrip(".")
         remedy = (
             "Look at the storage, its credentials and the table; what was committed stays, and the next run goes on."
         )

@@ -255,9 +255,9 @@ def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTa
     check_same_log(job, stored, declared, url)
     again = f"To have it made again from the log, {store.dropping(stored.name)}, and run `eventjet lake sync` again."
     if stored.origin.personal != personal:
-        holds, asked = ("has", "without them") if stored.origin.personal else ("does not have", "for them")
-        reason = f"it {holds} the personal fields, and this run is asked {asked}"
-        raise LakeRefused(url, stored.name, reason, f"Give `--personal` as the run did that made it. {again}")
+        what, verb = ("has", "Give") if stored.origin.personal else ("does not have", "Leave out")
+        reason = f"it {what} the personal fields, and this run is asked for the opposite"
+        raise LakeRefused(url, stored.name, reason, f"{verb} `--personal`, as the run did that made it. {again}")
     if stored.last_row < stored.mark.row:
         reason = (
             f"it ends with the row of position {stored.last_row:,}, and its last sync left one at "

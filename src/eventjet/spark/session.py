@@ -122,13 +122,17 @@ def spark_session(
             )
         yield running_session(existing)
         return
-    if sys.platform == "win32":
-        reason = "eventjet starts it on Linux and macOS only, and this is Windows"
-        raise Unreachable("Spark", reason, "Use `--engine local`, or run this in WSL.")
+    _check_platform()
     url, remote = _master_url(master)
     conf = {**(_BULK_CONF if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
     with scratch_folder() as scratch, _new_session(url, remote, scratch, conf) as spark:
         yield Started(spark, _is_local(url))
+
+
+def _check_platform() -> None:
+    if sys.platform == "win32":
+        reason = "eventjet starts it on Linux and macOS only, and this is Windows"
+        raise Unreachable("Spark", reason, "Use `--engine local`, or run this in WSL.")
 
 
 def running_session(spark: SparkSession) -> Started:
@@ -189,8 +193,9 @@ def program_environment(conf: Path) -> Generator[tuple[Path, dict[str, str]]]:
     The program uses the Java of `find_java`, this Python, which also finds modules in the current folder, and the
     settings in the folder `conf`, unless the environment of this process names others.
 
-    Raises `Unreachable` when pyspark or Java is missing.
+    Raises `Unreachable` when pyspark or Java is missing, and on Windows.
     """
+    _check_platform()
     _session_type()
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
