@@ -134,13 +134,13 @@ async def test_older_schemas_are_upcast_and_what_is_no_event_is_among_all_record
 
 
 async def test_an_empty_log_makes_empty_tables(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
-    log = lake_log(nats)
-    report = await synced(log, tmp_path, table_format)
+    log, url = lake_log(nats), tmp_path / "a lake, é"
+    report = await synced(log, url, table_format)
     assert {(table.position, table.created) for table in report.tables} == {(0, True)}
-    assert (await verified(log, tmp_path, table_format)).sound
+    assert (await verified(log, url, table_format)).sound
     fill(log, 3)
-    assert (await synced(log, tmp_path, table_format)).position == 3
-    assert positions_of(tmp_path, EVENTS, table_format) == [1, 2, 3]
+    assert (await synced(log, url, table_format)).position == 3
+    assert positions_of(url, EVENTS, table_format) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -410,6 +410,7 @@ async def test_other_programs_read_the_tables(
     [
         ("", {}, "cannot name the lake"),
         ("s3://key:secret@bucket/lake", {}, "may not hold a password"),
+        ("50%", {}, "Name another folder"),
         ("lake", {"table_format": "hudi"}, "Use delta or iceberg"),
         ("lake", {"catalog": "prod"}, "--format iceberg"),
         ("s3://bucket/lake", {"table_format": "iceberg"}, "need a catalog"),
