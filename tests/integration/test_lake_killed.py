@@ -22,7 +22,7 @@ from tests.integration.rebuild_log import Book
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-KILLS = int(os.environ.get("EVENTJET_TEST_LAKE_KILLS", "20"))
+KILLS = int(os.environ.get("EVENTJET_TEST_LAKE_KILLS", "6"))
 PATIENCE_S = 200
 STEPS = ("lake.created", "lake.read", "lake.committed")
 NAIVE = """
