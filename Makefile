@@ -162,6 +162,7 @@ bench: setup bench-peers
 	$(bin)/python -m benchmarks.reactions --runs 2 --pending 20000
 	$(bin)/python -m benchmarks.catchup --runs 2
 	$(bin)/python -m benchmarks.rebuild --runs 2
+	$(bin)/python -m benchmarks.joined
 	$(bin)/python -m benchmarks.lake
 	$(bin)/python -m benchmarks.report
 
@@ -176,6 +177,7 @@ bench-full: setup bench-peers
 	$(bin)/python -m benchmarks.lag --runs 5 --count 3000
 	$(bin)/python -m benchmarks.catchup --runs 5 --events 500000 --memory 1000000
 	$(bin)/python -m benchmarks.rebuild --events 1000000 --peer-events 50000
+	$(bin)/python -m benchmarks.joined --events 500000 --runs 5
 	$(bin)/python -m benchmarks.lake --events 1000000 --runs 5
 	$(bin)/python -m benchmarks.report
 

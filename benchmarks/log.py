@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from itertools import islice
 from typing import Self
 
 from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
+from eventjet import App
 from eventjet.codec.headers import header_block
 from eventjet.domain.identity import encode_id
 from eventjet.jetstream.connection import NatsConnection
@@ -22,16 +23,20 @@ from eventjet.settings import Settings
 _WINDOW = 2_000
 
 
-def fill(url: str, count: int, app: str = bank.name) -> tuple[int, int]:
-    """A fresh stream with the first `count` postings; returns the smallest and the largest body in bytes."""
-    with Filling(url, count, app) as filling:
+Records = Iterator[tuple[str, bytes, bytes]]
+"""(subject after the app's name, header block, body) of each event."""
+
+
+def fill(url: str, count: int, app: str = bank.name, records: Records | None = None) -> tuple[int, int]:
+    """A fresh stream with the first `count` postings, or other `records`; returns the least and the largest body."""
+    with Filling(url, count, app, records) as filling:
         return filling.to(count)
 
 
 class Filling:
     """A fresh stream that is filled step by step, with the first of `total` postings."""
 
-    def __init__(self, url: str, total: int, app: str = bank.name) -> None:
+    def __init__(self, url: str, total: int, app: str = bank.name, records: Records | None = None) -> None:
         self.stored = 0
         self._app = app
         self._link = NatsConnection.open(Endpoint.of(Settings(servers=(url,))))
@@ -39,7 +44,7 @@ class Filling:
         self._link.api(f"STREAM.CREATE.{app}", config)
         self._reply = f"{self._link.inbox}.acks"
         self._sid = self._link.subscribe(self._reply)
-        self._records = _records(total)
+        self._records = _records(total) if records is None else records
         self._smallest, self._largest = 1 << 30, 0
 
     def __enter__(self) -> Self:
@@ -65,23 +70,31 @@ class Filling:
         return self._smallest, self._largest
 
 
-def _records(count: int) -> Iterator[tuple[str, bytes, bytes]]:
-    versions: dict[uuid.UUID, tuple[int, int]] = {}
-    for position, posting in enumerate(postings(count), 1):
-        account = posting[0]
-        version, last = versions.get(account, (0, 0))
-        versions[account] = (version + 1, position)
-        encoded = bank.catalog.encode(_event(posting))
+def _records(count: int) -> Records:
+    return chained(bank, "account", ((str(posting[0]), _event(posting)) for posting in postings(count)), _ids(count))
+
+
+def _ids(count: int) -> Iterator[str]:
+    return (str(uuid.UUID(posting[2])) for posting in postings(count))
+
+
+def chained(app: App, aggregate: str, events: Iterable[tuple[str, object]], ids: Iterator[str]) -> Records:
+    """Return records of (aggregate id, event) pairs, each with the version that comes next."""
+    versions: dict[str, tuple[int, int]] = {}
+    for position, (aggregate_id, data) in enumerate(events, 1):
+        version, last = versions.get(aggregate_id, (0, 0))
+        versions[aggregate_id] = (version + 1, position)
+        encoded = app.catalog.encode(data)
         block = header_block(
             [
-                ("Nats-Msg-Id", str(uuid.UUID(posting[2]))),
+                ("Nats-Msg-Id", next(ids)),
                 ("Nats-Expected-Last-Subject-Sequence", str(last)),
                 ("Ej-Type", encoded.type_name),
                 ("Ej-Schema", str(encoded.schema)),
                 ("Ej-Version", str(version + 1)),
             ]
         )
-        yield f"account.{encode_id(str(account))}", block, encoded.body
+        yield f"{aggregate}.{encode_id(aggregate_id)}", block, encoded.body
 
 
 def _event(posting: Posting) -> Deposited | Withdrawn:

@@ -73,7 +73,7 @@ def test_init_says_what_this_release_cannot_read(bank: Program) -> None:
     said = bank("init")
     assert said.status == 1
     assert "'account.deposited' schema 7" in " ".join(said.out.split())
-    assert "If a newer release recorded it, deploy that" in " ".join(said.out.split())
+    assert "so a newer release recorded the event. Deploy that release here" in " ".join(said.out.split())
 
 
 def test_what_cannot_be_compared_is_wrong_usage(bank: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -118,8 +119,9 @@ def iceberg_of(url: Path, name: str) -> Any:
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("eventjet", type="sql", uri=f"sqlite:///{url}/catalog.db", warehouse=f"file://{url}")
-    (namespace,) = catalog.list_namespaces()
-    return catalog.load_table((*namespace, name))
+    with closing(catalog):  # which connects again if the table is written to
+        (namespace,) = catalog.list_namespaces()
+        return catalog.load_table((*namespace, name))
 
 
 def positions_of(url: Path, name: str, table_format: str) -> list[int]:

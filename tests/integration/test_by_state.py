@@ -123,7 +123,8 @@ async def test_live_rebuilt_and_verified_rows_are_the_same(postgres: bool) -> No
         assert {name: live[name] for name in NAMES} == {name: values(want[name]) for name in NAMES}
         for name in NAMES:
             assert (await verify(REF, name, jet.settings, engine="local")).differences == 0
-        await rebuild(REF, NAMES, jet.settings, engine="local")
+        report = await rebuild(REF, NAMES, jet.settings, engine="local")
+        assert {made.projection: made.rows for made in report.projections} == {name: len(live[name]) for name in NAMES}
         assert rows_of(where) == live
         # The workers go on from the states that the rebuild made.
         more = history(8, 1_000, ids=20)[900:]
@@ -188,7 +189,8 @@ async def test_spark_and_an_archive_give_the_same_rows(postgres: bool, tmp_path:
         assert {name: live[name] for name in NAMES} == {name: values(rows) for name, rows in expected(pairs).items()}
         await archive(REF, str(tmp_path / "past"), jet.settings)
         for engine in ("spark", "local"):
-            await rebuild(REF, NAMES, jet.settings, engine=engine)
+            report = await rebuild(REF, NAMES, jet.settings, engine=engine)
+            assert report.rows == sum(len(live[name]) for name in NAMES)
             assert rows_of(where) == live, engine
             await rebuild(REF, NAMES, jet.settings, engine=engine, from_archive=str(tmp_path / "past"))
             assert rows_of(where) == live, f"{engine}, from the archive"

@@ -316,9 +316,9 @@ async def test_an_event_larger_than_what_the_account_may_send_is_refused_before_
         url = server.url if scheme == "nats" else f"ws://127.0.0.1:{port}"
         async with app.connect(servers=url, credentials=good) as jet:
             accounts = jet.repository(Account)
-            await accounts.execute("a", Account.open, "ada")
+            await accounts.execute("a", Account.deposit, Decimal(1))
             with pytest.raises(Refused, match=r"A message of 3\d,\d{3} bytes .* takes 20,000 from this user"):
-                await accounts.execute("b", Account.open, "x" * 30_000)
+                await accounts.execute("a", Account.withdraw, Decimal(1), reason="x" * 30_000)
             assert jet.client is not None
             assert jet.client.nats is not None
             assert jet.client.nats.stats["reconnects"] == 0
@@ -334,17 +334,19 @@ async def test_what_is_too_large_for_the_user_of_a_given_client_leaves_it_open(a
         async def reconnected() -> None:
             again.set()
 
+        async with app.connect(servers=server.url, credentials=good) as jet:
+            await jet.init()
+            await jet.repository(Account).execute("a", Account.deposit, Decimal(1))
         given = await nats.connect(server.url, user_credentials=str(good), reconnected_cb=reconnected)
         await given.flush()  # so that nats-py has read the INFO with the limit, and passed it over
         async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=1) as jet:
-            await jet.init()
             with pytest.raises(OutcomeUnknown):
-                await jet.repository(Account).execute("a", Account.open, "x" * 30_000)
+                await jet.repository(Account).execute("a", Account.withdraw, Decimal(1), reason="x" * 30_000)
         async with asyncio.timeout(PATIENT_S):
             await again.wait()
         async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
             accounts = jet.repository(Account)
             with pytest.raises(Refused, match="takes 20,000 from this user"):
-                await accounts.execute("a", Account.open, "x" * 30_000)
-            assert (await accounts.execute("a", Account.open, "ada")).version == 1
+                await accounts.execute("a", Account.withdraw, Decimal(1), reason="x" * 30_000)
+            assert (await accounts.execute("a", Account.deposit, Decimal(1))).version == 2
         await given.close()

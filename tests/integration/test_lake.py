@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import polars
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
 
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
@@ -133,13 +134,13 @@ async def test_older_schemas_are_upcast_and_what_is_no_event_is_among_all_record
 
 
 async def test_an_empty_log_makes_empty_tables(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
-    log = lake_log(nats)
-    report = await synced(log, tmp_path, table_format)
+    log, url = lake_log(nats), tmp_path / "a lake, é"
+    report = await synced(log, url, table_format)
     assert {(table.position, table.created) for table in report.tables} == {(0, True)}
-    assert (await verified(log, tmp_path, table_format)).sound
+    assert (await verified(log, url, table_format)).sound
     fill(log, 3)
-    assert (await synced(log, tmp_path, table_format)).position == 3
-    assert positions_of(tmp_path, EVENTS, table_format) == [1, 2, 3]
+    assert (await synced(log, url, table_format)).position == 3
+    assert positions_of(url, EVENTS, table_format) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,41 @@ async def test_without_the_position_in_the_commit_two_appends_both_succeed(tmp_p
     assert DeltaTable(tmp_path).to_pyarrow_table().column("position").to_pylist() == [1, 1]
 
 
+def test_pyiceberg_by_itself_appends_behind_another_writer(tmp_path: Path) -> None:
+    """The control: its own retry drops the assertion about the snapshot."""
+    rows = pa.table({"position": [1]})
+    catalog = load_catalog(
+        "eventjet", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
+    )
+    catalog.create_namespace("bank")
+    catalog.create_table("bank.events", rows.schema)
+    first, second = (catalog.load_table("bank.events") for _ in range(2))
+    first.append(rows, snapshot_properties={"position": "1"})
+    second.append(rows, snapshot_properties={"position": "1"})
+    assert catalog.load_table("bank.events").scan().to_arrow().column("position").to_pylist() == [1, 1]
+    catalog.close()
+
+
+async def test_snapshots_of_others_and_expired_ones_leave_the_mark(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats, 40)
+    await synced(log, tmp_path, "iceberg", to=30, batch_events=10)
+    with open_store(str(tmp_path), "iceberg", log.name, None) as store:
+        table = store.table(EVENTS)
+        assert table is not None
+        others = iceberg_of(tmp_path, EVENTS)
+        others.append(table.schema.empty_table())
+        table.append(table.schema.empty_table(), Mark(31, 0, 30))
+    for _ in range(2):
+        others.refresh()
+        others.append(others.schema().as_arrow().empty_table())
+    others.refresh()
+    others.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+    with open_store(str(tmp_path), "iceberg", log.name, None) as store:
+        table = store.table(EVENTS)
+        assert table is not None
+        assert (table.mark, table.row_count) == (Mark(31, 0, 30), 30)
+
+
 async def test_a_compaction_between_two_commits_is_no_second_writer(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 40)
     await synced(log, tmp_path, "delta", to=30, batch_events=5)
@@ -374,6 +410,7 @@ async def test_other_programs_read_the_tables(
     [
         ("", {}, "cannot name the lake"),
         ("s3://key:secret@bucket/lake", {}, "may not hold a password"),
+        ("50%", {}, "Name another folder"),
         ("lake", {"table_format": "hudi"}, "Use delta or iceberg"),
         ("lake", {"catalog": "prod"}, "--format iceberg"),
         ("s3://bucket/lake", {"table_format": "iceberg"}, "need a catalog"),

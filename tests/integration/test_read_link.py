@@ -156,7 +156,8 @@ async def said(work):
         await work
         return "done"
     except StoreError as error:
-        return "told" if "Too many open files" in str(error) else repr(error)
+        reasons = "Too many open files", "waited behind other commands"  # of which the first has none
+        return "told" if any(reason in str(error) for reason in reasons) else repr(error)
     except BaseException as error:
         return repr(error)
 

@@ -137,6 +137,8 @@ def open_store(url: str, table_format: str, stream: str, catalog: str | None) ->
     if catalog is not None and table_format != "iceberg":
         raise UsageError("--catalog is Iceberg's, and Delta tables need none. Add `--format iceberg`, or leave it out.")
     folder = folder_of(url, "lake")
+    if folder is not None and set("#%") & set(str(folder)):
+        raise UsageError(f"Both formats read paths as URLs, so # and % cannot be in {folder}. Name another folder.")
     kind: Callable[[str, str, str | None], Store] = resolve_name(_STORES[table_format])
     with closing(kind(str(folder or url.rstrip("/")), stream, catalog)) as store:
         yield store

@@ -50,7 +50,8 @@ class LocalEngine:
         def load_rows(
             target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Quarantined]
         ) -> None:
-            parts.append(Part(target.projection, events, load_part(target, len(parts), rows), parked))
+            count = load_part(target, len(parts), rows)
+            parts.append(Part(target.projection, events, count, parked, of_states=target.of_states))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
             foldings = Foldings(job.app, targets, job.catalog.skipped, earlier)

@@ -56,6 +56,8 @@ class Target:
     """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
     state_table: tuple[str, tuple[str, ...]] | None = None
     """The name and columns of the shadow table of states, where the projection has `by_state`."""
+    of_states: bool = False
+    """Whether this is the table of states itself."""
 
     @property
     def states(self) -> Target | None:
@@ -63,7 +65,7 @@ class Target:
         if self.state_table is None:
             return None
         table, columns = self.state_table
-        return replace(self, table=table, columns=columns, state_table=None)
+        return replace(self, table=table, columns=columns, state_table=None, of_states=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Part:
     rows: int
     parked: Sequence[Quarantined] = ()
     """Events that the projection quarantined."""
+    of_states: bool = False
+    """Whether the rows are those of the table of states."""
 
 
 def new_run() -> str:

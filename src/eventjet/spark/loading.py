@@ -210,7 +210,8 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
             loaded = load_part(target, row.part, task_rows)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection.removesuffix(_STATES), row.events, row.rows, quarantined.pop(key, ()))
+        name = row.projection.removesuffix(_STATES)
+        yield Part(name, row.events, row.rows, quarantined.pop(key, ()), of_states=name != row.projection)
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
