@@ -236,3 +236,17 @@ def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> No
 def test_outside_of_a_pipeline_nothing_can_be_declared() -> None:
     with pytest.raises(UsageError, match="spark-pipelines run"):
         declare(app)
+
+
+def test_a_catalog_that_ends_with_the_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        """One whose operator has configured nothing."""
+
+        class conf:  # noqa: N801 - Spark names it
+            @staticmethod
+            def get(name: str, default: str) -> str:
+                return default
+
+    monkeypatch.setattr("eventjet.spark.pipelines.SparkSession.active", Session)
+    with pytest.raises(UsageError, match=r"catalogImplementation hive.*SPARK_CONF_DIR"):
+        declare(app)

@@ -235,9 +235,8 @@ def _session() -> SparkSession:
             "No pipeline is being defined. Call `declare` in a file that `spark-pipeline.yml` includes, and start it "
             "with `spark-pipelines run`."
         ) from None
-    if spark.conf.get("spark.sql.catalogImplementation", "") == "in-memory" and not spark.conf.get(
-        "spark.sql.catalog.spark_catalog", ""
-    ):
+    is_built_in = spark.conf.get("spark.sql.catalog.spark_catalog", "builtin") == "builtin"
+    if is_built_in and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
         raise UsageError(
             "Spark's catalog is in memory, so the next run would not know the tables of this one. Put "
             "`spark.sql.catalogImplementation hive` into spark-defaults.conf, in the folder that SPARK_CONF_DIR names."
