@@ -379,7 +379,7 @@ async def test_status_says_how_far_each_table_is(nats: NatsServer, tmp_path: Pat
     found = await status(log, str(tmp_path), log.settings, table_format=table_format)
     events = log.recorded(30)
     whole = found.tables[0]
-    assert (whole.name, whole.type, whole.position, whole.behind, whole.rows) == (EVENTS, None, 20, 10, 20)
+    assert (whole.name, whole.event_type, whole.position, whole.behind, whole.rows) == (EVENTS, None, 20, 10, 20)
     assert whole.recorded_at == events[19].recorded_at
     assert found.last == 30
 

@@ -41,7 +41,7 @@ class SyncedTable:
     """One table of a lake after a run."""
 
     name: str
-    type: str | None
+    event_type: str | None
     """The wire name of its events; None for the table of all records."""
     position: int
     rows: int
@@ -73,7 +73,7 @@ class TableStatus:
     """One table of a lake as it is."""
 
     name: str
-    type: str | None
+    event_type: str | None
     position: int | None
     """None for a table that no run has made yet."""
     behind: int

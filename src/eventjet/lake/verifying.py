@@ -39,7 +39,7 @@ class VerifiedTable:
     """One table, and its first difference from the log."""
 
     name: str
-    type: str | None
+    event_type: str | None
     """The wire name of its events; None for the table of all records."""
     position: int
     rows: int
