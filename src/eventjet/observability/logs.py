@@ -163,6 +163,9 @@ UNPROVEN_PEER = LogEvent(
     "PostgreSQL at %(hosts)s is reached with sslmode=%(mode)s, which does not prove who answers there. "
     "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
 )
+PIPELINE_LEFT_OUT = LogEvent(
+    "eventjet.pipeline_left_out", _W, "The pipeline has no dataset for the projection %(projection)s: %(reason)s"
+)
 NOTE = LogEvent("eventjet.note", _I, "%(text)s")
 
 LOG_EVENTS = tuple(event for event in tuple(globals().values()) if isinstance(event, LogEvent))

@@ -31,6 +31,7 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.columns import Convert, dumps, labels, plain, wall_time
 from eventjet.projections.fold import reader
@@ -123,7 +124,7 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
         else:
             declaring.declare_read_model(resolved)
             continue
-        _log.warning("The pipeline has no dataset for the projection %s: %s.", resolved.name, reason)
+        logs.PIPELINE_LEFT_OUT.tell(_log, projection=resolved.name, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
