@@ -36,7 +36,10 @@ def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
 
 
 def test_a_project_has_a_pipeline_where_it_is_asked_for(tmp_path: Path) -> None:
-    assert made(tmp_path, "plain").returncode == made(tmp_path, "shop", "--pipeline").returncode == 0
+    with_pipeline = forked.run(
+        "eventjet.cli", ("new", "shop", "--pipeline"), folder=tmp_path, environ=os.environ, timeout_s=120
+    )
+    assert made(tmp_path, "plain").returncode == with_pipeline.returncode == 0
     assert not list(tmp_path.glob("plain/**/*pipeline*"))
     assert "duckdb" not in (tmp_path / "plain/pyproject.toml").read_text()
     files = {str(file.relative_to(tmp_path / "shop")): file for file in (tmp_path / "shop").rglob("*pipeline*/**/*")}
