@@ -203,8 +203,10 @@ class _Portal:
         self._pid: int | None = None
         """The process of the first call, set before the lock is taken: a fork of it must not wait for the lock."""
         self._opened: _Opened | None = None
-        self._failures: list[BaseException] = []
-        """Why it could not connect, at each try that failed."""
+        self._failures = 0
+        """How many tries to connect have failed."""
+        self._failure: Exception | None = None
+        """Why the last of them failed."""
         self._is_closed = False
 
     def call(self, method: Callable[[Jet], Awaitable[R]]) -> R:
@@ -230,10 +232,10 @@ class _Portal:
         async def run(jet: Jet) -> R:
             return await method(jet)
 
-        failed_before = len(self._failures)
+        failed_before = self._failures
         with self._lock_of_this_process():  # so that `close` ends the loop after it has begun this
-            if self._opened is None and len(self._failures) > failed_before:
-                raise self._failures[-1]  # the try that this call waited for; each thread's own would take turns
+            if self._opened is None and self._failure is not None and self._failures > failed_before:
+                raise self._failure  # the try that this call waited for; each thread's own would take turns
             opened = self.open()
             return asyncio.run_coroutine_threadsafe(run(opened.jet), opened.loop)
 
@@ -247,7 +249,7 @@ class _Portal:
                 try:
                     self._opened = _Opened(self._connect)
                 except Exception as error:
-                    self._failures.append(error)
+                    self._failures, self._failure = self._failures + 1, error
                     raise
                 atexit.register(self.close)
             return self._opened

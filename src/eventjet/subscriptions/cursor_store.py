@@ -120,7 +120,7 @@ class StoredCursor:
 
     async def returned(self) -> None:
         """Wait until the thread of `LoopWatch` does not write it."""
-        while time.monotonic() < self.lent_until:  # noqa: ASYNC110  the thread clears it
+        while time.monotonic() < self.lent_until:  # noqa: ASYNC110  a thread clears it, and cannot set an event of the loop
             await asyncio.sleep(_LENT_S)
 
 

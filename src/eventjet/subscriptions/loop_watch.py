@@ -92,7 +92,7 @@ class LoopWatch:
             beating.cancel()
             until = time.monotonic() + 3 * self._lease_s  # a renewal that is under way takes one at most
             # `to_thread` would wait for a free thread: handlers that were cut off may keep them all.
-            while thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
+            while thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110  a thread's end is no awaitable
                 await asyncio.sleep(_STEP_S)
 
     @contextmanager
@@ -140,7 +140,7 @@ class LoopWatch:
     async def _pause(self) -> bool:
         """Wait for the next look, and return whether the watch has ended."""
         until = time.monotonic() + self._every_s
-        while not self._ended.is_set() and time.monotonic() < until:  # noqa: ASYNC110
+        while not self._ended.is_set() and time.monotonic() < until:  # noqa: ASYNC110  the loop of another thread sets it
             await asyncio.sleep(_STEP_S)
         return self._ended.is_set()
 
