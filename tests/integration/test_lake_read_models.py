@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -18,8 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import App, Key, Recorded, SqlProjection, aggregate, event, projection
 from eventjet.dev.nats import NatsServer
+from eventjet.doctor.examine import check_lake
+from eventjet.doctor.report import Installation, Report
 from eventjet.domain.personal import Personal
 from eventjet.errors import HandlerFailed, LakeFenced, LakeRefused, UsageError
+from eventjet.findings import Level
 from eventjet.lake import ExportReport, LakeVerification, export, status, sync, verify
 from eventjet.lake.store import open_store
 from eventjet.rebuild import archive, rebuild
@@ -250,6 +255,31 @@ async def test_a_table_of_another_kind_under_its_name_is_refused(nats: NatsServe
     (tmp_path / "spend").rename(tmp_path / "order_placed")
     with pytest.raises(LakeRefused, match="it has projection spend"):
         await sync(log, str(tmp_path), log.settings)
+
+
+async def test_the_doctor_says_how_far_the_lake_is_and_what_is_wrong_with_it(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = orders_log(nats, history(6, 60))
+    settings = replace(log.settings, lake=str(tmp_path / "lake"), lake_format=table_format)
+
+    async def found() -> list[tuple[str, Level, str]]:
+        report = Report("lake")
+        installation = Installation(log, settings, (), 60, time.time)
+        await asyncio.to_thread(check_lake, installation, report, lambda: ())
+        return [(finding.check, finding.level, finding.what) for finding in report.findings]
+
+    ((check, level, what),) = await found()
+    assert (check, level, f"no {table_format} tables" in what) == ("tables", Level.WARNING, True)
+    await sync(log, str(tmp_path / "lake"), settings, table_format=table_format, to=40)
+    await exported(log, tmp_path / "lake", table_format, "spend")
+    position, read_models = await found()
+    assert (position[1], "up to position 40, 20 events behind" in position[2]) == (Level.OK, True)
+    assert (read_models[1], "spend as of 60" in read_models[2]) == (Level.OK, True)
+    for path in (tmp_path / "lake" / "events").rglob("*.json"):
+        path.write_text("no JSON")
+    ((check, level, what),) = await found()
+    assert (check, level, "the table events" in what) == ("table", Level.FAULT, True)
 
 
 @pytest.mark.slow

@@ -255,6 +255,8 @@ class LakeRefused(EventjetError):
         self.url = url
         self.table = table
         self.reason = reason
+        self.remedy = remedy
+        """What to do, in a sentence."""
         super().__init__(f"The table {table} of the lake {url} cannot be used: {reason}. {remedy}")
 
 

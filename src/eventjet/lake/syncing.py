@@ -271,6 +271,9 @@ def open_tables(
             archive.check(min(starts), job.source.archived)
     for stored, declared in to_widen:
         stored.widen(declared.schema)
+        if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
+            reason = "; ".join(left[1]) or "it lacks a column"
+            raise LakeRefused(url, stored.name, f"the format did not widen it: {reason}", made_again(store, declared))
     origin = (job.log.stream, job.log.identity)
     opened: list[OpenForWriting] = []
     for declared, stored in zip(declared_tables, stored_tables, strict=True):
