@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -88,7 +88,7 @@ class Blobs:
         """Yield the content of a blob in chunks; the last comes once all of them have the digest. Raises as `read`."""
         return GuardedIterator(self._chunks(blob), self._guard)
 
-    async def _chunks(self, blob: Blob) -> AsyncIterator[bytes]:
+    async def _chunks(self, blob: Blob) -> AsyncGenerator[bytes]:
         async for chunk in self._objects.chunks(blob.digest):
             yield chunk
 

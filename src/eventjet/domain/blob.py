@@ -107,8 +107,8 @@ class Blob(_WithSource):
 
             opened = again
         if name is None:
-            given = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
-            name = Path(given).name if isinstance(given, str | os.PathLike) else ""
+            given: Any = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
+            name = Path(given).name if isinstance(given, str | os.PathLike) else ""  # pyright: ignore[reportUnknownArgumentType]
         hashed, size = sha256(), 0
         with opened() as content:
             while chunk := content.read(CHUNK_BYTES):
@@ -132,17 +132,18 @@ def source_of(blob: Blob) -> Opened | None:
 
 def blobs_in(value: Any, path: str = "") -> Iterator[tuple[str, Blob]]:
     """Yield the blobs in a value at any depth, each with the path of its field, such as `pages[2].scan`."""
+    names = field_names(type(value))
     if isinstance(value, Blob):
         yield path, value
+    elif names:
+        for name in names:
+            yield from blobs_in(getattr(value, name, None), f"{path}.{name}" if path else name)
     elif isinstance(value, Mapping):
         for item in cast("Mapping[Any, Any]", value).values():
             yield from blobs_in(item, f"{path}[…]")  # a key may be personal
-    elif isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
+    elif isinstance(value, list | tuple | set | frozenset):
         for index, item in enumerate(cast("tuple[Any, ...]", value)):
             yield from blobs_in(item, f"{path}[{index}]")
-    else:
-        for name in field_names(cast("Any", type(value))):
-            yield from blobs_in(getattr(value, name, None), f"{path}.{name}" if path else name)
 
 
 def holds_blobs(schema: Any) -> bool:

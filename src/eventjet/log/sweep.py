@@ -232,7 +232,9 @@ def _removing_uploads(bucket: Bucket, uploads: Collection[tuple[str, int]]) -> C
         position = yield from bucket.writing(bucket.chunk_subject(token), b"", last)
         if position is not None:
             marked[token] = position
-    ended = {stored.token for stored in (yield from bucket.reading_metas()) if not stored.is_deleted} if marked else {}
+    if not marked:
+        return 0
+    ended = {stored.token for stored in (yield from bucket.reading_metas()) if not stored.is_deleted}
     abandoned = {token: position for token, position in marked.items() if token not in ended}
     for token, position in abandoned.items():
         yield bucket.purging(token, position)
