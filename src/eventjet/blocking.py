@@ -146,7 +146,14 @@ class BlockingJet(AbstractContextManager["BlockingJet"]):
 
 
 class BlockingBlobs:
-    """A `Blobs` whose methods block instead of being awaited; `BlockingJet.blobs` returns it."""
+    """A `Blobs` whose methods block instead of being awaited; `BlockingJet.blobs` returns it.
+
+    ```python
+    with bank.in_memory_blocking() as jet:
+        blob = jet.blobs.put(b"%PDF-1.7")
+        assert b"".join(jet.blobs.chunks(blob)) == b"%PDF-1.7"
+    ```
+    """
 
     def __init__(self, portal: _Portal) -> None:
         self._portal = portal
