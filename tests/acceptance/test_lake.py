@@ -116,8 +116,13 @@ def test_iceberg_tables_are_in_the_catalog_that_is_named(filled: Program) -> Non
     }  # fmt: skip
     status = answer(filled, "lake", "status", str(url), "--format", "iceberg", "--catalog", "company", **named)
     assert {table["position"] for table in status["tables"]} == {30}
-    options = ("--format", "iceberg", "--catalog", "company")
-    assert answer(filled, "lake", "export", str(url), "balances", "--personal", *options, **named)["position"] == 30
+    iceberg = ("--format", "iceberg")
+    assert (
+        answer(filled, "lake", "export", str(url), "balances", "--personal", "--catalog", "company", *iceberg, **named)[
+            "position"
+        ]
+        == 30
+    )
     assert answer(filled, "lake", "verify", str(url), "--format", "iceberg", "--catalog", "company", **named)["sound"]
 
 
