@@ -146,14 +146,13 @@ def term_of(
     written_at: float = NOW,
     tries: tuple[tuple[int, int], ...] = (),
 ) -> CursorSession:
-    anything: Any = None
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
 
     async def opened(*_: Any) -> Records:
         return records
 
-    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), open_reader=opened)
+    context = ReactionContext(repositories, kept, "me", WorkerOptions(), open_reader=opened)
     handler = followed or Handled(cursors)
     subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
     cursor = Cursor("echo", "reactor", "log", tries=tries)

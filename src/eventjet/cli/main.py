@@ -23,6 +23,7 @@ from eventjet.cli.bulk import archive, audit, pipeline, rebuild, restore, snapsh
 from eventjet.cli.dev import demo, dev, server
 from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
+from eventjet.cli.mirror import mirror
 from eventjet.cli.new import new
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.quarantine import commands as quarantine
@@ -95,6 +96,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
     "restore": ("eventjet restore /var/archives/bank",),
     "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "mirror create": ("eventjet mirror create", "eventjet mirror create --origin-api bank.api"),
+    "mirror status": ("eventjet mirror status",),
+    "mirror promote": ("eventjet mirror promote --dry-run", "eventjet mirror promote"),
     "lake sync": (
         "eventjet lake sync /var/lake/bank",
         "eventjet lake sync s3://bucket/bank",
@@ -167,7 +171,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots, pipeline),
-    "The log": (archive, restore, audit, lake, skip, unique, schema),
+    "The log": (archive, restore, audit, mirror, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

@@ -102,6 +102,8 @@ class StreamState:
     """The stream's configuration as JetStream returns it."""
     created: str = ""
     """When the stream was created, as the server writes it: a stream that was made again has another time."""
+    mirror: Mapping[str, Any] | None = None
+    """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
@@ -118,6 +120,7 @@ class StreamState:
             metadata=config.get("metadata") or {},
             config=config,
             created=str(answer.get("created", "")),
+            mirror=answer.get("mirror"),
         )
 
 
