@@ -129,4 +129,4 @@ def _lost_lines(plan: Promotion) -> Iterator[str]:
         yield f"lost     positions {plan.end + 1:,} to {plan.known_last:,} were recorded, and the mirror lacks them."
         yield "Read models beyond it are rebuilt with `eventjet rebuild`, cursors are put with `eventjet cursor set`."
     for what in plan.unknown:
-        yield f"unknown  {what}; more may have been acknowledged than is named here"
+        yield f"unknown  whether more was acknowledged: {what}"

@@ -308,7 +308,7 @@ def promote(app: Application, settings: Settings) -> Promotion:
     """
     with _mirror_link(settings) as link:
         plan = preview(app, settings)
-        log = _reached_log(app.name, settings)[0]
+        log = _reached_log(app.name, settings)
         if log is not None:
             _seal(app.name, settings)
             if _state(link, app.name).mirror is not None:
@@ -328,7 +328,7 @@ def _state(link: NatsConnection, app: str) -> StreamState:
 
 def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: StreamState) -> Promotion:
     where, unknown = _where(settings), list[str]()
-    log, unreachable = _reached_log(app.name, settings)
+    log = _reached_log(app.name, settings)
     continued = earlier_logs(mirror)
     if mirror.mirror is None:
         if not continued or (log is not None and log.metadata.get(IDENTITY) not in continued):
@@ -346,7 +346,7 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
             raise LogUnusable(f"The mirror of {app.name!r} at {where}", missing, remedy)
     beyond: list[Beyond] = []
     if log is None:
-        unknown.append(f"the old log cannot be reached ({unreachable})")
+        unknown.append("the old log is not reached")
     elif log.last > end:
         beyond.append(Beyond("the old log", log.last))
     try:
@@ -375,13 +375,11 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
     )
 
 
-def _reached_log(app: str, settings: Settings) -> tuple[StreamState | None, str]:
-    """Return the state of the log, or why it is not reached."""
-    try:
-        with _log_link(settings) as link:
-            return link.run(reading_log_state(app)), ""
-    except (StoreError, Unreachable) as error:
-        return None, str(error)
+def _reached_log(app: str, settings: Settings) -> StreamState | None:
+    """Return the state of the log, None if it is not reached."""
+    with suppress(StoreError, Unreachable), _log_link(settings) as link:
+        return link.run(reading_log_state(app))
+    return None
 
 
 def _furthest(cursor: Cursor) -> int:
