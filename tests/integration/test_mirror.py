@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -313,7 +314,9 @@ def test_the_commands_say_what_they_see_and_ask_before_they_promote(
         assert "events are read at" in capsys.readouterr().out
         assert main(["mirror", "promote", "--dry-run"]) == 0
         assert "will be sealed, for good" in capsys.readouterr().out
-        assert main(["mirror", "promote"]) == 130  # nobody answers
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        assert main(["mirror", "promote"]) == 1
+        assert "Nothing was changed." in capsys.readouterr().err
         assert main(["mirror", "promote", "--yes"]) == 0
         said = capsys.readouterr().out
         assert "promoted bank is the log" in said

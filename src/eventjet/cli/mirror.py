@@ -105,9 +105,8 @@ def _status_lines(status: MirrorStatus) -> Iterator[str]:
 def _plan_lines(plan: Promotion) -> Iterator[str]:
     yield f"log      {plan.old}, of which the mirror has the events up to position {plan.end:,}"
     if plan.log_last is not None:
-        yield f"sealed   for good: the old log, at position {plan.log_last:,}" + (
-            "" if plan.sealed else ", once you agree"
-        )
+        is_sealed = "is sealed" if plan.sealed else "will be sealed, for good"
+        yield f"old log  at position {plan.log_last:,}; it {is_sealed}"
     yield from _lost_lines(plan)
 
 
