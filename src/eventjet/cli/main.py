@@ -25,6 +25,7 @@ from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
 from eventjet.cli.mirror import mirror
 from eventjet.cli.new import new
+from eventjet.cli.objects import objects
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.schema import schema
@@ -99,6 +100,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "mirror create": ("eventjet mirror create", "eventjet mirror create --origin-api bank.api"),
     "mirror status": ("eventjet mirror status",),
     "mirror promote": ("eventjet mirror promote --dry-run", "eventjet mirror promote"),
+    "objects status": ("eventjet objects status",),
+    "objects sweep": ("eventjet objects sweep --dry-run", "eventjet objects sweep --older-than 7d"),
+    "objects verify": ("eventjet objects verify",),
+    "objects restore": ("eventjet objects restore /var/archives/bank",),
     "lake sync": (
         "eventjet lake sync /var/lake/bank",
         "eventjet lake sync s3://bucket/bank",
@@ -171,7 +176,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots, pipeline),
-    "The log": (archive, restore, audit, mirror, lake, skip, unique, schema),
+    "The log": (archive, restore, audit, mirror, objects, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

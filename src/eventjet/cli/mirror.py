@@ -28,7 +28,7 @@ def create(
         option("--origin-api", "PREFIX", "What the mirror's account calls the JetStream API of the log's."),
     ] = None,
 ) -> Answer:
-    """Make mirrors of the app's log and cursors on the servers that EVENTJET_READ_FROM names.
+    """Make mirrors of the app's log, cursors and large bodies on the servers that EVENTJET_READ_FROM names.
 
     What exists is compared with the log and left as it is. Exit status 1 where a mirror hears nothing from the log.
     """

@@ -22,6 +22,7 @@ from eventjet.log.topology import (
     cursors_config,
     finding_stream,
     identity_of,
+    objects_config,
     reading_log_state,
     stream_config,
 )
@@ -40,7 +41,7 @@ def shown_servers(endpoint: Endpoint) -> str:
 
 
 def mirror_configs(app: str, replicas: int, api_prefix: str, states: Mapping[str, StreamState]) -> list[dict[str, Any]]:
-    """Return the configurations of the mirrors of an app's cursors and log, of which `states` has those that exist.
+    """Return the configurations of the mirrors of those of an app's streams that exist, by their states.
 
     Snapshots and timers are made again, so they have no mirror: a schedule that is copied never fires. `api_prefix`
     leads from the mirror's servers to the log's API.
@@ -57,9 +58,9 @@ def mirror_configs(app: str, replicas: int, api_prefix: str, states: Mapping[str
     ]
 
 
-def mirrored_configs(app: str, replicas: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the app declares of the streams that have mirrors: its cursors, and its log."""
-    return cursors_config(app, replicas), stream_config(app, replicas)
+def mirrored_configs(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
+    """Return what the app declares of the streams that have mirrors: large bodies, cursors, and the log last."""
+    return objects_config(app, replicas), cursors_config(app, replicas), stream_config(app, replicas)
 
 
 def silent_s(mirror: StreamState) -> float | None:

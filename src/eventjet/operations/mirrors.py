@@ -161,7 +161,7 @@ def _where(settings: Settings) -> str:
 
 
 def create(app: str, settings: Settings, replicas: int, api_prefix: str | None = None) -> list[str]:
-    """Create the mirrors of an app's log and cursors that are missing; return the names of those.
+    """Create the mirrors of an app's log, cursors and large bodies that are missing; return the names of those.
 
     `api_prefix` is what the mirror's servers call the JetStream API of the log's; by default it follows from the log's
     domain. Raises `UsageError` where both are one JetStream, and `LogUnusable` for streams that are in the way, and
@@ -175,7 +175,7 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
             raise LogUnusable(f"The log {app!r}", missing, "Restore it first: a mirror would lack the same events.")
         prefix = api_prefix or _api_prefix(log_link, link, where)
         states = {app: log}
-        for declared in mirrored_configs(app, replicas)[:1]:
+        for declared in mirrored_configs(app, replicas)[:-1]:
             if (state := log_link.run(finding_stream(declared["name"]))) is not None:
                 states[declared["name"]] = state
         for config in mirror_configs(app, replicas, prefix, states):
@@ -397,7 +397,7 @@ def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
 
 
 def _seal(app: str, settings: Settings) -> None:
-    """Seal the old log, then its cursors: whoever still writes there is refused."""
+    """Seal the old log, then its cursors and large bodies: whoever still writes there is refused."""
     with _log_link(settings) as link:
         for declared in reversed(mirrored_configs(app, 1)):
             state = link.run(finding_stream(declared["name"]))
