@@ -13,7 +13,9 @@ from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable, UnexpectedExit
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Offered
+from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_session import CursorSession, ReactionContext, ReactionSubscription
@@ -118,7 +120,7 @@ class Reread:
 class Unread:
     """A feed whose records need nothing to be done."""
 
-    stream, filters, reader = "app", (), None
+    stream, endpoint, filters, reader = "app", Endpoint.of(Settings()), (), None
 
     async def check(self, cursor: Cursor) -> None: ...
 
