@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from eventjet.domain.reactor import (
         Inbox,
         Incoming,
+        Origin,
         PermanentFailure,
         Publication,
         Reaction,
         Reactor,
         Retry,
+        Source,
         inbox,
         publication,
         reactor,
@@ -85,6 +87,7 @@ __all__ = [
     "NotCaughtUp",
     "NotSettled",
     "NotUnique",
+    "Origin",
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
@@ -99,6 +102,7 @@ __all__ = [
     "Repository",
     "Retry",
     "Settings",
+    "Source",
     "SqlProjection",
     "Step",
     "StoreUnavailable",
@@ -135,7 +139,7 @@ __getattr__ = lazy(
         "eventjet.domain.aggregate": "aggregate event",
         "eventjet.domain.personal": "Personal",
         "eventjet.domain.process": "Deadline Outcome Step after at do listens process",
-        "eventjet.domain.reactor": "Inbox Incoming PermanentFailure Publication Reaction Reactor Retry "
+        "eventjet.domain.reactor": "Inbox Incoming Origin PermanentFailure Publication Reaction Reactor Retry Source "
         "inbox publication reactor",
         "eventjet.domain.recorded": "Metadata Recorded with_metadata",
         "eventjet.domain.decision": "served",
