@@ -27,6 +27,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "jupyter",
             "read-models",
             "keys",
+            "large-bodies",
             "read-your-writes",
             "schema",
             "revisions",

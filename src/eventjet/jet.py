@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
-from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
+from eventjet.commands import Blobs, Committed, Imported, ImportReport, Planned, Repository
 from eventjet.commands.execute import transact
 from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
@@ -109,6 +109,11 @@ class Jet:
         # Notices of workers arrive over the connection; a log in memory has none.
         self._waiting = Waiting(self.name, self._checkpoints, client.serve if client is not None else None)
 
+    @property
+    def blobs(self) -> Blobs:
+        """The content of blobs: stored, read and saved over this connection."""
+        return Blobs(self.store.objects, self._guard)
+
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """Return the repository of one aggregate type, the same for every call.
 
@@ -186,7 +191,11 @@ class Jet:
                     gathered.append(inbox.stream)
             except LogUnusable as error:
                 unusable.append(error)
-        needs = {"cursors": bool(declarations), "timers": has_timers(self._app)}
+        needs = {
+            "cursors": bool(declarations),
+            "timers": has_timers(self._app),
+            "objects": bool(self._catalog.with_blobs),
+        }
         topology = await declare(self.client, self.name, replicas, **needs, aggregates=aggregate_names)
         other_responders = await others_answering(self.client, probes_of(self._app))
         unknown_names = await self.client.run(unknown_aggregates(self.name, self._catalog.aggregates), LIST_S)

@@ -24,6 +24,7 @@ from eventjet.cli.dev import demo, dev, server
 from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
 from eventjet.cli.new import new
+from eventjet.cli.objects import objects
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.schema import schema
@@ -95,6 +96,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
     "restore": ("eventjet restore /var/archives/bank",),
     "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "objects status": ("eventjet objects status",),
+    "objects sweep": ("eventjet objects sweep --dry-run", "eventjet objects sweep --older-than 7d"),
+    "objects verify": ("eventjet objects verify",),
+    "objects restore": ("eventjet objects restore /var/archives/bank",),
     "lake sync": (
         "eventjet lake sync /var/lake/bank",
         "eventjet lake sync s3://bucket/bank",
@@ -167,7 +172,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots, pipeline),
-    "The log": (archive, restore, audit, lake, skip, unique, schema),
+    "The log": (archive, restore, audit, objects, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

@@ -386,6 +386,7 @@ def nats_config(
             if inbox.sources
             for stream in (inbox.stream, *(source.stream for source in inbox.sources if not source.prefix))
         ],
+        objects=bool(app.catalog.with_blobs),
     )
     if app.served:
         app_roles += roles.serving_roles(app.name, app_roles, at.settings.caller_inboxes or (CALLER_INBOX,))

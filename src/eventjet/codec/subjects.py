@@ -100,6 +100,11 @@ def snapshot_bucket(app: str) -> str:
     return f"{app}_snapshots"
 
 
+def object_bucket(app: str) -> str:
+    """Return the name of the object store with the content of an app's blobs."""
+    return f"{app}_objects"
+
+
 def cursor_bucket(app: str) -> str:
     """Return the name of the key-value bucket with the cursors of an app's reactors, processes and publications."""
     return f"{app}_cursors"

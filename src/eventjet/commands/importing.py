@@ -34,9 +34,11 @@ from eventjet.codec.headers import (
 )
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.records import Decoder
+from eventjet.commands.blobs import store_blobs
 from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
 from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.blob import Blob, blobs_in
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
@@ -108,6 +110,7 @@ class _Item(NamedTuple):
     at: datetime | None
     context: tuple[tuple[str, str], ...]
     """Its further headers."""
+    blobs: Sequence[tuple[str, Blob]]
 
 
 class _Place:
@@ -200,12 +203,17 @@ class Importer:
         if imported.at is not None:
             check_moment(f"Event {place.last_ordinal} of {where} in the import is of", imported.at)
             headers = (*headers, (RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z")))
-        return _Item(key, place.last_ordinal, encoded, imported.at, headers)
+        blobs: Sequence[tuple[str, Blob]] = ()
+        if type(imported.event) in self._catalog.with_blobs:
+            blobs = [(f"{encoded.type_name}: {path}", blob) for path, blob in blobs_in(imported.event)]
+        return _Item(key, place.last_ordinal, encoded, imported.at, headers, blobs)
 
     async def _import_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
         missing = await self._missing(chunk)
         await self._unbuild(missing)
+        if self._catalog.with_blobs:
+            await store_blobs(self._store.objects, [blob for item in missing for blob in item.blobs])
         limit = len(missing)
 
         async def attempt(lost_races: int) -> int | Conflict:
@@ -301,7 +309,7 @@ class Importer:
         grouped: dict[Key, list[NewEvent]] = {}
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
-        for key, ordinal, encoded, at, context in batch:
+        for key, ordinal, encoded, at, context, _ in batch:
             previous_at = times.get(key) or self._places[key].at
             if at is not None and at < previous_at:
                 raise Refused(

@@ -52,7 +52,9 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor streams")
     with NatsConnection.open(endpoint) as link:
         missing: set[str] = set()
-        for config in needed_configs(app.name, replicas, cursors=bool(follows), timers=has_timers(app)):
+        for config in needed_configs(
+            app.name, replicas, cursors=bool(follows), timers=has_timers(app), objects=bool(app.catalog.with_blobs)
+        ):
             name = str(config["name"])
             with report.guarded("stream"):
                 state = link.run(finding_stream(name))

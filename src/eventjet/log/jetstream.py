@@ -37,6 +37,7 @@ from eventjet.jetstream.answers import AMBIGUOUS_S
 from eventjet.jetstream.client import Client, check_version
 from eventjet.log import outcome
 from eventjet.log.integrity import StreamIdentity
+from eventjet.log.objects import JetStreamObjects
 from eventjet.log.publish import GRACE_S, Sender
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.store import Append, EventStore, LogState, check_save, command_deadline
@@ -110,6 +111,7 @@ class JetStreamStore(EventStore):
         self.save_timeout_s = save_timeout_s
         self._page_reader = PageReader(app, self._reader, self._retry_policy)
         self._sender = Sender(app, client)
+        self.objects = JetStreamObjects(app, client, save_timeout_s)
         self._in_flight: set[asyncio.Task[int]] = set()
         self._acks_proved_until = 0.0
         """Until when acknowledgements over this connection are believed: one of them was compared with the log."""
