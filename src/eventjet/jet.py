@@ -26,6 +26,7 @@ from eventjet.domain.unique import CLAIMS
 from eventjet.errors import EventjetError, LogUnusable, NotCaughtUp, OutcomeUnknown, StoreError, UsageError
 from eventjet.errors.projection import ANOTHER_LOG, NO_WORKER
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.gathering import gather
 from eventjet.log.jetstream import JetStreamStore
 from eventjet.log.mirror import LogReader
 from eventjet.log.public_stream import check_public_stream
@@ -187,6 +188,13 @@ class Jet:
             except LogUnusable as error:
                 unusable.append(error)
         aggregate_names, replicas = {*self._catalog.aggregates, CLAIMS}, self.settings.replicas
+        gathered: list[str] = []
+        for inbox in self._app.inboxes.values():
+            try:
+                if inbox.sources and await gather(self.client, inbox, replicas):
+                    gathered.append(inbox.stream)
+            except LogUnusable as error:
+                unusable.append(error)
         needs = {
             "cursors": bool(declarations),
             "timers": has_timers(self._app),
@@ -198,7 +206,13 @@ class Jet:
         if not unknown_names:
             note_error = await note_aggregates(self.client, self.name, aggregate_names)
             unusable += [] if note_error is None else [note_error]
-        topology = replace(topology, others=other_responders, unknown=tuple(unknown_names), unusable=tuple(unusable))
+        topology = replace(
+            topology,
+            created=(*topology.created, *gathered),
+            others=other_responders,
+            unknown=tuple(unknown_names),
+            unusable=tuple(unusable),
+        )
         if unknown_names or not declarations:
             return topology
         cursors, errors = await begin(Cursors(self.client, self.name), self.store, self.client, declarations.values())

@@ -116,6 +116,9 @@ class Reread:
     def decode(self, record: RawRecord) -> Offered:
         return Offered(record, cast("Any", record[0]))
 
+    def noted(self, cursor: Cursor) -> Cursor:
+        return cursor
+
 
 class Unread:
     """A feed whose records need nothing to be done."""
@@ -129,6 +132,9 @@ class Unread:
 
     def decode(self, record: RawRecord) -> None:
         return None
+
+    def noted(self, cursor: Cursor) -> Cursor:
+        return cursor
 
 
 def record_at(position: int) -> RawRecord:

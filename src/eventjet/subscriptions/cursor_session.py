@@ -338,7 +338,7 @@ class CursorSession:
             cursor = cursor.moved(*progress, retried=self._entries_by_position)
             if _is_further(cursor, self._initial_cursor):
                 self._previous_reason = None  # what ended the sessions before has not ended this one
-            cursor = cursor.waiting(self._reason_to_wait())
+            cursor = self._handler.source.noted(cursor.waiting(self._reason_to_wait()))
             await self._write_with_changes(cursor if owned else cursor.released())
             self._seen_to_end -= seen_to_end
             failpoints.reach("cursor.written")
