@@ -128,6 +128,7 @@ format: setup
 
 types: setup
 	$(bin)/pyright --pythonpath $(bin)/python
+	$(bin)/pyright --pythonpath $(bin)/python --project benchmarks
 	$(bin)/mypy
 
 contract: setup
