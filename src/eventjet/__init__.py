@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from eventjet.domain.reactor import (
         Inbox,
         Incoming,
+        Origin,
         PermanentFailure,
         Publication,
         Reaction,
         Reactor,
         Retry,
+        Source,
         inbox,
         publication,
         reactor,
@@ -93,6 +95,7 @@ __all__ = [
     "NotCaughtUp",
     "NotSettled",
     "NotUnique",
+    "Origin",
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
@@ -107,6 +110,7 @@ __all__ = [
     "Repository",
     "Retry",
     "Settings",
+    "Source",
     "SqlProjection",
     "Step",
     "StoreUnavailable",
@@ -144,7 +148,7 @@ __getattr__ = lazy(
         "eventjet.domain.blob": "Blob",
         "eventjet.domain.personal": "Personal",
         "eventjet.domain.process": "Deadline Outcome Step after at do listens process",
-        "eventjet.domain.reactor": "Inbox Incoming PermanentFailure Publication Reaction Reactor Retry "
+        "eventjet.domain.reactor": "Inbox Incoming Origin PermanentFailure Publication Reaction Reactor Retry Source "
         "inbox publication reactor",
         "eventjet.domain.recorded": "Metadata Recorded with_metadata",
         "eventjet.domain.decision": "served",

@@ -39,6 +39,17 @@ def covers(subject: str, prefix: str) -> bool:
     return len(parts) == len(wanted)
 
 
+def overlap(subject: str, other_subject: str) -> bool:
+    """Return whether two subject patterns both match some subject."""
+    tokens, other_tokens = subject.split("."), other_subject.split(".")
+    for token, other_token in zip(tokens, other_tokens, strict=False):
+        if ">" in (token, other_token):
+            return True
+        if token != other_token and "*" not in (token, other_token):
+            return False
+    return len(tokens) == len(other_tokens)
+
+
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     """Return the subject of one entity; raises `Refused` for an id that cannot be a token."""
     return f"{app}.{entity_key(aggregate, aggregate_id)}"

@@ -100,13 +100,19 @@ class JetStreamStore(EventStore):
     """
 
     def __init__(
-        self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
+        self,
+        app: str,
+        client: Client,
+        *,
+        save_timeout_s: float,
+        aggregates: Collection[str] = frozenset(),
+        is_mirror: bool = False,
     ) -> None:
-        """`aggregates` are the names that the application declares; see `unknown`."""
+        """`aggregates` are the names that the application declares; see `unknown`. A mirror is only read."""
         self.app = app
         self._aggregates = frozenset(aggregates)
         self._client = client
-        self.stream = StreamIdentity(app, client)
+        self.stream = StreamIdentity(app, client, is_mirror=is_mirror)
         self._reader = client.another("eventjet histories") if client.is_own else client
         self.save_timeout_s = save_timeout_s
         self._page_reader = PageReader(app, self._reader, self._retry_policy)
@@ -124,6 +130,9 @@ class JetStreamStore(EventStore):
     @property
     def is_confirmed(self) -> bool:
         return self.stream.is_confirmed
+
+    def continuing(self, log: str, position: int) -> str:
+        return self.stream.continuing(log, position)
 
     @property
     def missing_range(self) -> str:

@@ -114,6 +114,11 @@ class EventStore(Protocol):
         """
         ...
 
+    def continuing(self, log: str, position: int) -> str:
+        """Return the identity of this log if a position of the log `log` is its own, else `log`."""
+        del position
+        return log
+
     @property
     def missing_range(self) -> str:
         """Which positions were missing from the log at the last look, in words; empty for a complete log."""

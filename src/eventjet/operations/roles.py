@@ -70,14 +70,16 @@ def roles_of(
     published: Sequence[tuple[str, str]] = (),
     received: Sequence[tuple[str, str]] = (),
     unique: Collection[str] = (),
+    gathered: Collection[str] = (),
     *,
     objects: bool = False,
 ) -> tuple[Role, ...]:
     """Return the roles of an app with these aggregates.
 
     `durables` are the consumers of its projections, and `followers` those of its reactors, processes and publications.
-    `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, and `unique` the
-    aggregates that have unique values. `objects` says whether its events have large bodies.
+    `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, `unique` the
+    aggregates that have unique values, and `gathered` the streams of inboxes that `init` makes, and their sources.
+    `objects` says whether its events have large bodies.
     """
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
@@ -146,6 +148,7 @@ def roles_of(
     all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}", *write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
+    manage += tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in gathered)
     # Probes that ask which other subscribers answer; no entity has these subjects.
     probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
     manage += tuple(subject for _, subject in probed)

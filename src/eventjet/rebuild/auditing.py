@@ -115,7 +115,7 @@ async def audit(
     Raises `ArchiveBroken` for an archive that is broken or of another log; `Unreachable`, `StoreUnavailable` and
     `UsageError`.
     """
-    return await in_job(app, settings, engine, lambda job: _audit(job, archive, examples), progress=progress)
+    return await in_job(app, settings.for_log(), engine, lambda job: _audit(job, archive, examples), progress=progress)
 
 
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
