@@ -157,7 +157,7 @@ def _by_hand(nats: str, name: str, app: App, count: int) -> Subject:
     """SQL by hand over a log of its own, which is shorter."""
     fill(nats, count, app.name)
     place = f"benchmarks.bank_by_hand:{app.name.removeprefix('bench')}"
-    return Subject(name, count, lambda url: _worker(nats, count, 1, url, app, place))
+    return Subject(name, count, lambda url: _worker(nats, count, url, app, place))
 
 
 def _peers(databases: Databases, kind: str, sizes: argparse.Namespace) -> list[Subject]:

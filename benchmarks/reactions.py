@@ -66,7 +66,7 @@ async def clock() -> AsyncGenerator[Clock]:
 acting = App("acting", aggregates=[Account, Book], processes=[Transfer], reactors=[watch], deps=clock)
 
 
-async def work(settings: Settings, name: str, stop: asyncio.Event, on_ready: Callable[[], object]) -> None:
+async def work(settings: Settings, name: str, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     await run_workers(acting, settings, [name], stop=stop, on_ready=on_ready, options=WorkerOptions(poll_s=0.05))
 
 

@@ -106,8 +106,8 @@ class Rebuilder:
         self._used_at = time.monotonic()
         told = json.loads(answer)
         cpu_s = difference(before, self._parts.cpu_s())
-        figures = [told[name] for name in ("events", "rows", "wall_s", "session_s", "phases_s")]
-        return Made(*figures, cpu_s, peak.resident_mb)
+        figures = {name: told[name] for name in ("events", "rows", "wall_s", "session_s", "phases_s")}
+        return Made(**figures, cpu_s=cpu_s, peak_mb=peak.resident_mb)
 
 
 @dataclass(frozen=True, slots=True)

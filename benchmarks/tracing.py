@@ -112,7 +112,7 @@ async def block(jet: Jet, work: list[list[Posting]], line: Line, *, is_with: boo
     began, began_cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*map(one, work))
     if is_with and line.telemetry is not None:
-        line.telemetry.tell()
+        line.telemetry.report()
     return Block(statistics.median(waited), time.perf_counter() - began, time.process_time() - began_cpu)
 
 

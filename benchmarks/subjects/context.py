@@ -19,6 +19,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import Deliveries, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Fold
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings
 from eventjet.sql.postgres import POSTGRES
@@ -29,6 +30,7 @@ CONSUMER = {"ack_policy": "none", "deliver_policy": "all", "mem_storage": True, 
 
 def main(server: str, count: int, how_far: str) -> None:
     resolved = bank.projections["account_balance"]
+    assert isinstance(resolved, ResolvedProjection)
     decode = Decoder(bank.catalog, resolved.events)
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, POSTGRES))
     rows: dict[Any, Any] = {}

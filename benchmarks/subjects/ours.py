@@ -58,7 +58,7 @@ def _executor(jet: Jet, *, cached: bool) -> Call:
         account, is_deposit, tx_id, amount, memo = posting
         name = str(account)
         if not cached:
-            accounts.cache.drop(name)
+            accounts.executor.cache.drop(name)
         decision = Account.deposit if is_deposit else Account.withdraw
         return await accounts.execute(name, decision, tx_id, Decimal(amount), CURRENCY, memo)
 

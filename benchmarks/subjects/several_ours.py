@@ -27,7 +27,7 @@ async def main(job: str, server: str, seconds: float, tasks: int) -> None:
         await jet.init()
         what, _, alone = job.partition("-")
         if alone:
-            sender = cast("Any", jet.repository(Account).histories.store)._sender
+            sender = cast("Any", jet.repository(Account).executor.store)._sender
             sender.send = partial(sender.send, alone=True)
         save = _two_events if what == "events" else _two_aggregates
         until = time.monotonic() + WARM_UP_S

@@ -11,21 +11,24 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.app import App, load_app
-    from eventjet.blocking import BlockingCommand, BlockingJet, BlockingRepository
+    from eventjet.blocking import BlockingBlobs, BlockingCommand, BlockingJet, BlockingRepository
     from eventjet.codec.catalog import Upcaster, upcaster
-    from eventjet.commands import Command, Committed, Imported, ImportReport, Planned, Repository
+    from eventjet.commands import Blobs, Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.domain.aggregate import aggregate, event
+    from eventjet.domain.blob import Blob
     from eventjet.domain.decision import served
     from eventjet.domain.personal import Personal
     from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
     from eventjet.domain.reactor import (
         Inbox,
         Incoming,
+        Origin,
         PermanentFailure,
         Publication,
         Reaction,
         Reactor,
         Retry,
+        Source,
         inbox,
         publication,
         reactor,
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.domain.unique import unique
     from eventjet.errors import (
+        BlobDamaged,
+        BlobMissing,
         CommandFailed,
         ConcurrencyConflict,
         DefinitionError,
@@ -61,6 +66,11 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AppRef",
+    "Blob",
+    "BlobDamaged",
+    "BlobMissing",
+    "Blobs",
+    "BlockingBlobs",
     "BlockingCommand",
     "BlockingJet",
     "BlockingRepository",
@@ -85,6 +95,7 @@ __all__ = [
     "NotCaughtUp",
     "NotSettled",
     "NotUnique",
+    "Origin",
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
@@ -99,6 +110,7 @@ __all__ = [
     "Repository",
     "Retry",
     "Settings",
+    "Source",
     "SqlProjection",
     "Step",
     "StoreUnavailable",
@@ -130,17 +142,19 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.app": "App load_app",
-        "eventjet.blocking": "BlockingCommand BlockingJet BlockingRepository",
+        "eventjet.blocking": "BlockingBlobs BlockingCommand BlockingJet BlockingRepository",
         "eventjet.codec.catalog": "Upcaster upcaster",
         "eventjet.domain.aggregate": "aggregate event",
+        "eventjet.domain.blob": "Blob",
         "eventjet.domain.personal": "Personal",
         "eventjet.domain.process": "Deadline Outcome Step after at do listens process",
-        "eventjet.domain.reactor": "Inbox Incoming PermanentFailure Publication Reaction Reactor Retry "
+        "eventjet.domain.reactor": "Inbox Incoming Origin PermanentFailure Publication Reaction Reactor Retry Source "
         "inbox publication reactor",
         "eventjet.domain.recorded": "Metadata Recorded with_metadata",
         "eventjet.domain.decision": "served",
         "eventjet.domain.unique": "unique",
-        "eventjet.errors": "CommandFailed ConcurrencyConflict DefinitionError EventjetError Forbidden HistoryBroken "
+        "eventjet.errors": "BlobDamaged BlobMissing CommandFailed ConcurrencyConflict DefinitionError EventjetError "
+        "Forbidden HistoryBroken "
         "NotCaughtUp NotSettled NotUnique OutcomeUnknown Refused StoreUnavailable Unreachable UsageError",
         "eventjet.jet": "Jet",
         "eventjet.projections.app_ref": "AppRef",
@@ -148,7 +162,7 @@ __getattr__ = lazy(
         "eventjet.projections.projection": "Entries Projection entries projection",
         "eventjet.projections.row_table": "Key",
         "eventjet.projections.sql_projection": "SqlProjection",
-        "eventjet.commands": "Command Committed ImportReport Imported Planned Repository",
+        "eventjet.commands": "Blobs Command Committed ImportReport Imported Planned Repository",
         "eventjet.settings": "Settings",
         "eventjet.log.store": "LogState",
         "eventjet.log.topology": "Topology",

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from eventjet.commands import Command, Repository
+from eventjet.commands import Blobs, Command, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import ConnectionClosed, UsageError
@@ -126,6 +126,11 @@ class BlockingJet(AbstractContextManager["BlockingJet"]):
         """
         return BlockingRepository(self._portal, aggregate)
 
+    @property
+    def blobs(self) -> BlockingBlobs:
+        """The content of blobs; connects when it is first used."""
+        return BlockingBlobs(self._portal)
+
     def _target(self, jet: Jet) -> Jet:
         return jet
 
@@ -138,6 +143,28 @@ class BlockingJet(AbstractContextManager["BlockingJet"]):
     tail = _iterating(Jet.tail)
     skipped = _blocking(Jet.skipped)
     log = _blocking(Jet.log)
+
+
+class BlockingBlobs:
+    """A `Blobs` whose methods block instead of being awaited; `BlockingJet.blobs` returns it.
+
+    ```python
+    with bank.in_memory_blocking() as jet:
+        blob = jet.blobs.put(b"%PDF-1.7")
+        assert b"".join(jet.blobs.chunks(blob)) == b"%PDF-1.7"
+    ```
+    """
+
+    def __init__(self, portal: _Portal) -> None:
+        self._portal = portal
+
+    def _target(self, jet: Jet) -> Blobs:
+        return jet.blobs
+
+    put = _blocking(Blobs.put)
+    read = _blocking(Blobs.read)
+    chunks = _iterating(Blobs.chunks)
+    save = _blocking(Blobs.save)
 
 
 class BlockingRepository(Generic[S, E]):

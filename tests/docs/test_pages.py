@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import nbformat
@@ -15,12 +16,14 @@ import pytest
 
 from eventjet.cli.main import app
 from eventjet.dev.nats import NatsServer
+from eventjet.dev.server import reserved_port
 from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOK = ROOT / "docs/how-to/jupyter.md"
 LONG = {
+    "second-region.md",
     "workers.md",
     "snapshots.md",
     "tail.md",
@@ -77,7 +80,11 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
     }
     page = Running(shown, tmp_path, environ)
     try:
-        yield page
+        with ExitStack() as stack:
+            # The ports that configurations on the page name may be taken on this machine.
+            named = {port for block in blocks_of(shown) for port in re.findall(r"127\.0\.0\.1:(43\d\d)\b", block.text)}
+            page.ports = {port: str(stack.enter_context(reserved_port())) for port in sorted(named)}
+            yield page
     finally:
         page.close()
 

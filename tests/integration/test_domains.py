@@ -283,7 +283,7 @@ def test_nats_config_prints_the_accounts_that_go_with_the_setting(
     assert main(["nats-config", *app]) == 0
     leaf = capsys.readouterr().out
     assert '"$JS.API.' not in leaf
-    assert '"$JS.hub.API.$KV.bank_snapshots.*.*"' in leaf
+    assert '"$JS.hub.API.$KV.bank_snapshots.*.>"' in leaf
     monkeypatch.delenv("EVENTJET_JETSTREAM_DOMAIN")
     monkeypatch.setenv("EVENTJET_JETSTREAM_PREFIX", "bank.API")
     assert main(["nats-config", "--accounts", *app]) == 0

@@ -228,7 +228,7 @@ class FolderFiles:
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
         self._check_inside(self._folder / path)
-        with _import_arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
+        with import_arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
             yield from file.iter_batches(batch_size=size, columns=list(COLUMNS))
 
     def _digest(self, path: str) -> tuple[int, str]:
@@ -288,7 +288,7 @@ class ArchiveReader:
         return next(self.records(position, position + 1))[0]
 
     def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
-        arrow = _import_arrow("pyarrow")
+        arrow = import_arrow("pyarrow")
         try:
             for columns in self._files.batches(path, batch):
                 position, time_ns, subject, headers, body = (columns.column(name) for name in COLUMNS)
@@ -324,7 +324,7 @@ def folder_of(url: str, what: Literal["archive", "lake"] = "archive") -> Path | 
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()
 
 
-def _import_arrow(module: str) -> Any:
+def import_arrow(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:

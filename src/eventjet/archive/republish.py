@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
+from eventjet.archive.bodies import NOTHING_CARRIED, Carried
 from eventjet.archive.reading import Archive, ArchiveReader
 from eventjet.codec.headers import EXPECTED, LOGGED_AT, MSG_ID, RECORDED_AT, RawRecord, header, is_imported, number_of
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -92,6 +93,8 @@ class Restored:
     """How many events this run published; an earlier, interrupted run published the others."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
+    bodies: Carried = NOTHING_CARRIED
+    """The large bodies of the events, which were stored first."""
 
 
 @dataclass(slots=True)

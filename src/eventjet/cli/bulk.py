@@ -176,7 +176,7 @@ def archive(
     engine = EngineOptions(master=master)
     work = partial(run, at.ref, url, at.settings, to=to, segment_events=segment_events, engine=engine)
     report = finished("What was sealed stays sealed; the next run goes on after it.", work)
-    return Answer(archive_value(report), archive_lines(report))
+    return Answer(archive_value(report), archive_lines(report), ok=not report.bodies.missing)
 
 
 @on_app(database=False)
@@ -192,7 +192,7 @@ def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Ans
     at.app()  # Report a fault in the app before anything starts.
     work = partial(run, at.ref, url, at.settings, engine=EngineOptions(master=master))
     report = finished("What was restored stays; run it again and it goes on there.", work)
-    return Answer(report, restore_lines(report))
+    return Answer(report, restore_lines(report), ok=not report.bodies.missing)
 
 
 @on_app(database=False)

@@ -380,6 +380,13 @@ def nats_config(
         published=[(publication.stream, publication.name) for publication in app.publications.values()],
         received=[(inbox.stream, f"{app.name}-{inbox.name}") for inbox in app.inboxes.values()],
         unique=[info.name for info in app.aggregates.values() if info.unique],
+        gathered=[
+            stream
+            for inbox in app.inboxes.values()
+            if inbox.sources
+            for stream in (inbox.stream, *(source.stream for source in inbox.sources if not source.prefix))
+        ],
+        objects=bool(app.catalog.with_blobs),
     )
     if app.served:
         app_roles += roles.serving_roles(app.name, app_roles, at.settings.caller_inboxes or (CALLER_INBOX,))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.jetstream.client import Client
     from eventjet.jetstream.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.subscriptions.cursor_store import Cursors
     from eventjet.subscriptions.supervisor import Chosen
@@ -161,9 +162,14 @@ class AppTarget:
     def connection(self, name: str = "init") -> NatsConnection:
         """Open a connection to the server for requests that block, to be closed by `with`; `name` is the command's."""
         from eventjet.jetstream.connection import NatsConnection
+
+        return NatsConnection.open(self.endpoint(name))
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Return where the server is; `name` is the command's."""
         from eventjet.nats.endpoint import Endpoint
 
-        return NatsConnection.open(Endpoint.of(self.settings).with_name(f"eventjet {name}"))
+        return Endpoint.of(self.settings).with_name(f"eventjet {name}")
 
     def projection(self, name: str) -> AnyResolved:
         """Return the projection of this name. Raises `UsageError` for one that the app does not declare."""

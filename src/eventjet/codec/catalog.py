@@ -14,6 +14,7 @@ from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
+from eventjet.domain.blob import holds_blobs
 from eventjet.domain.personal import is_private, masked, masked_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
@@ -118,6 +119,8 @@ class Catalog:
         }
         self.is_private = any(map(is_private, self._types))
         """Whether an event of the app contains personal data; the app sets it, too, for its other private classes."""
+        self.with_blobs = frozenset(cls for cls, kind in self._types.items() if holds_blobs(kind.codec.schema))
+        """The events that have a `Blob` at any depth."""
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)

@@ -5,6 +5,7 @@ CloudEvents 1.0 in structured mode, as JSON (NATS protocol binding).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -16,18 +17,23 @@ from pydantic_core import SchemaValidator
 
 from eventjet.codec.bodies import BodyCodec, readable
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.headers import MSG_ID, RawRecord
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.reasons import reason_of
-from eventjet.domain.aggregate import event_info
+from eventjet.domain.aggregate import event_info, is_event
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import is_private
-from eventjet.domain.reactor import Incoming
+from eventjet.domain.reactor import Incoming, Origin
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import union_members
 from eventjet.errors import DefinitionError, UndecodableMessage
 
 POSITION = "Ej-Position"
 """The header with the position in the log of the event that a message was translated from."""
+_STREAM_SOURCE = "Nats-Stream-Source"
+"""The header that the server adds to a gathered message: stream, sequence, filter, transform, subject, and identity."""
+_SOURCE_WORDS = 5
+"""Words of that header before the identity of the origin, which servers write from 2.15 on."""
 CONTENT_TYPE = "application/cloudevents+json"
 _REQUIRED = {"specversion", "id", "source", "type"}
 """Attributes that every CloudEvent has."""
@@ -69,12 +75,21 @@ class IncomingDecoder:
     in structured mode, whose `data` is validated, or the JSON itself.
     """
 
-    def __init__(self, kind: Any, created: str) -> None:
+    def __init__(self, kind: Any, created: str, sources: Mapping[str, tuple[str, str]] | None = None) -> None:
         """Prepare the decoder of one type; raises `DefinitionError` for a type that pydantic cannot validate.
 
         `created` is the time at which the stream was created, part of the ids of messages that are not CloudEvents.
+        `sources` has (stream, API prefix) of each source of a gathered stream, by its name in the header; None for a
+        stream that is not gathered, in which whoever publishes might write that header.
         """
         self._created = created
+        self._sources = sources
+        members = union_members(kind)
+        self._by_type = (
+            {event_info(member).name: BodyCodec(member).decode for member in members}
+            if len(members) > 1 and all(map(is_event, members))
+            else {}
+        )
         self._is_private = is_private(kind)
         try:
             event_info(kind)
@@ -92,16 +107,45 @@ class IncomingDecoder:
         position, time_ns, subject, _, body = record
         try:
             message: Any = read_json(body)
-            name, source, data = f"{self._created}/{position}", "", body
+            origin = None if self._sources is None else origin_of(record, self._sources)
+            name = f"{self._created}/{position}"
+            if origin is not None and origin.made:  # without it, the id would be that of a stream made again, too
+                name = f"{origin.api}/{origin.stream}/{origin.made}/{origin.position}"
+            source, data, read = "", body, self._read
             if (
                 isinstance(message, dict)
                 and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", message).keys()
             ):
                 event = cast("dict[str, Any]", message)
                 name, source, data = str(event["id"]), str(event["source"]), dump_json(event.get("data"))
+                read = self._read_of(event["type"])
             at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
-            return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
+            return Incoming(read(data), name, source, subject.decode("utf-8", "replace"), position, at, origin)
         except (ValueError, RecursionError) as error:
             raise UndecodableMessage(
                 subject.decode("utf-8", "replace"), position, body, reason_of(error, private=self._is_private)
             ) from None
+
+    def _read_of(self, type_name: Any) -> Any:
+        """Return the decoder of a CloudEvent's data: for a union of events, that of the event with its type.
+
+        Raises `ValueError` for a type that none of them has.
+        """
+        if not self._by_type:
+            return self._read
+        if type_name not in self._by_type:
+            raise ValueError(f"its type {type_name!r} is none of {', '.join(sorted(self._by_type))}")
+        return self._by_type[type_name]
+
+
+def origin_of(record: RawRecord, sources: Mapping[str, tuple[str, str]]) -> Origin | None:
+    """Return where a message of a gathered stream was published; None for one that was published in it.
+
+    `sources` has (stream, API prefix) of each source by its name in the header. A source that is no longer one of the
+    stream has its name in the header as its stream.
+    """
+    words = (header(record[3], _STREAM_SOURCE) or "").split(" ")
+    if len(words) < _SOURCE_WORDS or not words[1].isdigit():
+        return None
+    stream, api = sources.get(words[0], (words[0], ""))
+    return Origin(stream, int(words[1]), words[_SOURCE_WORDS] if len(words) > _SOURCE_WORDS else "", api)

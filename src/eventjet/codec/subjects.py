@@ -39,6 +39,17 @@ def covers(subject: str, prefix: str) -> bool:
     return len(parts) == len(wanted)
 
 
+def overlap(subject: str, other_subject: str) -> bool:
+    """Return whether two subject patterns both match some subject."""
+    tokens, other_tokens = subject.split("."), other_subject.split(".")
+    for token, other_token in zip(tokens, other_tokens, strict=False):
+        if ">" in (token, other_token):
+            return True
+        if token != other_token and "*" not in (token, other_token):
+            return False
+    return len(tokens) == len(other_tokens)
+
+
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     """Return the subject of one entity; raises `Refused` for an id that cannot be a token."""
     return f"{app}.{entity_key(aggregate, aggregate_id)}"
@@ -87,6 +98,11 @@ def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
 def snapshot_bucket(app: str) -> str:
     """Return the name of the key-value bucket with an app's snapshots."""
     return f"{app}_snapshots"
+
+
+def object_bucket(app: str) -> str:
+    """Return the name of the object store with the content of an app's blobs."""
+    return f"{app}_objects"
 
 
 def cursor_bucket(app: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from eventjet.commands.blobs import Blobs
 from eventjet.commands.execute import Planned
 from eventjet.commands.importing import Imported, ImportReport
 from eventjet.commands.repository import Command, Repository
 from eventjet.domain.decision import Committed
 
-__all__ = ["Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"]
+__all__ = ["Blobs", "Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"]

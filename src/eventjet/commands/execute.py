@@ -3,7 +3,8 @@
 1. **load** the state of each aggregate: from the cache where it is likely the newest, else from the log
 2. if the same command ids were **recorded earlier**, return what came of them then
 3. **decide**; a decision that records nothing, or raises, has its state confirmed by the leader first
-4. **append** the events of all decisions in one atomic save, each aggregate at the position its state was read at
+4. **append** the events of all decisions in one atomic save, each aggregate at the position its state was read at;
+   the content of their blobs is stored before
 5. **retry** from 1 after a conflict, with a pause that makes room for other writers
 
 A cached state is safe to decide on, since the log checks the expected position. One command and a transaction of
@@ -24,9 +25,12 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.commands import Request, differing_arguments, is_same_request
 from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_headers, header
 from eventjet.codec.subjects import subject_of
+from eventjet.commands.blobs import store_blobs
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
 from eventjet.commands.loading import LAG_PAUSES_S, FirstOutcome, Histories, Snapshots
+from eventjet.domain.aggregate import event_info
+from eventjet.domain.blob import Blob, blobs_in
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
@@ -104,6 +108,8 @@ class Decision(Generic[S, E]):
     """The events to store; None if there are none."""
     state: S
     """The state after its events."""
+    blobs: Sequence[tuple[str, Blob]] = ()
+    """The blobs in the events as the decision returned them, each with the field that refers to it."""
 
 
 async def execute(
@@ -248,7 +254,8 @@ async def retry(
                 return outcome
             lost_races += 1
             unseen = unseen + 1 if outcome.is_unseen else 0
-            if lost_races == CONFLICTS_MAX or unseen == UNSEEN_MAX or time.monotonic() >= deadline:
+            # The content of blobs is stored in time of its own, which moves the deadline.
+            if lost_races == CONFLICTS_MAX or unseen == UNSEEN_MAX or time.monotonic() >= command_deadline.get():
                 raise ConcurrencyConflict(
                     outcome.subject, outcome.expected, races=lost_races, is_unseen=unseen == UNSEEN_MAX
                 )
@@ -306,6 +313,7 @@ class Executor(Generic[S, E]):
         self.app = app
         self.catalog = catalog
         self._events = frozenset(folded_events(aggregate))
+        self._with_blobs = self._events & catalog.with_blobs
 
     def subject(self, aggregate_id: str) -> str:
         """Return the subject of an aggregate's events; raises `Refused` for an id that cannot be a token."""
@@ -403,7 +411,15 @@ class Executor(Generic[S, E]):
         for new_event in append.events:
             # The event is folded as a reader will decode it, so that an event which `evolve` refuses is not stored.
             state = evolved(state, own_copy(new_event.encoded.event))
-        return Decision(plan, before, append, state)
+        return Decision(plan, before, append, state, self._blobs_in(events) if self._with_blobs else ())
+
+    def _blobs_in(self, events: Sequence[E]) -> list[tuple[str, Blob]]:
+        return [
+            (f"{event_info(type(event)).name}: {path}", blob)
+            for event in events
+            if type(event) in self._with_blobs
+            for path, blob in blobs_in(event)
+        ]
 
     def _append_of(self, plan: Planned[S, E], before: FoldedState[S], events: Sequence[E]) -> Append:
         """Encode the events; raises `UsageError` and `UnencodableEvent`."""
@@ -473,8 +489,9 @@ async def append(
 ) -> tuple[Committed[Any, Any], ...] | Conflict:
     """Append the events of decisions and of the claims that they move, all of them or nothing.
 
-    The duration of a successful append, in seconds, is put into `attributes`. A conflict is returned and not raised.
-    Raises what else `EventStore.append` raises, `NotUnique` and `UniqueNotBuilt`.
+    The content of blobs is stored first. The duration of a successful append, in seconds, is put into `attributes`. A
+    conflict is returned and not raised. Raises what else `EventStore.append` and `store_blobs` raise, `NotUnique` and
+    `UniqueNotBuilt`.
     """
     claim_count = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):
@@ -485,6 +502,9 @@ async def append(
         claim_count, decisions = len(claim_decisions), [*claim_decisions, *decisions]
     appends = [decision.append for decision in decisions if decision.append is not None]
     assert len(appends) == len(decisions), "what records nothing is not appended"
+    for decision in decisions:
+        if decision.blobs:
+            await store_blobs(store.objects, decision.blobs)
     were_assumed = [decision.plan.executor.cache.drop(decision.plan.aggregate_id) for decision in decisions]
     began = time.perf_counter()
     try:

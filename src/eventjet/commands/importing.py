@@ -40,8 +40,10 @@ from eventjet.codec.headers import (
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of
+from eventjet.commands.blobs import store_blobs
 from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
 from eventjet.commands.repository import Repositories
+from eventjet.domain.blob import blobs_in
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
@@ -268,6 +270,14 @@ class Importer:
         """Store events that are missing from the log; raises `Refused`."""
         await self._check_log()
         await self._unbuild(missing)
+        if self._catalog.with_blobs:
+            blobs = [
+                (f"{item.new.encoded.type_name}: {path}", blob)
+                for item in missing
+                if type(item.event) in self._catalog.with_blobs
+                for path, blob in blobs_in(item.event)
+            ]
+            await store_blobs(self._store.objects, blobs)
         limit = len(missing)
 
         async def attempt(lost_races: int) -> int | Conflict:

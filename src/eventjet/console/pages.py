@@ -91,6 +91,7 @@ PATHS: Mapping[str, str] = {
     "aggregate": "/aggregates/one",
     "aggregate_state": "/aggregates/state",
     "event": "/events/one",
+    "body": "/events/body",
     "log": "/log",
     "log_live": "/live/log",
     "models": "/models",

@@ -58,7 +58,8 @@ def _uses(app: Application) -> dict[str, dict[str, str]]:
     """Return stream → subject → what takes or gives it, in words; the app's own log is none of them."""
     uses: dict[str, dict[str, str]] = {}
     for inbox in app.inboxes.values():
-        uses.setdefault(inbox.stream, {})[inbox.subject] = f"{_INBOX}{inbox.name}"
+        if not inbox.sources:  # the stream that is gathered from others is made by `Jet.init`
+            uses.setdefault(inbox.stream, {})[inbox.subject] = f"{_INBOX}{inbox.name}"
     for publication in app.publications.values():
         subject = f"{publication.stream}.{publication.name}.>"
         uses.setdefault(publication.stream, {})[subject] = f"the publication {publication.name}"

@@ -11,16 +11,25 @@ from typing import Any
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.doctor.server import Greeting
-from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
+from eventjet.domain.reactor import Inbox
+from eventjet.errors import Forbidden, LogUnusable, UnknownAggregate, UnknownEvent, Unreachable
 from eventjet.findings import Level
 from eventjet.jetstream.api import StreamState, call, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.gathering import (
+    check_gathering,
+    check_origins,
+    lagging_sources,
+    reading_origins,
+    stalled_sources,
+)
 from eventjet.log.integrity import accepted_missing, missing_range
 from eventjet.log.public_stream import check_public
 from eventjet.log.topology import Drift, compare, finding_stream, identity_of, needed_configs, unknown_settings
 from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import replicas_in
+from eventjet.operations.mirrors import status as mirror_status
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
@@ -44,7 +53,9 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor streams")
     with NatsConnection.open(endpoint) as link:
         missing: set[str] = set()
-        for config in needed_configs(app.name, replicas, cursors=bool(follows), timers=has_timers(app)):
+        for config in needed_configs(
+            app.name, replicas, cursors=bool(follows), timers=has_timers(app), objects=bool(app.catalog.with_blobs)
+        ):
             name = str(config["name"])
             with report.guarded("stream"):
                 state = link.run(finding_stream(name))
@@ -61,11 +72,14 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
                 report.ok("publication", f"the stream {declaration.stream} takes what {declaration.name} publishes")
         for declaration in app.inboxes.values():
             with report.guarded("inbox"):
-                _check_inbox(report, declaration.name, declaration.stream, link.run(finding_stream(declaration.stream)))
+                _check_inbox(report, link, declaration, link.run(finding_stream(declaration.stream)))
         with report.guarded("answers"):
             _check_answers(report, link, installation, missing)
         if app.name in missing:
             return
+        if installation.settings.read_from is not None:
+            with report.guarded("mirror"):
+                _check_mirror(report, installation)
         with report.guarded("pages"), suppress(Forbidden):
             log = link.ask(stream_info(app.name))
             if log.messages:
@@ -80,6 +94,22 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
             _check_events(report, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
         with report.guarded("durables"):
             _check_durables(report, link, app)
+
+
+def _check_mirror(report: Report, installation: Installation) -> None:
+    cost = "workers, rebuilds and `tail` read nothing from it"
+    try:
+        status = mirror_status(installation.app.name, installation.settings)
+    except LogUnusable:
+        raise
+    except Unreachable as error:
+        report.unreachable("mirror", f"the mirror's server: {error.reason}", cost, error.remedy)
+        return
+    if status.fault is not None:
+        report.fault("mirror", status.fault, cost, "`eventjet mirror status`")
+    else:
+        behind = "" if status.lag_s is None else f", {status.lag:,} positions and {status.lag_s:.1f} s behind the log"
+        report.ok("mirror", f"events are read at {status.where} up to position {status.last:,}{behind}")
 
 
 def check_stream(report: Report, app: Application, declared: dict[str, Any], state: StreamState | None) -> None:
@@ -231,13 +261,36 @@ def _check_events(report: Report, unknown: Sequence[UnknownEvent]) -> None:
         report.ok("events", f"the app declares every event of a sample of {LOOKS}, the last ones included")
 
 
-def _check_inbox(report: Report, name: str, stream: str, state: StreamState | None) -> None:
-    if state is not None:
-        report.ok("inbox", f"the stream {stream}, which {name} follows, is there")
+def _check_inbox(report: Report, link: NatsConnection, inbox: Inbox[Any, Any], state: StreamState | None) -> None:
+    name, stream = inbox.name, inbox.stream
+    if state is None:
+        cost = "none of its messages becomes a command"
+        fix = "`eventjet init`" if inbox.sources else "Have it made by who owns it, or name another in the inbox."
+        report.fault("inbox", f"the stream {stream}, which {name} follows, does not exist", cost, fix)
         return
-    cost = "none of its messages becomes a command"
-    fix = "Have it made by who owns it, or name another in the inbox."
-    report.fault("inbox", f"the stream {stream}, which {name} follows, does not exist", cost, fix)
+    check_gathering(state, inbox)
+    report.ok("inbox", f"the stream {stream}, which {name} follows, is there")
+    for stalled in stalled_sources(state):
+        cost = f"{name} gets none of its messages until it is back"
+        report.warning("sources", stalled, cost, "Make that stream, start its server, or take the source away.")
+    for source, lag in lagging_sources(state):
+        report.note("sources", f"{stream!r} has not gathered the last {lag:,} messages of its source {source}")
+    if not state.config.get("sources"):
+        return
+    with report.guarded("sources"):
+        origins = link.run(reading_origins(state))
+        check_origins(origins, inbox)
+        for origin in origins:
+            if origin.fault:
+                what = f"the source {origin.shown} of {stream!r} could not be read: {origin.fault}"
+                report.unknown("sources", what, "whether it was made again, or is mixed with another, is not known")
+            elif origin.made_again:
+                report.warning(
+                    "sources",
+                    f"the source {origin.shown} of {stream!r}: {origin.made_again}",
+                    "messages of the one before that had not been gathered are gone",
+                    f"Ask who runs it whether there were any; `eventjet cursor set {name} POSITION` goes back",
+                )
 
 
 def _check_durables(report: Report, link: NatsConnection, app: Application) -> None:

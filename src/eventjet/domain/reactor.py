@@ -260,12 +260,71 @@ def reactor(
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A stream from which the stream of an `inbox` is gathered; by default one of the same account and domain.
+
+    ```python
+    assert Source("port", domain="hub").config == {
+        "name": "port",
+        "external": {"api": "$JS.hub.API", "deliver": ""},
+    }
+    ```
+    """
+
+    stream: str
+    subject: str = ""
+    """The subject that is gathered from it; empty for everything."""
+    domain: str = ""
+    """The JetStream domain that has the stream; empty for the inbox's own."""
+    api: str = ""
+    """For a stream of another account, the prefix under which that account's `$JS.API` is imported."""
+    deliver: str = ""
+    """For a stream of another account, the prefix of the subjects that are imported to deliver its messages."""
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the JetStream API that has the stream; empty for the inbox's own."""
+        return f"$JS.{self.domain}.API" if self.domain else self.api
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The source as the JetStream API takes it."""
+        external = {"external": {"api": self.prefix, "deliver": self.deliver}} if self.prefix else {}
+        return {"name": self.stream, **({"filter_subject": self.subject} if self.subject else {}), **external}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The place where a gathered message was published, as the server notes it in `Nats-Stream-Source`.
+
+    ```python
+    @inbox("payments", stream="paid", subject="paid.>", sources=["shop", "market"])
+    async def payments(message: Incoming[Deposited], reaction: Reaction) -> None:
+        if message.origin is not None and message.origin.stream == "market":
+            await reaction.repository(Account).execute(message.id, Account.deposit, message.data.amount)
+    ```
+    """
+
+    stream: str
+    """The stream from which the inbox's stream has the message."""
+    position: int
+    """The sequence of the message in that stream."""
+    made: str
+    """A short text that changes when that stream is made again; empty from servers before 2.15."""
+    api: str = ""
+    """The prefix of the JetStream API that has the stream, as in `$JS.hub.API`; empty for the inbox's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Incoming(Generic[T_co]):
     """A validated message of another stream, the first argument of the handler of an `inbox`."""
 
     data: T_co
     id: str
-    """The id of the CloudEvent; for other messages the stream's time of creation and the sequence."""
+    """The id of the CloudEvent; for other messages the stream's time of creation and the sequence.
+
+    For other messages of a gathered stream: the origin's stream, when it was made, and the sequence there.
+    """
     source: str
     """The source of the CloudEvent; empty for other messages."""
     subject: str
@@ -274,6 +333,8 @@ class Incoming(Generic[T_co]):
     """The sequence of the message in that stream."""
     recorded_at: datetime
     """When that stream stored the message, by its server's clock."""
+    origin: Origin | None = None
+    """Where the message was published, in a stream that is gathered from others; None in any other stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +349,8 @@ class Inbox(Generic[T_contra, D_contra]):
     retry: Retry = field(default_factory=Retry)
     on_error: Literal["quarantine", "stop"] = "quarantine"
     revision: int = 1
+    sources: tuple[Source, ...] = ()
+    """The streams from which its stream is gathered; empty for a stream that somebody else makes."""
 
     @property
     def type(self) -> Any:
@@ -304,11 +367,31 @@ class Inbox(Generic[T_contra, D_contra]):
         faults = _handler_faults(self, "message")
         if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
             faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
+        faults += _source_faults(self.stream, self.sources)
         try:
             _ = self.type
         except DefinitionError as error:
             faults += error.faults
         return faults
+
+
+def _source_faults(stream: str, sources: Sequence[Source]) -> list[str]:
+    """Return the faults of the sources of an inbox's stream."""
+    faults: list[str] = []
+    for source in sources:
+        if _STREAM.fullmatch(source.stream) is None:
+            faults.append(f"its source {source.stream!r} is not a stream's name")
+        if source.domain and source.api:
+            faults.append(f"its source {source.stream!r} has a domain and an api; give one of them")
+        if source.stream == stream and not source.prefix:
+            faults.append(f"its stream {stream!r} cannot be gathered from itself")
+    places = [(source.stream, source.prefix) for source in sources]
+    faults += [
+        f"its source {name!r} is named twice: a message on both subjects would come twice"
+        for name, prefix in dict.fromkeys(places)
+        if places.count((name, prefix)) > 1
+    ]
+    return faults
 
 
 class Receiving(Protocol):
@@ -326,11 +409,14 @@ def inbox(
     start: Start = "new",
     retry: Retry | None = None,
     on_error: Literal["quarantine", "stop"] = "quarantine",
+    sources: Sequence[str | Source] = (),
 ) -> Receiving:
     """Declare an async handler of another stream's messages, `(message, reaction)`.
 
     A message is JSON, optionally a CloudEvent in structured mode, and is validated as the type in the handler's
     annotation. Each message is handled at least once, messages of one subject in order; commands are recorded once.
+    With `sources`, `eventjet init` makes the stream, and the server gathers the messages of those streams into it;
+    `message.origin` says which stream each is from.
 
     ```python
     @inbox("payments", stream="payments", subject="payments.captured.*")
@@ -342,7 +428,8 @@ def inbox(
     """
 
     def declare(handle: Any, /) -> Inbox[Any, Any]:
-        return Inbox(name, handle, stream, subject, start, retry or Retry(), on_error)
+        gathered = tuple(Source(source) if isinstance(source, str) else source for source in sources)
+        return Inbox(name, handle, stream, subject, start, retry or Retry(), on_error, sources=gathered)
 
     return declare
 

@@ -43,6 +43,8 @@ from eventjet.errors.reaction import NotSettled as NotSettled
 from eventjet.errors.reaction import ReactionError as ReactionError
 from eventjet.errors.reaction import ReactionFailed as ReactionFailed
 from eventjet.errors.store import ApiRefused as ApiRefused
+from eventjet.errors.store import BlobDamaged as BlobDamaged
+from eventjet.errors.store import BlobMissing as BlobMissing
 from eventjet.errors.store import CodecError as CodecError
 from eventjet.errors.store import CommandReused as CommandReused
 from eventjet.errors.store import ConcurrencyConflict as ConcurrencyConflict

@@ -169,6 +169,43 @@ class StreamFull(Refused):
         self.args = (f"The stream {stream!r} is full ({limit}), so it takes nothing more. {remedy}",)
 
 
+class BlobMissing(Refused):
+    """A large body is not in the object store; a command that refers to it stores nothing."""
+
+    def __init__(self, digest: str, bucket: str, where: str = "") -> None:
+        self.digest = digest
+        self.bucket = bucket
+        self.where = where
+        """The field of the event that refers to it; empty where only the body was asked for."""
+        super().__init__(
+            f"The body {digest}{f' of {where}' if where else ''}",
+            f"the object store {bucket!r} does not have it",
+            "Store it with `await jet.blobs.put(content)`, which gives the same content the same digest. If it was "
+            "there, bring it back from an archive with `eventjet objects restore`.",
+        )
+
+
+class BlobDamaged(StoreError):
+    """The content of a large body in the object store is not what its digest says; nothing of it is to be used."""
+
+    def __init__(self, digest: str, bucket: str, size: int, expected: int, where: str = "") -> None:
+        self.digest = digest
+        self.bucket = bucket
+        self.size = size
+        """How many bytes the object store has."""
+        self.expected = expected
+        """How many bytes the body should have."""
+        self.where = where
+        """The field of the event that refers to it; empty where only the body was asked for."""
+        self.fault = f"it has {size:,} of {expected:,} bytes" if size != expected else "its bytes have another digest"
+        owner = f" of {where}" if where else ""
+        super().__init__(
+            f"The body {digest}{owner} in the object store {bucket!r} is damaged: {self.fault}. "
+            "Bring it back from an archive with `eventjet objects restore`, or from its source with "
+            "`await jet.blobs.put(content)`."
+        )
+
+
 class Forbidden(StoreError):
     """The server denied a permission to the credentials in use; nothing is stored."""
 

@@ -102,6 +102,10 @@ class StreamState:
     """The stream's configuration as JetStream returns it."""
     created: str = ""
     """When the stream was created, as the server writes it: a stream that was made again has another time."""
+    mirror: Mapping[str, Any] | None = None
+    """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """What the server says of each stream that it gathers messages from."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
@@ -118,6 +122,8 @@ class StreamState:
             metadata=config.get("metadata") or {},
             config=config,
             created=str(answer.get("created", "")),
+            mirror=answer.get("mirror"),
+            sources=answer.get("sources") or (),
         )
 
 
@@ -166,9 +172,13 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
 # Streams.
 
 
-def stream_info(stream: str) -> Request[StreamState]:
-    """Read a stream's bounds and configuration; raises `StreamMissing`."""
-    return _call(f"STREAM.INFO.{stream}", None, StreamState.of)
+def stream_info(stream: str, prefix: str = "") -> Request[StreamState]:
+    """Read a stream's bounds and configuration; raises `StreamMissing`.
+
+    `prefix` is that of another JetStream's API, as in `$JS.hub.API`.
+    """
+    request = _call(f"STREAM.INFO.{stream}", None, StreamState.of)
+    return request._replace(subject=f"{prefix}.STREAM.INFO.{stream}") if prefix else request
 
 
 def server_time(stream: str) -> Request[float]:

@@ -234,9 +234,15 @@ class NatsConnection:
         """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
         return self.run(reading_values(bucket, keys, limit))
 
-    def run(self, conversation: Conversation[T], timeout_s: float = 5.0) -> T:
-        """Send the requests of a conversation and return its result."""
-        return self._run(self._client.run(conversation, timeout_s))
+    def run(self, conversation: Conversation[T], timeout_s: float = 5.0, *, writes: bool = False) -> T:
+        """Send the requests of a conversation and return its result; `writes` says that some are to be stored."""
+
+        async def run() -> T:
+            if writes:
+                await self._learn_domain()
+            return await self._client.run(conversation, timeout_s)
+
+        return self._run(run())
 
     def check_pages(self, request: Request[Any]) -> None:
         """Raise `SingleResponse` if only the first message of a page arrives: see `Client.check_pages`."""

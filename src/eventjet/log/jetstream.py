@@ -38,6 +38,7 @@ from eventjet.jetstream.answers import AMBIGUOUS_S
 from eventjet.jetstream.client import Client, check_version
 from eventjet.log import outcome
 from eventjet.log.integrity import StreamIdentity
+from eventjet.log.objects import JetStreamObjects
 from eventjet.log.publish import GRACE_S, Sender
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.store import Append, EventStore, LogState, check_save, command_deadline
@@ -100,17 +101,24 @@ class JetStreamStore(EventStore):
     """
 
     def __init__(
-        self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
+        self,
+        app: str,
+        client: Client,
+        *,
+        save_timeout_s: float,
+        aggregates: Collection[str] = frozenset(),
+        is_mirror: bool = False,
     ) -> None:
-        """`aggregates` are the names that the application declares; see `unknown`."""
+        """`aggregates` are the names that the application declares; see `unknown`. A mirror is only read."""
         self.app = app
         self._aggregates = frozenset(aggregates)
         self._client = client
-        self.stream = StreamIdentity(app, client)
+        self.stream = StreamIdentity(app, client, is_mirror=is_mirror)
         self._reader = client.another("eventjet histories") if client.is_own else client
         self.save_timeout_s = save_timeout_s
         self._page_reader = PageReader(app, self._reader, self._retry_policy)
         self._sender = Sender(app, client)
+        self.objects = JetStreamObjects(app, client, save_timeout_s)
         self._in_flight: set[asyncio.Task[int]] = set()
         self._acks_proved_until = 0.0
         """Until when acknowledgements over this connection are believed: one of them was compared with the log."""
@@ -123,6 +131,9 @@ class JetStreamStore(EventStore):
     @property
     def is_confirmed(self) -> bool:
         return self.stream.is_confirmed
+
+    def continuing(self, log: str, position: int) -> str:
+        return self.stream.continuing(log, position)
 
     @property
     def missing_range(self) -> str:

@@ -11,8 +11,46 @@ from uuid import uuid4
 
 from eventjet.codec.headers import RawRecord, header_block, logged_at, mark_batch, reason_in, skipped_by
 from eventjet.codec.subjects import subject_of, type_subjects
-from eventjet.errors import ConcurrencyConflict, Refused
-from eventjet.log.store import Append, EventStore, LogState, check_save, event_headers
+from eventjet.domain.blob import CHUNK_BYTES, Blob
+from eventjet.errors import BlobMissing, ConcurrencyConflict, Refused
+from eventjet.log.store import (
+    Append,
+    EventStore,
+    LogState,
+    ObjectStore,
+    changed_content,
+    check_save,
+    event_headers,
+)
+
+
+class MemoryObjects(ObjectStore):
+    """Large bodies in memory."""
+
+    name = "in memory"
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+
+    async def claim(self, digest: str) -> bool:
+        return digest in self._bodies
+
+    async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
+        body = b"".join([piece async for piece in content])
+        blob = Blob.of(body)
+        if digest not in ("", blob.digest):
+            raise changed_content(digest, blob.digest)
+        self._bodies[blob.digest] = body
+        return blob.digest, blob.size
+
+    async def size(self, digest: str) -> int | None:
+        return len(self._bodies[digest]) if digest in self._bodies else None
+
+    async def chunks(self, digest: str) -> AsyncIterator[bytes]:
+        if digest not in self._bodies:
+            raise BlobMissing(digest, self.name)
+        for start in range(0, len(self._bodies[digest]), CHUNK_BYTES):
+            yield self._bodies[digest][start : start + CHUNK_BYTES]
 
 
 class MemoryStore(EventStore):
@@ -21,6 +59,7 @@ class MemoryStore(EventStore):
     def __init__(self, app: str, clock: Callable[[], int] = time.time_ns) -> None:
         """Create an empty log; `clock` returns nanoseconds since 1970."""
         self.app = app
+        self.objects = MemoryObjects()
         self._clock = clock
         self._records: list[RawRecord] = []
         self._last: dict[str, int] = {}

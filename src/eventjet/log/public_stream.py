@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.headers import EXPECTED, header_block, mark_batch, number_of
-from eventjet.codec.subjects import covers
+from eventjet.codec.subjects import covers, overlap
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import (
     IN_PROCESS,
@@ -121,7 +121,7 @@ def check_public(state: StreamState | None, stream: str, publication: str) -> St
         remedy = f"Give it the subject {stream}.{publication}.>, or name another."
         raise LogUnusable(what, f"it does not listen to {stream}.{publication}.>", remedy)
     transform = config.get("subject_transform")
-    if transform is not None and _overlap(transform.get("src") or ">", f"{stream}.{publication}.*"):
+    if transform is not None and overlap(transform.get("src") or ">", f"{stream}.{publication}.*"):
         raise LogUnusable(
             what, f"its subject_transform {transform} stores what is published on other subjects", "Take that away."
         )
@@ -136,14 +136,3 @@ _PREVENTS = {
     "sealed": "it takes nothing any more",
     "allow_msg_counter": "it takes nothing but counters",
 }
-
-
-def _overlap(subject: str, other_subject: str) -> bool:
-    """Return whether two subject patterns both match some subject."""
-    tokens, other_tokens = subject.split("."), other_subject.split(".")
-    for token, other_token in zip(tokens, other_tokens, strict=False):
-        if ">" in (token, other_token):
-            return True
-        if token != other_token and "*" not in (token, other_token):
-            return False
-    return len(tokens) == len(other_tokens)

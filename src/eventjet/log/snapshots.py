@@ -1,8 +1,10 @@
 """Snapshots of folded states, in the JetStream key-value bucket (ADR-8) `<app>_snapshots`.
 
-The bucket has one value for each key, `<aggregate>.<encoded id>`.
+The bucket has one value for each key, `<aggregate>.<encoded id>`. A snapshot that is larger than a value is divided:
+its parts have keys of their own, `<aggregate>.<encoded id>.<number>`, and the value says how many they are and what
+their digest is. Two writers may mix their parts, which the digest shows, and then the history is folded (ADR 0070).
 
-A value is one JSON object: position, version, event id, recent command ids, fingerprint (format, aggregate, state's
+A snapshot is one JSON object: position, version, event id, recent command ids, fingerprint (format, aggregate, state's
 fields, events' schemas, revision), state, and a checksum over all of it. A value with another fingerprint is ignored.
 Commands write snapshots one at a time; a build writes many at once, none over a newer one.
 """
@@ -38,6 +40,7 @@ from eventjet.errors import (
 from eventjet.jetstream.api import (
     IN_PROCESS,
     WRONG_SEQUENCE,
+    Conversation,
     Request,
     answer_in,
     direct_last,
@@ -59,7 +62,11 @@ FORMAT = 1
 _HEAD, _TAIL = b'{"checksum":"%s","snapshot":', b"}"
 _HEAD_BYTES = len(_HEAD % (b"0" * 32))
 VALUE_MAX = 890_000
-"""Bytes of one value at most; larger states get no snapshot."""
+"""Bytes of one value at most."""
+PARTS_MAX = 32
+"""Values of one snapshot at most; larger states get no snapshot."""
+SNAPSHOT_MAX = PARTS_MAX * VALUE_MAX
+_PARTS = b'{"parts":'
 QUEUE_MAX = 1_000
 """How many snapshots may wait to be written."""
 CLOSE_S = 2.0
@@ -157,6 +164,32 @@ class Bucket:
         what, parse = f"The snapshot {key}", partial(_written, key)
         return Request(what, self._subject(key), value, parse, headers, f"KV_{self.name}")
 
+    def whole(self, key: str, value: bytes) -> Conversation[bytes]:
+        """Return the snapshot of a value, put together if it is divided; the value itself if its parts do not fit."""
+        if not value.startswith(_PARTS):
+            return value
+        parts = list[bytes]()
+        try:
+            divided: dict[str, Any] = read_json(value)
+            for number in range(1, min(int(divided["parts"]), PARTS_MAX) + 1):
+                part: RawRecord | None = yield self.entry_from_leader(f"{key}.{number}")
+                parts.append(b"" if part is None else part[4])
+            joined = b"".join(parts)
+            return joined if digest(joined) == divided["digest"] else value
+        except (ValueError, KeyError, TypeError):
+            return value
+
+    def divided(self, key: str, value: bytes) -> tuple[list[Request[bool]], bytes]:
+        """Return the writes of a snapshot's parts, and the value to write after them; the snapshot itself if it fits.
+
+        Whoever reads meanwhile puts together parts of two snapshots, which the digest shows.
+        """
+        if len(value) <= VALUE_MAX:
+            return [], value
+        parts = [value[start : start + VALUE_MAX] for start in range(0, len(value), VALUE_MAX)]
+        writes = [self.write(f"{key}.{number}", part) for number, part in enumerate(parts, 1)]
+        return writes, dump_json({"parts": len(parts), "digest": digest(value)})
+
     def _subject(self, key: str) -> str:
         return f"$KV.{self.name}.{key}"
 
@@ -196,12 +229,20 @@ class KeyValueSnapshots:
 
     async def entry(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         """Return the snapshot as a record of the bucket, None if there is none; raises `StoreError`."""
-        return await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
+        key = entity_key(aggregate, aggregate_id)
+        entry = await self._client.ask(self._bucket.entry(key))
+        if entry is not None and entry[4].startswith(_PARTS):
+            return (*entry[:4], await self._client.run(self._bucket.whole(key, entry[4])))
+        return entry
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """Write a snapshot, unless it has more than `VALUE_MAX` bytes; raises `StoreError`."""
-        if len(value) <= VALUE_MAX:
-            await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
+        """Write a snapshot, unless it has more than `SNAPSHOT_MAX` bytes; raises `StoreError`."""
+        if len(value) <= SNAPSHOT_MAX:
+            key = entity_key(aggregate, aggregate_id)
+            parts, value = self._bucket.divided(key, value)
+            for part in parts:
+                await self._client.ask(part)
+            await self._client.ask(self._bucket.write(key, value))
 
     def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
         """Queue a snapshot, which is encoded when its turn comes."""
@@ -323,10 +364,17 @@ class BulkSnapshots:
         entries = link.ask_all([read(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
         due: list[tuple[Offer, int]] = []
         for offer, entry in zip(offers, entries, strict=True):
-            existing = None if entry is None else self._decode(entry[4])
+            existing = None
+            if entry is not None:
+                existing = self._decode(link.run(self._bucket.whole(offer.key, entry[4]), _TIMEOUT_S))
             if existing is None or not self._is_current(link, offer, existing):
                 due.append((offer, 0 if entry is None else entry[0]))
-        writes = [self._bucket.write(offer.key, offer.value, expected) for offer, expected in due]
+        writes: list[Request[bool]] = []
+        for offer, expected in due:
+            parts, value = self._bucket.divided(offer.key, offer.value)
+            for part in parts:
+                link.ask(part, timeout_s=_TIMEOUT_S)
+            writes.append(self._bucket.write(offer.key, value, expected))
         stored = link.ask_all(writes, timeout_s=_TIMEOUT_S) if writes else []
         self.newer += len(offers) - len(due)
         self.written += sum(stored)

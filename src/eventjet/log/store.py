@@ -10,10 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol, cast
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, subject_of
 from eventjet.errors import Refused
 
@@ -61,6 +63,32 @@ class LogState:
     """Position of the last record; 0 in an empty log."""
 
 
+class ObjectStore(Protocol):
+    """Large bodies, each under its digest (`sha256:…`)."""
+
+    name: str
+    """The name of the store, for messages."""
+
+    async def claim(self, digest: str) -> bool:
+        """Return whether the store has a body whole; a sweep then leaves it for the event that will refer to it."""
+        ...
+
+    async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
+        """Store a body, claimed as by `claim`, and return (digest, size).
+
+        Raises `Refused` for content that has not the digest that is given, and `StreamFull`.
+        """
+        ...
+
+    async def size(self, digest: str) -> int | None:
+        """Return the size of a body in bytes; None if the store does not have it."""
+        ...
+
+    def chunks(self, digest: str) -> AsyncIterator[bytes]:
+        """Yield a body in chunks, the last once all of them have the digest; raises `BlobMissing`, `BlobDamaged`."""
+        ...
+
+
 class EventStore(Protocol):
     """The log of an app: events are stored atomically, and read in order. Only stored events are acknowledged.
 
@@ -70,6 +98,8 @@ class EventStore(Protocol):
 
     save_timeout_s: float = math.inf
     """How long a command may take from its call on, in seconds; infinite for a log that answers at once."""
+    objects: ObjectStore
+    """The content of the blobs in its events."""
 
     @property
     def identity(self) -> str:
@@ -83,6 +113,11 @@ class EventStore(Protocol):
         It waits for no request.
         """
         ...
+
+    def continuing(self, log: str, position: int) -> str:
+        """Return the identity of this log if a position of the log `log` is its own, else `log`."""
+        del position
+        return log
 
     @property
     def missing_range(self) -> str:
@@ -168,6 +203,15 @@ class EventStore(Protocol):
         ...
 
 
+def changed_content(digest: str, other: str) -> Refused:
+    """Return the error for content that has not the digest that its blob says."""
+    return Refused(
+        f"The content of the body {digest}",
+        f"it has the digest {other} now: what it is read from has changed since the blob was made",
+        "Make the blob again; nothing refers to the old one.",
+    )
+
+
 def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
     """Return all headers of the event at `index` in a write, in the order of the wire format."""
     event = write.events[index]
@@ -200,11 +244,35 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
         for event in write.events:
             size = len(subject) + message_size(event)
             if size > SERVER_MESSAGE_MAX:
+                path, bytes_of_field = largest_field(event.encoded.body)
                 raise Refused(
                     f"{event.encoded.type_name} of {size:,} bytes",
-                    f"a message holds {SERVER_MESSAGE_MAX:,}, headers included",
-                    "Keep large content elsewhere and record where it is.",
+                    f"a message holds {SERVER_MESSAGE_MAX:,}, headers included"
+                    + (f", and its field {path} has {bytes_of_field:,} of them" if path else ""),
+                    f"Make {path or 'what is large'} a `Blob`, whose content is stored beside the log, in chunks "
+                    "(docs/how-to/large-bodies.md).",
                 )
+
+
+def largest_field(body: bytes) -> tuple[str, int]:
+    """Return the path of the field that makes a body large, and its bytes as JSON; the path is empty if none does.
+
+    It is the innermost field with more than half of the bytes of the field around it, such as `pages[2].scan`.
+    """
+    try:
+        value: Any = read_json(body)
+    except ValueError:
+        return "", 0
+    path, size = "", len(body)
+    while isinstance(value, dict | list) and value:
+        is_list = isinstance(value, list)
+        items = enumerate(cast("list[Any]", value)) if is_list else cast("dict[str, Any]", value).items()
+        inner_size, key, inner = max(((len(dump_json(item)), key, item) for key, item in items), key=itemgetter(0))
+        if inner_size * 2 < size:
+            break
+        path += f"[{key}]" if is_list else f".{key}" if path else str(key)
+        value, size = inner, inner_size
+    return path, size if path else 0
 
 
 def message_size(event: NewEvent) -> int:

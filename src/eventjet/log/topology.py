@@ -16,6 +16,7 @@ from eventjet.codec.subjects import (
     covers,
     cursor_bucket,
     due_subject,
+    object_bucket,
     snapshot_bucket,
     stream_subjects,
     timer_stream,
@@ -52,6 +53,8 @@ FIRST = "eventjet.first"
 """Metadata key for the log's first position: 1, or the first position of the archive that it was restored from."""
 MISSING = "eventjet.missing"
 """Metadata key for how many missing positions after the first an operator has accepted; without the key it is 0."""
+CONTINUES = "eventjet.continues"
+"""Metadata key of a promoted mirror: `identity@position` of each log whose past it has, up to that position."""
 _NOTES_MAX = 20
 """How often the aggregates' names are noted at most, if others change the stream at the same time."""
 _SETTLED_S = 0.5
@@ -237,6 +240,20 @@ def cursors_config(app: str, replicas: int) -> dict[str, Any]:
     return {**bucket_config(cursor_bucket(app), replicas), "allow_msg_ttl": True, "allow_atomic": True}
 
 
+def objects_config(app: str, replicas: int) -> dict[str, Any]:
+    """Return the configuration of the object store (ADR-20) with the content of an app's blobs."""
+    bucket = object_bucket(app)
+    return {
+        "name": f"OBJ_{bucket}",
+        "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        "num_replicas": replicas,
+        **_COMMON,
+        "max_msgs_per_subject": -1,
+        "deny_purge": False,
+        "allow_rollup_hdrs": True,
+    }
+
+
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of the stream of an app's timers.
 
@@ -257,14 +274,18 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
-    """Return the configurations of all that an app may have on the server: its log, snapshots, cursors and timers."""
-    return tuple(config(app, replicas) for config in (stream_config, snapshots_config, cursors_config, timer_config))
+    """Return the configurations of all that an app may have on the server, the log first."""
+    configs = (stream_config, snapshots_config, cursors_config, timer_config, objects_config)
+    return tuple(config(app, replicas) for config in configs)
 
 
-def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> tuple[dict[str, Any], ...]:
-    """Return the configurations of what an app needs on the server, the log first; cursors and timers only if asked."""
-    log, snapshots, of_cursors, of_timers = every_config(app, replicas)
-    return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
+def needed_configs(
+    app: str, replicas: int, *, cursors: bool, timers: bool, objects: bool
+) -> tuple[dict[str, Any], ...]:
+    """Return the configurations of what an app needs on the server, the log first; the named ones only if asked."""
+    log, snapshots, *others = every_config(app, replicas)
+    needs = zip(others, (cursors, timers, objects), strict=True)
+    return (log, snapshots, *(config for config, is_needed in needs if is_needed))
 
 
 # Creating the streams and buckets.
@@ -277,6 +298,7 @@ async def declare(
     *,
     cursors: bool = False,
     timers: bool = False,
+    objects: bool = False,
     aggregates: Collection[str] = (),
 ) -> Topology:
     """Create the streams and buckets of an app that are missing, and report drifted settings. Raises `LogUnusable`.
@@ -286,7 +308,7 @@ async def declare(
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
-    for config in needed_configs(app, replicas, cursors=cursors, timers=timers):
+    for config in needed_configs(app, replicas, cursors=cursors, timers=timers, objects=objects):
         name = str(config["name"])
         state = await client.run(finding_stream(name))
         if state is None:

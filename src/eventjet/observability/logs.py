@@ -57,6 +57,13 @@ QUARANTINED = LogEvent(
 DROPPED = LogEvent(
     "eventjet.dropped", _W, "%(name)s: position %(position)d is dropped: the stream %(stream)s no longer has it"
 )
+SOURCE_MADE_AGAIN = LogEvent(
+    "eventjet.source_made_again",
+    _W,
+    "%(name)s: its source %(source)s was made again, and from position %(position)d on its messages are of the new "
+    "stream. Messages of the old one that had not been gathered are gone: ask who runs it whether there were any. "
+    "`eventjet cursor set` goes back where messages have to be handled again.",
+)
 TRY_FAILED = LogEvent("eventjet.try_failed", _I, "%(name)s: %(whose)s, %(what)s, try %(attempt)d: %(reason)s")
 WAITS = LogEvent("eventjet.waits", _W, "%(name)s: %(reason)s")
 TOOK_LEASE = LogEvent("eventjet.took_lease", _I, "%(name)s: took the lease at position %(position)d, epoch %(epoch)d")

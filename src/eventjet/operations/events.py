@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -34,6 +34,7 @@ from eventjet.codec.headers import (
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
+from eventjet.domain.blob import DIGEST
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UnexpectedExit
@@ -112,6 +113,25 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
     void = skipped.get(position)
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
     return event, optional | {"void": void}
+
+
+def bodies_in(data: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the large bodies that an event refers to, from its JSON: field, digest, size, name and media type.
+
+    What is masked in the JSON is not among them.
+    """
+    if isinstance(data, dict):
+        value = cast("dict[str, Any]", data)
+        digest, size = value.get("digest"), value.get("size")
+        if isinstance(digest, str) and isinstance(size, int) and DIGEST.fullmatch(digest.encode()):
+            names = {name: str(value.get(name) or "") for name in ("name", "media_type")}
+            yield {"path": path, "digest": digest, "size": size, **names}
+            return
+        for name, item in value.items():
+            yield from bodies_in(item, f"{path}.{name}" if path else name)
+    elif isinstance(data, list):
+        for index, item in enumerate(cast("list[Any]", data)):
+            yield from bodies_in(item, f"{path}[{index}]")
 
 
 def import_time(record: RawRecord) -> str | None:

@@ -13,6 +13,7 @@ from eventjet.domain.personal import masked_row, masked_whole
 from eventjet.text import counted, cut, in_location, spent
 
 if TYPE_CHECKING:
+    from eventjet.archive.bodies import Carried
     from eventjet.archive.reading import Segment
     from eventjet.rebuild import (
         ArchiveReport,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
         SnapshotReport,
         VerifyReport,
     )
+
+_BODIES_MAX = 20
+"""The most bodies that a report names."""
 
 
 def rebuild_lines(report: RebuildReport) -> Iterator[str]:
@@ -205,6 +209,7 @@ def archive_lines(report: ArchiveReport) -> Iterator[str]:
     yield f"{done}{report.url} holds positions {report.first:,} to {report.last:,} of {report.stream}"
     if report.sealed:
         yield "; ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
+    yield from body_lines(report.bodies, "the object store")
 
 
 def archive_value(report: ArchiveReport) -> dict[str, Any]:
@@ -218,6 +223,16 @@ def archive_value(report: ArchiveReport) -> dict[str, Any]:
         for segment in report.sealed
     ]
     return {**asdict(report), "sealed": sealed}
+
+
+def body_lines(bodies: Carried, source: str) -> Iterator[str]:
+    """Yield the lines about large bodies that were copied from a source; none where there are no bodies."""
+    if bodies.copied or bodies.present:
+        yield f"bodies: {bodies.copied:,} copied, {bodies.bytes / 1e6:,.1f} MB; {bodies.present:,} there already"
+    if bodies.missing:
+        yield f"NOT whole: {source} lacks bodies that events refer to, or has them damaged: {len(bodies.missing):,}"
+        yield from (f"  - {reference.where}: {reference.digest}" for reference in bodies.missing[:_BODIES_MAX])
+        yield from _rest(len(bodies.missing), min(len(bodies.missing), _BODIES_MAX))
 
 
 def _bytes(segment: Segment) -> int:
@@ -234,6 +249,7 @@ def restore_lines(report: Restored) -> Iterator[str]:
     publish_s, compare_s = report.seconds["publish"], report.seconds["compare"]
     rate = _rate(report.published, publish_s) if report.published else ""
     yield f"published in {publish_s:.1f} s{rate}, compared with the archive in {compare_s:.1f} s"
+    yield from body_lines(report.bodies, "the archive")
 
 
 def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:

@@ -17,6 +17,7 @@ from eventjet.codec.subjects import (
     cursor_bucket,
     declared_name,
     notice_subject,
+    object_bucket,
     probes,
     snapshot_bucket,
     stream_subjects,
@@ -69,16 +70,24 @@ def roles_of(
     published: Sequence[tuple[str, str]] = (),
     received: Sequence[tuple[str, str]] = (),
     unique: Collection[str] = (),
+    gathered: Collection[str] = (),
+    *,
+    objects: bool = False,
 ) -> tuple[Role, ...]:
     """Return the roles of an app with these aggregates.
 
     `durables` are the consumers of its projections, and `followers` those of its reactors, processes and publications.
-    `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, and `unique` the
-    aggregates that have unique values.
+    `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, `unique` the
+    aggregates that have unique values, and `gathered` the streams of inboxes that `init` makes, and their sources.
+    `objects` says whether its events have large bodies.
     """
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
+    bodies = f"OBJ_{object_bucket(app)}"
+    read_bodies = tuple(f"{api}.{verb}.{bodies}" for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET") if objects)
+    write_bodies = tuple(f"$O.{object_bucket(app)}.{part}.*" for part in "CM" if objects)
+    read = (*read, *read_bodies)
     notices = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
     verbs = ("CREATE", "MSG.NEXT", "DELETE")
     # With a wildcard a reader could take over a worker's consumer, or move it.
@@ -105,28 +114,41 @@ def roles_of(
     )
     other_streams = [other for other, _ in (*published, *received)]
     look_at_public = tuple(f"{api}.STREAM.{verb}.{other}" for verb in ("INFO", "MSG.GET") for other in other_streams)
-    acting = (*read, *look_at_cursors, *cursor_keys, *set_timers, *follower_consumers, *tell, *look_at_public)
+    acting = (
+        *read,
+        *write_bodies,
+        *look_at_cursors,
+        *cursor_keys,
+        *set_timers,
+        *follower_consumers,
+        *tell,
+        *look_at_public,
+    )
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
     skipped = skip_subject(app, "*")
     snapshots = (f"{api}.STREAM.MSG.GET.KV_{bucket}", f"{api}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.>")
 
-    write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.*")
+    write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.>")
 
     def role(name: str, publish: Sequence[str], subscribe: Sequence[str] = (), deny: Sequence[str] = ()) -> Role:
         return Role(name, tuple(publish), (f"_INBOX_{name}.>", *subscribe), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
         return role(
-            name, (*read, *snapshots, *_writer_subjects(app, aggregate, aggregate in unique)), notices, [skipped]
+            name,
+            (*read, *snapshots, *write_bodies, *_writer_subjects(app, aggregate, aggregate in unique)),
+            notices,
+            [skipped],
         )
 
-    streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
+    streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()), *((bodies,) * objects))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
     # Of all cursors: a new number of partitions deletes the cursors of the old one.
     all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
-    manage += (f"{api}.STREAM.UPDATE.{stream}",)
+    manage += (f"{api}.STREAM.UPDATE.{stream}", *write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
+    manage += tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in gathered)
     # Probes that ask which other subscribers answer; no entity has these subjects.
     probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
     manage += tuple(subject for _, subject in probed)
@@ -143,10 +165,10 @@ def roles_of(
             ),
         ),
         role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{other}" for other in other_streams)), notices),
-        role(REBUILD, (*look, *consume), (), denied_consumers),
+        role(REBUILD, (*look, *read_bodies, *consume), (), denied_consumers),
         role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), denied_consumers),
         *(
-            [role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), notices, [skipped])]
+            [role(ACTOR, (*acting, *snapshots, *write_bodies, f"{app}.*.*", f"$KV.{bucket}.*.>"), notices, [skipped])]
             if followers
             else ()
         ),
@@ -161,7 +183,7 @@ def _writer_subjects(app: str, aggregate: str, has_unique: bool) -> tuple[str, .
     With `has_unique`, which says that the aggregate has unique values, the writer may claim values of other types too,
     since a subject cannot have a wildcard within a token.
     """
-    subjects = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
+    subjects = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.>")
     return (*subjects, type_subjects(app, CLAIMS)) if has_unique else subjects
 
 

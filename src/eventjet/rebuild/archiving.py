@@ -7,13 +7,20 @@ restore, everything that depends on the log can go on: positions, ids, versions 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from eventjet.archive import republish
+from eventjet.archive.bodies import NOTHING_CARRIED, ArchivedBodies, Carried, archive_bodies, restore_bodies
 from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
 from eventjet.archive.republish import Restored
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
+from eventjet.jetstream.api import create_stream
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.reader import read_range
+from eventjet.log.sweep import References
+from eventjet.log.topology import finding_stream, objects_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine, options_of
@@ -42,6 +49,8 @@ class ArchiveReport:
     """The segments that this run sealed; empty when the archive was up to date."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
+    bodies: Carried = NOTHING_CARRIED
+    """The large bodies of the events that this run sealed."""
 
 
 async def archive(
@@ -59,7 +68,8 @@ async def archive(
     The job may be cancelled or killed at any moment; the next run goes on after the last sealed segment. Only one run
     may write to an archive at a time, and only Spark writes archives.
 
-    `url` is a local folder, or a URL of any Hadoop file system. A segment has at most `segment_events` positions.
+    `url` is a local folder, or a URL of any Hadoop file system. A segment has at most `segment_events` positions. The
+    large bodies of its events are copied first; the report names those that the object store does not have.
     `progress` is called from another thread.
 
     Raises `ArchiveBroken` when the archive is of another log, has another past or cannot go on where it ends;
@@ -84,12 +94,42 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
         if manifest.segments:
             check_same_past(log, manifest)
         first = manifest.last + 1 if manifest.segments else log.first
+    bodies = _archive_bodies(job, url, first, end) if job.app.catalog.with_blobs and first <= end else NOTHING_CARRIED
     # The engine is not started for an archive that is up to date.
     sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
     whole = Archive(url, (*manifest.segments, *sealed))
     return ArchiveReport(
-        url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds
+        url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds, bodies
     )
+
+
+def _archive_bodies(job: Job, url: str, first: int, last: int) -> Carried:
+    """Copy the large bodies of a range of events, before the events are sealed."""
+    log, watch, references = job.log, job.watch, References()
+    with watch.phase("bodies"), NatsConnection.open(log.endpoint) as link:
+        for batch in read_range(log.endpoint, log.stream, first, last + 1):
+            for record in batch:
+                references.take(record)
+            watch.check()
+        progress = partial(watch.tell, "bodies", total=len(references))
+        return archive_bodies(link, log.stream, ArchivedBodies(url), references.values(), progress)
+
+
+def _restore_bodies(stream: str, archive: ArchiveReader, settings: Settings, watch: Watch) -> Carried:
+    """Store the large bodies of an archive's events, before the events are published; make the bucket if necessary."""
+    manifest, references = archive.manifest, References()
+    for batch in archive.records(manifest.first, manifest.last + 1):
+        for record in batch:
+            references.take(record)
+        watch.check()
+    if not references:
+        return NOTHING_CARRIED
+    with watch.phase("bodies"), NatsConnection.open(Endpoint.of(settings).with_name("eventjet-restore")) as link:
+        config = objects_config(stream, settings.replicas)
+        if link.run(finding_stream(config["name"])) is None:
+            link.ask(create_stream(config))
+        progress = partial(watch.tell, "bodies", total=len(references))
+        return restore_bodies(link, stream, ArchivedBodies(manifest.url), references.values(), progress)
 
 
 async def restore(
@@ -102,7 +142,8 @@ async def restore(
 ) -> Restored:
     """Publish the archive at `url` into the stream of an app, then compare the stream with the archive.
 
-    The job may be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
+    The large bodies of its events are stored first; the report names those that the archive does not have. The job may
+    be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
     started only for an archive outside this machine's folders. `progress` is called from another thread.
 
     Raises `ArchiveBroken` for an archive that is broken, and `UsageError` for an archive of another app, both before
@@ -117,6 +158,8 @@ async def restore(
         with open_engine("local" if options.name == "local" else "spark", options, watch) as running_engine:
             archive = ArchiveReader(running_engine.archive_files(url))
             _check(stream, archive, watch)
+            has_blobs = bool(loaded(app).catalog.with_blobs)
+            bodies = _restore_bodies(stream, archive, settings, watch) if has_blobs else NOTHING_CARRIED
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
                 archive,
@@ -125,7 +168,7 @@ async def restore(
                 wait=watch.wait,
                 timeout_s=settings.request_timeout_s,
             )
-            return restoring.run()
+            return replace(restoring.run(), bodies=bodies)
 
     return await in_thread(settings, progress, work)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
 from eventjet.jetstream.api import stream_info
-from eventjet.jetstream.connection import ask_once
+from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import accepted_missing, first_position
+from eventjet.log.sweep import References, faults_of
 from eventjet.log.topology import compare, stream_config
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import EngineOptions, Job, in_job
@@ -103,8 +105,9 @@ async def audit(
     """Check the log from its first event to its present end, and compare it with the archive at the URL `archive`.
 
     The audit checks that positions, versions and the chain of each aggregate are unbroken, that events can be decoded
-    and are on the subjects of their aggregate, that each id is used once, and that archive and log have the same
-    events. It takes some 120 bytes of memory for each aggregate.
+    and are on the subjects of their aggregate, that each id is used once, that the object store has each large body
+    with its digest, and that archive and log have the same events. It takes some 120 bytes of memory for each
+    aggregate, and 300 for each body.
 
     The report counts all findings, and names `examples` places for each kind. `engine` matters only for an archive
     outside this machine's folders, which Spark reads. `progress` is called from another thread.
@@ -112,7 +115,7 @@ async def audit(
     Raises `ArchiveBroken` for an archive that is broken or of another log; `Unreachable`, `StoreUnavailable` and
     `UsageError`.
     """
-    return await in_job(app, settings, engine, lambda job: _audit(job, archive, examples), progress=progress)
+    return await in_job(app, settings.for_log(), engine, lambda job: _audit(job, archive, examples), progress=progress)
 
 
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
@@ -123,7 +126,10 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         if drift.setting in _RETENTION_SETTINGS:
             audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")
     archive = None if url is None else _open_archive(job, url)
-    _walk(audit, job, archive)
+    references = References() if job.app.catalog.with_blobs else None
+    _walk(audit, job, archive, references)
+    if references:
+        _check_bodies(audit, job, references)
     grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
     audited_archive = None
     if archive is not None:
@@ -153,7 +159,16 @@ def _open_archive(job: Job, url: str) -> ArchiveReader:
     return archive
 
 
-def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
+def _check_bodies(audit: LogAudit, job: Job, references: References) -> None:
+    """Read every body that an event refers to, and compare it with its digest."""
+    log, watch = job.log, job.watch
+    with watch.phase("bodies", len(references)), NatsConnection.open(log.endpoint) as link:
+        progress = partial(watch.tell, "bodies", total=len(references))
+        for reference, fault in faults_of(link, log.stream, references.values(), progress):
+            audit.body(reference.position, f"{reference.type_name}: {reference.digest}: {fault}")
+
+
+def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None, references: References | None) -> None:
     log, watch = job.log, job.watch
     end = max(log.last, 0 if archive is None else archive.manifest.last)
     logged: Generator[list[RawRecord]] = (batch for batch in ())
@@ -171,6 +186,8 @@ def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
         pairs = side_by_side(chain.from_iterable(log_batches), chain.from_iterable(archive_batches))
         for number, (record, archived_record) in enumerate(pairs, 1):
             audit.take(record, archived_record)
+            if references is not None and record is not None:
+                references.take(record)
             if number % _REPORT_EVERY == 0:
                 watch.tell("read", (record or archived_record or (0,))[0], end)
         watch.tell("read", end, end)

@@ -11,7 +11,7 @@ from eventjet.archive.reading import FolderFiles, Segment
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import UsageError
 from eventjet.jetstream.reader import read_range
-from eventjet.rebuild.folding import Foldings
+from eventjet.rebuild.folding import Foldings, foldings_of
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
@@ -53,7 +53,7 @@ class LocalEngine:
             parts.append(Part(target.projection, events, count, parked, of_states=target.of_states))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            foldings = Foldings(job.app, targets, job.catalog.skipped, earlier)
+            foldings = Foldings(foldings_of(job.app, targets), job.catalog, earlier)
             pairs = list(zip(targets, foldings.each, strict=True))
             failpoints.reach("rebuild.engine_started")
             done = 0

@@ -59,6 +59,7 @@ class Kind(StrEnum):
     FOREIGN = "foreign"
     UNDECODABLE = "undecodable"
     UNKNOWN = "unknown"
+    BODY = "body"
     SKIPPED = "void"
     ID = "id"
     TIME = "time"
@@ -151,6 +152,14 @@ EXPLAINED: Mapping[Kind, Finding] = {
         fix="If a newer release recorded them, deploy that. If they have other names now, say so with `formerly` "
         "of their events; add the upcaster that is missing. Only what nobody needs goes into `retired_events`: it is "
         "passed over.",
+    ),
+    Kind.BODY: _explanation(
+        Kind.BODY,
+        what="Large bodies are missing or damaged",
+        cost="`jet.blobs.read` raises BlobMissing or BlobDamaged for them; the events and all that is folded from them "
+        "are not touched.",
+        fix="`eventjet objects restore URL` brings back what an archive has. Other content gets its digest "
+        "with `await jet.blobs.put(content)`.",
     ),
     Kind.SKIPPED: _explanation(
         Kind.SKIPPED,
@@ -295,6 +304,10 @@ class LogAudit:
     def setting(self, what: str) -> None:
         """Add a finding about the stream's settings."""
         self._add(Kind.SETTING, 0, 0, "", what)
+
+    def body(self, position: int, what: str) -> None:
+        """Add a finding about a large body that the event at a position refers to."""
+        self._add(Kind.BODY, position, position, "", what)
 
     def _add(self, kind: Kind, first: int, last: int, subject: str, what: str) -> None:
         finding = self._findings.setdefault(kind, LogFinding(kind))

@@ -25,6 +25,7 @@ Phase: TypeAlias = Literal[
     "compare",
     "archive",
     "publish",
+    "bodies",
 ]
 
 

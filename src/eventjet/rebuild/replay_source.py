@@ -6,12 +6,12 @@ The archive is opened before the job is planned, and its files are checked befor
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.jetstream.api import StreamState, deleted_positions, message_at
+from eventjet.jetstream.api import StreamState, deleted_positions, message_at, stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import check_integrity, first_position, missing_range
@@ -39,6 +39,11 @@ class Log:
     def last(self) -> int:
         """Position of the last event; 0 in an empty log."""
         return self.state.last if self.state.messages else 0
+
+    def now(self) -> StreamState:
+        """Return the log's state as it is now where it is read; its settings are those of when the job began."""
+        state = ask_once(self.endpoint, stream_info(self.stream))
+        return state if state.mirror is None else replace(state, config=self.state.config, metadata=self.state.metadata)
 
     def event_id(self, position: int) -> str | None:
         """Return the id of the event at a position now: empty if the event has no id, None if there is no event."""

@@ -19,7 +19,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.log.snapshots import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer, SnapshotCodec
+from eventjet.log.snapshots import SNAPSHOT_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer, SnapshotCodec
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
 from eventjet.rebuild.job import SNAPSHOT_FAULTS_MAX, EngineOptions, Job, SnapshotTally, in_job
@@ -86,7 +86,7 @@ class SnapshotFold:
         value = self._codec.encode(state)
         if value is None:
             self.tally.unkept += 1
-        elif len(value) > VALUE_MAX:
+        elif len(value) > SNAPSHOT_MAX:
             self.tally.too_large += 1
         else:
             self._offer(Offer(subject[self._prefix :].decode(), state.position, state.event_id, value))
@@ -175,7 +175,7 @@ async def build_snapshots(
     """
     return await in_job(
         app,
-        settings,
+        settings.for_log(),
         engine,
         lambda job: _build(job, aggregate, min_events),
         check=lambda app: snapshotted(app, aggregate),

@@ -19,7 +19,7 @@ from eventjet.errors import CursorDamaged
 PROCESS = "process"
 """The kind of a process cursor: code of a higher revision looks at the process's waiting instances again."""
 _REASON_MAX = 2_000
-_OPTIONAL = ("waking", "began", "tries")
+_OPTIONAL = ("waking", "began", "tries", "origins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,13 @@ class Cursor:
 
     None that is done, except for events of the quarantine that are tried again.
     """
+    origins: tuple[tuple[str, str], ...] = ()
+    """For an inbox whose stream is gathered: (origin, when it was made) of each origin, as its last message says."""
 
     def encoded(self) -> bytes:
         """Return the stored JSON value.
 
-        Empty `waking`, `began` and `tries` are left out, so that releases without these fields can read the value.
+        Empty `waking`, `began`, `tries` and `origins` are left out: releases without these fields can read the value.
         """
         values = {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
         return orjson.dumps(values)
@@ -79,6 +81,7 @@ class Cursor:
             values = cast("dict[str, Any]", orjson.loads(body))
             values["done"] = tuple((int(first), int(last)) for first, last in values["done"])
             values["tries"] = tuple((int(position), int(count)) for position, count in values.get("tries", ()))
+            values["origins"] = tuple((str(name), str(made)) for name, made in values.get("origins", ()))
             if values.get("waking") is not None:
                 after, until = values["waking"]
                 values["waking"] = int(after), int(until)

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.headers import RawRecord
 from eventjet.commands.repository import Repositories
-from eventjet.domain.reactor import Inbox
+from eventjet.domain.reactor import Inbox, Incoming
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
-from eventjet.jetstream.api import message_at, stream_info
+from eventjet.jetstream.api import StreamState, message_at, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.log.integrity import check_running, checking_whole_log, pause_of
+from eventjet.log.gathering import check_gathering, source_names, stalled_sources
+from eventjet.log.integrity import pause_of
+from eventjet.log.mirror import LogReader
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
+
+_log = logging.getLogger(__name__)
 
 
 class EventSource(Protocol):
     """A stream as a subscription reads it."""
 
     stream: str
+    endpoint: Endpoint
+    """Where the stream is read."""
     filters: Sequence[str]
     forgets: bool
     """Whether the stream may drop old records as part of its normal operation."""
@@ -51,29 +61,33 @@ class EventSource(Protocol):
         """Return the record at a position, or None."""
         ...
 
+    def noted(self, cursor: Cursor) -> Cursor:
+        """Return a cursor with what it has to remember of this stream."""
+        ...
+
 
 class LogSource:
     """The app's own log, filtered to the aggregates of a declaration's events."""
 
     forgets = False
 
-    def __init__(self, repositories: Repositories, client: Client, declaration: Declaration) -> None:
+    def __init__(self, repositories: Repositories, log: LogReader, declaration: Declaration) -> None:
         self.stream = repositories.app.name
+        self.endpoint = log.endpoint
         self.filters: Sequence[str] = filters_of(repositories.app, declaration.events)
         self._repositories = repositories
-        self._client = client
+        self._log = log
         self._declaration = declaration
 
     async def check(self, cursor: Cursor) -> None:
-        identity = await self._client.run(checking_whole_log(self.stream, cursor))
+        identity = await self._log.check(cursor)
         if identity != cursor.log:
             raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
-        skip_markers = await self._client.run(reading_skip_markers(self.stream))
+        skip_markers = await self._log.client.run(reading_skip_markers(self.stream))
         self._repositories.catalog.skipped.update(skip_markers)
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
-        await check_running(self._client, self.stream, cursor, cursor.log)
-        return await pause_of(self._client, self.stream, durable)
+        return await self._log.look(cursor, cursor.log, durable)
 
     def reader(self, predecessors: PredecessorReader) -> Reader:
         offering = Offering(self._repositories.catalog, self._declaration.events, (), predecessors)
@@ -85,6 +99,9 @@ class LogSource:
     async def at(self, position: int) -> RawRecord | None:
         return await self._repositories.store.at(position)
 
+    def noted(self, cursor: Cursor) -> Cursor:
+        return cursor
+
 
 class StreamSource:
     """The stream of an inbox, which is identified by its time of creation and may drop old messages."""
@@ -93,18 +110,24 @@ class StreamSource:
 
     def __init__(self, inbox: Inbox[Any, Any], client: Client) -> None:
         self.stream = inbox.stream
+        self.endpoint = client.endpoint
         self._name = inbox.name
         self.filters: Sequence[str] = (inbox.subject,)
         self._client = client
-        self._type = inbox.type
+        self._inbox = inbox
         self._decoder = IncomingDecoder(inbox.type, "")
+        self._origins: dict[str, str] = {}
+        """When the origins of a gathered stream were made, by their names; replaced, since another thread reads it."""
 
     async def check(self, cursor: Cursor) -> None:
-        await self._check(cursor)
+        state = await self._check(cursor)
+        if self._inbox.sources:
+            check_gathering(state, self._inbox)
         # The stream is part of the id of a message without one, and may have been created anew since the last session.
-        self._decoder = IncomingDecoder(self._type, cursor.log)
+        self._decoder = IncomingDecoder(self._inbox.type, cursor.log, source_names(state))
+        self._origins = dict(cursor.origins)
 
-    async def _check(self, cursor: Cursor) -> None:
+    async def _check(self, cursor: Cursor) -> StreamState:
         try:
             state = await self._client.ask(stream_info(self.stream))
         except StreamMissing:
@@ -115,13 +138,14 @@ class StreamSource:
         if state.last < cursor.position:
             reason = f"the stream {self.stream!r} ends at {state.last}"
             raise LogRolledBack(cursor.name, cursor.position, reason, _way_out(cursor))
+        return state
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
         try:
-            await self._check(cursor)
+            state = await self._check(cursor)
         except StoreError:
             return None
-        return await pause_of(self._client, self.stream, durable)
+        return await pause_of(self._client, self.stream, durable) or next(iter(stalled_sources(state)), None)
 
     def reader(self, predecessors: PredecessorReader) -> Reader:
         del predecessors  # those of another stream have none
@@ -135,12 +159,31 @@ class StreamSource:
 
     def decode(self, record: RawRecord) -> Offered | None:
         try:
-            return Offered(record, cast("Any", self._decoder(record)))
+            message = self._decoder(record)
+            if message.origin is not None:
+                self._compare_origin(message)
+            return Offered(record, cast("Any", message))
         except BaseException as raised:  # noqa: BLE001 - a type of the application's own
             return Offered(record, None, UnexpectedExit.instead_of(raised))
 
     async def at(self, position: int) -> RawRecord | None:
         return await self._client.ask(message_at(self.stream, position))
+
+    def noted(self, cursor: Cursor) -> Cursor:
+        origins = tuple(sorted(self._origins.items()))
+        return cursor if origins == cursor.origins else replace(cursor, origins=origins)
+
+    def _compare_origin(self, message: Incoming[Any]) -> None:
+        """Log when an origin was made again since its last message."""
+        origin = message.origin
+        if origin is None or not origin.made:
+            return
+        name = f"{origin.stream} ({origin.api})" if origin.api else origin.stream
+        previous = self._origins.get(name)
+        if previous != origin.made:
+            self._origins = {**self._origins, name: origin.made}
+            if previous is not None:
+                logs.SOURCE_MADE_AGAIN.tell(_log, name=self._name, position=message.position, source=name)
 
 
 def _way_out(cursor: Cursor) -> str:

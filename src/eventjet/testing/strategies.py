@@ -19,6 +19,7 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from eventjet.domain.blob import Blob
 from eventjet.errors import UsageError
 
 
@@ -56,6 +57,7 @@ _ITEMS_MAX = 4
 _TEXT = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 _PLAIN: dict[Any, SearchStrategy[Any]] = {
     bool: st.booleans(),
+    Blob: st.binary(max_size=20).map(Blob.of),
     bytes: st.binary(max_size=20),
     date: st.dates(date(1970, 1, 1), date(2199, 12, 31)),
     datetime: st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC)),  # noqa: DTZ001

@@ -19,6 +19,7 @@ ENDPOINTS: Mapping[str, tuple[str, Callable[[Request], Awaitable[dict[str, Any] 
     "log": ("log.html", log.log),
     "log_live": ("", log.log_live),
     "event": ("event.html", log.event),
+    "body": ("", log.body),
     "models": ("models.html", read_models.models),
     "model": ("model.html", read_models.model),
     "row": ("row.html", read_models.row),

@@ -10,17 +10,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, cast
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from eventjet.app import App
 from eventjet.codec.headers import RawRecord, metadata_of
 from eventjet.console.live import LiveResponse
 from eventjet.console.pages import page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Sources
+from eventjet.domain.blob import OCTETS
 from eventjet.errors import CodecError, Refused
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
@@ -29,6 +32,7 @@ from eventjet.operations.events import (
     Cause,
     Node,
     RowsTouched,
+    bodies_in,
     cause_of,
     effects_of,
     event_view,
@@ -272,6 +276,8 @@ class Tail:
                         shown_row["void"] = str(body.get("reason", ""))
 
 
+_BODIES_MAX = 100
+"""The most large bodies of one event that its page lists."""
 _LEVELS_MAX = 12
 """Levels of the tree of effects; deeper events are shown beside their causes."""
 
@@ -319,11 +325,13 @@ async def event(request: Request) -> dict[str, Any] | Response:
         sources.attempt("The app", rows(), remaining_s),
     )
     skipped = log.repositories.catalog.skipped
+    view = event_view(log.jet, record, skipped)
     trace = (metadata.traceparent or "").split("-")
     process, _, process_id = (metadata.correlation or "").partition(":")
     is_process = process_id and process in {info.name for info in sources.app.processes.values()}
     return {
-        "event": event_view(log.jet, record, skipped) | {"logged_at": import_time(record)},
+        "event": view | {"logged_at": import_time(record)},
+        "bodies": list(islice(bodies_in(view["data"]), _BODIES_MAX)),
         "headers": headers_of(record),
         "command_id": command_id,
         "metadata": metadata,
@@ -339,6 +347,32 @@ async def event(request: Request) -> dict[str, Any] | Response:
         "rows": touched,
         "correlated": (process, process_id) if is_process else None,
     }
+
+
+async def body(request: Request) -> Response:
+    """Offer a large body as a download, if the event at a position refers to it where the visitor may see it.
+
+    No browser shows it: its type is no more than bytes, and it is an attachment (RFC 6266).
+    """
+    position, digest = query_number(request, "position", least=1), query_text(request, "digest", 100)
+    sources: Sources = request.app.state.sources
+    log = await sources.log()
+    record = None if position is None else await log.repositories.store.at(position)
+    await log.jet.skipped()
+    shown = () if record is None else bodies_in(event_view(log.jet, record, log.repositories.catalog.skipped)["data"])
+    reference = next((reference for reference in shown if reference["digest"] == digest), None)
+    objects = log.repositories.store.objects
+    size = None if reference is None else await objects.size(digest)
+    if reference is None or size is None:
+        raise HTTPException(404, "No event at this position refers to it, or the object store does not have it.")
+    name = quote(reference["name"] or digest.removeprefix("sha256:"), safe="")
+    headers = {
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+        "content-length": str(size),
+        "x-content-type-options": "nosniff",
+    }
+    chunks = () if request.method == "HEAD" else objects.chunks(digest)
+    return StreamingResponse(chunks, media_type=OCTETS, headers=headers)
 
 
 def _tree(nodes: Sequence[Node], skipped: Mapping[int, str], level: int) -> list[dict[str, Any]]:

@@ -1,0 +1,466 @@
+"""Large bodies in the JetStream object store (ADR-20): the bucket `<app>_objects` with one object for each digest.
+
+An object is chunks on a subject of their own, and then its metadata on the subject of its name, which makes it visible.
+Metadata is written only over what was read, so of two writers of one digest the second finds that it is there. What a
+sweep removes and what a command refers to are decided by the same comparison (ADR 0070): whoever refers to an object
+writes its metadata again first, and a sweep removes only objects whose metadata nobody has written meanwhile. Whoever
+reads compares size and digest before it hands on the last chunk.
+
+Everything here is a conversation, for the client of an event loop and for a blocking connection alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import orjson
+
+from eventjet import failpoints
+from eventjet.codec.headers import EXPECTED, RawRecord, header_block
+from eventjet.codec.subjects import object_bucket
+from eventjet.domain.blob import CHUNK_BYTES
+from eventjet.errors import (
+    ApiRefused,
+    BlobDamaged,
+    BlobMissing,
+    ConnectionClosed,
+    LogUnusable,
+    NoResponders,
+    Refused,
+    StoreError,
+    StoreUnavailable,
+    StreamMissing,
+)
+from eventjet.jetstream.api import (
+    IN_PROCESS,
+    NO_RESOURCES,
+    STORE_FAILED,
+    WRONG_SEQUENCE,
+    Conversation,
+    Request,
+    StreamState,
+    answer_in,
+    direct_page,
+    direct_records,
+    end_of_page,
+    last_message,
+    messages_of,
+    purge_stream,
+    stream_info,
+)
+from eventjet.jetstream.client import Client
+from eventjet.log.store import ObjectStore, changed_content
+from eventjet.log.topology import full_stream
+from eventjet.nats.protocol import Frame
+
+T = TypeVar("T")
+
+_ROLLUP = ("Nats-Rollup", "sub")
+_PAGE_CHUNKS, _PAGE_METAS, _PAGE_BYTES = 8, 500, 2_000_000
+"""Chunks, metadata and bytes of one request at most: there is no flow control inside a request."""
+_LAGS_MAX = 30
+"""How often a replica is asked again that has not got the last chunks yet."""
+_TRIES_MAX = 20
+"""How often an object's metadata is read again because somebody else wrote it."""
+_CLAIM_S = 60.0
+"""How long a digest counts as there after a claim, which is far less than the age at which a sweep removes it."""
+_CLAIMS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """The metadata of an object, as the bucket has it."""
+
+    name: str
+    """The digest's hexadecimal digits."""
+    token: str
+    """The end of the subject of its chunks."""
+    size: int
+    chunks: int
+    position: int
+    """The sequence of the metadata in the bucket's stream."""
+    time_ns: int
+    """When the metadata was written, in nanoseconds since 1970."""
+    is_deleted: bool
+    digest: str
+
+    @classmethod
+    def of(cls, record: RawRecord) -> StoredObject | None:
+        """Return the object that a metadata message describes; None for a message of another form."""
+        try:
+            meta: dict[str, Any] = orjson.loads(record[4])
+            encoded = str(meta.get("digest") or "").removeprefix("SHA-256=").removeprefix("sha-256=")
+            digest = f"sha256:{urlsafe_b64decode(encoded).hex()}"
+            sizes = int(meta.get("size") or 0), int(meta.get("chunks") or 0)
+            is_deleted = bool(meta.get("deleted"))
+            return cls(str(meta["name"]), str(meta["nuid"]), *sizes, record[0], record[1], is_deleted, digest)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+class Bucket:
+    """The requests to the bucket of an app's objects."""
+
+    def __init__(self, app: str) -> None:
+        self.name = object_bucket(app)
+        self.stream = f"OBJ_{self.name}"
+
+    def chunk_subject(self, token: str) -> str:
+        """Return the subject of an object's chunks; `*` stands for every object."""
+        return f"$O.{self.name}.C.{token}"
+
+    def meta_subject(self, name: str) -> str:
+        """Return the subject of an object's metadata; `*` stands for every object."""
+        return f"$O.{self.name}.M.{name if name == '*' else urlsafe_b64encode(name.encode()).decode()}"
+
+    def purging(self, token: str, until: int = 2**63 - 2) -> Request[int]:
+        """Return the request that removes an object's chunks up to a position."""
+        return purge_stream(self.stream, self.chunk_subject(token), until)
+
+    def reading(self, digest: str) -> Conversation[StoredObject | None]:
+        """Return the object of a digest, as the leader has it; None if there is none."""
+        stored = yield from self.meta(_name(digest))
+        return None if stored is None or stored.is_deleted else stored
+
+    def claiming(self, digest: str) -> Conversation[bool]:
+        """Write the metadata of a digest's object again, so that no sweep removes it now; False if it is not whole."""
+        for _ in range(_TRIES_MAX):
+            stored = yield from self.reading(digest)
+            if stored is None:
+                return False
+            position, is_whole = yield from self.claiming_at(stored)
+            if position is not None:
+                return is_whole
+        raise _contended(digest)
+
+    def claiming_at(self, stored: StoredObject) -> Conversation[tuple[int | None, bool]]:
+        """Write the metadata again; return its new position, None if it was removed, and whether all chunks are there.
+
+        Metadata that somebody else wrote meanwhile is as new as one's own.
+        """
+        position = yield from self.writing_meta(stored)
+        if position is None:
+            newer = yield from self.meta(stored.name)
+            if newer is None or newer.is_deleted:
+                return None, False
+            stored, position = newer, newer.position
+        chunks: int = yield messages_of(self.stream, self.chunk_subject(stored.token))
+        return position, chunks == stored.chunks
+
+    def removing(self, stored: StoredObject) -> Conversation[bool]:
+        """Remove an object whose metadata nobody has written since it was read; False if somebody has."""
+        position = yield from self.writing_meta(stored, is_deleted=True)
+        if position is None:
+            return False
+        yield self.purging(stored.token)
+        yield purge_stream(self.stream, self.meta_subject(stored.name), position)
+        return True
+
+    def reading_metas(self) -> Conversation[list[StoredObject]]:
+        """Return the metadata of all objects."""
+        metas: dict[str, StoredObject] = {}
+        start, lags = 1, 0
+        last: RawRecord | None = yield last_message(self.stream, self.meta_subject("*"))
+        while last is not None and start <= last[0]:
+            request = direct_page(self.stream, start, self.meta_subject("*"), count=_PAGE_METAS, size=_PAGE_BYTES)
+            page = yield from _page(request, self.stream)
+            if page:
+                start = page[-1][0] + 1
+                metas |= {stored.name: stored for record in page if (stored := StoredObject.of(record)) is not None}
+                continue
+            lags += 1
+            if lags > _LAGS_MAX:
+                raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
+            yield None
+            last = yield last_message(self.stream, self.meta_subject("*"))  # it may have been removed meanwhile
+        return list(metas.values())
+
+    def writing(self, subject: str, payload: bytes, expected: int, *, rollup: bool = False) -> Conversation[int | None]:
+        """Write a message after the one at `expected` (0 for none), and return where it is; None if another is there.
+
+        Repeated after an answer that was lost, it finds its own message.
+        """
+        headers = header_block([(EXPECTED, str(expected)), *([_ROLLUP] if rollup else ())])
+        try:
+            return (yield Request(f"A write to {subject}", subject, payload, _position, headers, self.stream))
+        except ApiRefused as refusal:
+            if refusal.err_code in (NO_RESOURCES, STORE_FAILED):
+                state: StreamState = yield stream_info(self.stream)
+                full = full_stream(self.stream, state.config, refusal.err_code, refusal.description)
+                raise full or refusal from None
+            if refusal.err_code != WRONG_SEQUENCE:
+                raise
+        last: RawRecord | None = yield last_message(self.stream, subject)
+        return last[0] if last is not None and last[0] > expected and last[4] == payload else None
+
+    def meta(self, name: str) -> Conversation[StoredObject | None]:
+        """Return the metadata of a name, of a removed object as well; None if there is none."""
+        record: RawRecord | None = yield last_message(self.stream, self.meta_subject(name))
+        return None if record is None else StoredObject.of(record)
+
+    def writing_meta(self, stored: StoredObject, *, is_deleted: bool = False) -> Conversation[int | None]:
+        """Write an object's metadata over that at `stored.position`; None if it is another now."""
+        meta: dict[str, Any] = {
+            "name": stored.name,
+            "options": {"max_chunk_size": CHUNK_BYTES},
+            "bucket": self.name,
+            "nuid": stored.token,
+            "size": 0 if is_deleted else stored.size,
+            "chunks": 0 if is_deleted else stored.chunks,
+            # Each write is another message, so that of two claims at the same position only one succeeds.
+            "mtime": f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z",
+            "digest": f"SHA-256={urlsafe_b64encode(bytes.fromhex(stored.digest.partition(':')[2])).decode()}",
+            **({"deleted": True} if is_deleted else {}),
+        }
+        subject, payload = self.meta_subject(stored.name), orjson.dumps(meta)
+        return (yield from self.writing(subject, payload, stored.position, rollup=True))
+
+
+class ContentWriter:
+    """Stores one body in chunks; its object appears when it is finished."""
+
+    def __init__(self, bucket: Bucket, *, replaces: bool = False) -> None:
+        """`replaces` says that an object of the digest that is there is damaged, and gives way to this one."""
+        self._bucket = bucket
+        self._replaces = replaces
+        self._token = secrets.token_hex(11)
+        self._rest = bytearray()
+        self._hash = sha256()
+        self._size = self._chunks = self._last = 0
+
+    def write(self, piece: bytes) -> Conversation[None]:
+        """Store the next bytes, and keep those that fill no chunk yet."""
+        self._rest += piece
+        while len(self._rest) >= CHUNK_BYTES:
+            yield from self._store(bytes(self._rest[:CHUNK_BYTES]))
+            del self._rest[:CHUNK_BYTES]
+
+    def finish(self, expected: str = "") -> Conversation[tuple[str, int]]:
+        """Store the end of the body, unless its digest has an object already; return (digest, size).
+
+        Raises `Refused` if the digest is not the expected one.
+        """
+        if self._rest:
+            yield from self._store(bytes(self._rest))
+            self._rest.clear()
+        digest = f"sha256:{self._hash.hexdigest()}"
+        if expected not in ("", digest):
+            raise changed_content(expected, digest)
+        for _ in range(_TRIES_MAX):
+            seen = yield from self._bucket.meta(_name(digest))
+            position = 0 if seen is None else seen.position
+            if seen is not None and not seen.is_deleted and not self._replaces:
+                position, is_whole = yield from self._bucket.claiming_at(seen)
+                if is_whole:
+                    yield from self.discard()
+                    return digest, self._size
+                if position is None:
+                    continue
+            stored = StoredObject(_name(digest), self._token, self._size, self._chunks, position, 0, False, digest)
+            if (yield from self._bucket.writing_meta(stored)) is not None:
+                break
+        else:
+            raise _contended(digest)
+        failpoints.reach("objects.put")
+        subject = self._bucket.chunk_subject(self._token)
+        last: RawRecord | None = yield last_message(self._bucket.stream, subject)
+        if (0 if last is None else last[0]) != self._last:
+            raise _swept()
+        return digest, self._size
+
+    def discard(self) -> Conversation[None]:
+        """Remove what was stored, if these credentials may; otherwise a sweep does."""
+        if self._last:
+            with suppress(StoreError):
+                yield self._bucket.purging(self._token, self._last)
+
+    def _store(self, chunk: bytes) -> Conversation[None]:
+        position = yield from self._bucket.writing(self._bucket.chunk_subject(self._token), chunk, self._last)
+        if position is None:
+            raise _swept()
+        self._last, self._chunks, self._size = position, self._chunks + 1, self._size + len(chunk)
+        self._hash.update(chunk)
+        failpoints.reach("objects.chunk_stored")
+
+
+class ContentReader:
+    """Reads the content of one digest in chunks; the last comes once size and digest are those of the reference."""
+
+    def __init__(self, bucket: Bucket, digest: str) -> None:
+        self._bucket = bucket
+        self._digest = digest
+        self._stored: StoredObject | None = None
+        self._hash = sha256()
+        self._size = self._last = 0
+        self._ready: list[bytes] = []
+        self._is_ended = False
+
+    def next(self) -> Conversation[bytes | None]:
+        """Return the next chunk, None after the last; raises `BlobMissing` and `BlobDamaged`."""
+        stored = self._stored = self._stored or (yield from self._bucket.reading(self._digest))
+        if stored is None:
+            raise BlobMissing(self._digest, self._bucket.name)
+        lags = 0
+        # Two chunks have to be there, unless all have come: the last is handed on after the comparison.
+        while len(self._ready) < 2 and self._size < stored.size:
+            subject = self._bucket.chunk_subject(stored.token)
+            request = direct_page(self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES)
+            page = yield from _page(request, self._bucket.stream)
+            for record in page:
+                self._last, self._size = record[0], self._size + len(record[4])
+                self._hash.update(record[4])
+                self._ready += [record[4]] if record[4] else []
+            if not page:
+                lags += 1
+                if lags > _LAGS_MAX:
+                    if (yield messages_of(self._bucket.stream, subject)) == stored.chunks:
+                        raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
+                    break
+                yield None
+        if not self._is_ended and len(self._ready) < 2:
+            self._is_ended = True
+            digest = f"sha256:{self._hash.hexdigest()}"
+            if self._size != stored.size or digest != self._digest:
+                raise BlobDamaged(self._digest, self._bucket.name, self._size, stored.size)
+        return self._ready.pop(0) if self._ready else None
+
+
+class JetStreamObjects(ObjectStore):
+    """The objects of an app over the client of an event loop."""
+
+    def __init__(self, app: str, client: Client, timeout_s: float) -> None:
+        """`timeout_s` is how long a step of an upload or a download may take, while the server does not answer."""
+        self._bucket = Bucket(app)
+        self.name = self._bucket.name
+        self._client = client
+        self._timeout_s = timeout_s
+        self._claimed: dict[str, float] = {}
+        """Digest → when it was claimed, so that a decision that is made again sends nothing again."""
+
+    async def claim(self, digest: str) -> bool:
+        if time.monotonic() - self._claimed.get(digest, -_CLAIM_S) < _CLAIM_S:
+            return True
+        is_whole = await self._run(self._bucket.claiming(digest))
+        if is_whole:
+            self._note(digest)
+        return is_whole
+
+    async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
+        writer = ContentWriter(self._bucket)
+        try:
+            async for piece in content:
+                await self._run(writer.write(piece))
+            stored = await self._run(writer.finish(digest))
+        except Exception:
+            await self._run(writer.discard())
+            raise
+        self._note(stored[0])
+        return stored
+
+    async def size(self, digest: str) -> int | None:
+        stored = await self._run(self._bucket.reading(digest))
+        return None if stored is None else stored.size
+
+    async def chunks(self, digest: str) -> AsyncIterator[bytes]:
+        reader = ContentReader(self._bucket, digest)
+        while (chunk := await self._run(reader.next())) is not None:
+            yield chunk
+
+    def _note(self, digest: str) -> None:
+        if len(self._claimed) >= _CLAIMS_MAX:
+            self._claimed.clear()
+        self._claimed[digest] = time.monotonic()
+
+    async def _run(self, conversation: Conversation[T]) -> T:
+        return await self._client.run(patiently(conversation, self._bucket, self._timeout_s))
+
+
+def patiently(conversation: Conversation[T], bucket: Bucket, timeout_s: float) -> Conversation[T]:
+    """Repeat each request of a conversation for so long as the server does not answer it.
+
+    Raises `LogUnusable` if the bucket does not exist.
+    """
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            request = conversation.send(answer) if error is None else conversation.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        answer = error = None
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                answer = yield request
+                break
+            except StreamMissing:
+                raise no_bucket(bucket) from None
+            except StoreUnavailable as unavailable:
+                if isinstance(unavailable, NoResponders):
+                    try:
+                        yield stream_info(bucket.stream)
+                    except StreamMissing:
+                        raise no_bucket(bucket) from None
+                    except StoreError:
+                        pass
+                if isinstance(unavailable, ConnectionClosed) or time.monotonic() >= until:
+                    error = unavailable
+                    break
+            except StoreError as store_error:
+                error = store_error
+                break
+            yield None
+
+
+def no_bucket(bucket: Bucket) -> LogUnusable:
+    """Return the error for a bucket that does not exist."""
+    return LogUnusable(
+        f"The object store {bucket.name!r}",
+        "it does not exist",
+        "Run `eventjet init`, which makes it for an app with a `Blob` in one of its events.",
+    )
+
+
+def _contended(digest: str) -> StoreError:
+    return StoreUnavailable(f"The body {digest}", "its metadata keeps changing")
+
+
+def _swept() -> StoreError:
+    return Refused(
+        "An upload",
+        "a sweep took it for one that nobody goes on with, since its last part was older than the sweep's age",
+        "Store it again, and sweep with an `--older-than` that no upload takes.",
+    )
+
+
+def _page(request: Request[Any], stream: str) -> Conversation[list[RawRecord]]:
+    """Read one page of records, empty if there are none; raises `StoreUnavailable` if a part of it is lost."""
+    for _ in range(_LAGS_MAX):
+        frames: list[Frame] = yield request
+        page_end = end_of_page(frames[-1], request.what)
+        page = direct_records(frames[:-1], stream, None)
+        if page_end is None or (page and page[-1][0] == page_end[0]):
+            return page
+        yield None
+    raise StoreUnavailable(request.what, "a part of the answer is lost on the way again and again")
+
+
+def _position(frame: Frame) -> int:
+    try:
+        return int(answer_in(frame, "An object")["seq"])
+    except ApiRefused as refusal:
+        if refusal.err_code != IN_PROCESS:
+            raise
+        raise StoreUnavailable(refusal.subject, refusal.description) from None  # nothing was compared
+
+
+def _name(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,245 @@
+"""Large bodies: stored before the event that refers to them, read by their digest, shared and swept."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet import App, Blob, BlobDamaged, BlobMissing, Imported, Jet, Refused, UsageError
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.blob import CHUNK_BYTES, blobs_in, source_of
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.jetstream.api import messages_of, purge_stream, stream_info
+from eventjet.jetstream.client import Client
+from eventjet.log.objects import Bucket
+from tests.blobs import Document, Filed, documents
+from tests.logs import fresh_name
+
+LARGE = b"".join(sha256(str(number).encode()).digest() for number in range(60_000))
+"""1.9 MB: three chunks and a half."""
+
+
+@pytest.fixture
+def app() -> App:
+    return documents(fresh_name())
+
+
+@pytest.fixture(params=["server", "memory"])
+async def jet(request: pytest.FixtureRequest, app: App, nats: NatsServer) -> AsyncIterator[Jet]:
+    in_memory = request.param == "memory"
+    async with app.in_memory() if in_memory else app.connect(servers=nats.url) as jet:
+        if not in_memory:
+            await jet.init()
+        yield jet
+
+
+@pytest.fixture
+async def stored(app: App, nats: NatsServer) -> AsyncIterator[Jet]:
+    """A connection to a log on a server."""
+    async with app.connect(servers=nats.url) as jet:
+        await jet.init()
+        yield jet
+
+
+def client_of(jet: Jet) -> Client:
+    assert jet.client is not None
+    return jet.client
+
+
+async def chunks_stored(jet: Jet) -> int:
+    bucket = Bucket(jet.name)
+    return await client_of(jet).ask(messages_of(bucket.stream, bucket.chunk_subject("*")))
+
+
+async def test_a_body_goes_in_with_its_event_and_comes_out_by_its_digest(jet: Jet, tmp_path: Path) -> None:
+    file = tmp_path / "scan.pdf"
+    file.write_bytes(LARGE)
+    blob = Blob.from_file(file)
+    assert (blob.size, blob.media_type, blob.name) == (len(LARGE), "application/pdf", "scan.pdf")
+    done = await jet.repository(Document).execute("d-1", Document.file, blob)
+    assert done.state.scan == blob
+    (recorded,) = [recorded async for recorded in jet.tail()]
+    reference = recorded.data.scan
+    assert reference == blob
+    assert source_of(reference) is None
+    assert await jet.blobs.read(reference) == LARGE
+    assert [len(chunk) async for chunk in jet.blobs.chunks(reference)] == [CHUNK_BYTES] * 3 + [len(LARGE) % CHUNK_BYTES]
+    await jet.blobs.save(reference, tmp_path / "copy.pdf")
+    assert (tmp_path / "copy.pdf").read_bytes() == LARGE
+    sink = io.BytesIO()
+    await jet.blobs.save(reference, sink)
+    assert sink.getvalue() == LARGE
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(CHUNK_BYTES), bytes(CHUNK_BYTES + 1), bytes(2 * CHUNK_BYTES)])
+async def test_a_body_of_any_size_is_read_back(jet: Jet, content: bytes) -> None:
+    blob = await jet.blobs.put(content, media_type="text/plain", name="n.txt")
+    assert (blob.size, blob.media_type, blob.name) == (len(content), "text/plain", "n.txt")
+    assert await jet.blobs.read(blob) == content
+
+
+async def test_content_comes_from_bytes_paths_files_and_what_arrives_only_once(jet: Jet, tmp_path: Path) -> None:
+    file = tmp_path / "scan"
+    file.write_bytes(LARGE)
+
+    async def arriving() -> AsyncIterator[bytes]:
+        for start in range(0, len(LARGE), 100_000):
+            yield LARGE[start : start + 100_000]
+
+    with file.open("rb") as opened:
+        blobs = [await jet.blobs.put(content) for content in (LARGE, file, opened, arriving())]
+    assert {blob.digest for blob in blobs} == {f"sha256:{sha256(LARGE).hexdigest()}"}
+    assert await jet.blobs.read(blobs[0]) == LARGE
+    for text in ("a path as text", 3, io.StringIO("text")):
+        with pytest.raises((UsageError, TypeError)):
+            await jet.blobs.put(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_large_body_is_read_in_chunks_or_with_a_limit_of_its_own(jet: Jet) -> None:
+    blob = await jet.blobs.put(LARGE)
+    with pytest.raises(Refused, match=r"1,920,000 bytes, and max_bytes is 1,000"):
+        await jet.blobs.read(blob, max_bytes=1_000)
+    assert await jet.blobs.read(blob, max_bytes=blob.size) == LARGE
+
+
+async def test_an_event_may_not_refer_to_a_body_that_is_not_there(jet: Jet) -> None:
+    unknown = Blob(digest=f"sha256:{'0' * 64}", size=3)
+    pages = (Blob.of(b"one"), unknown)
+    with pytest.raises(BlobMissing, match=r"document.filed: pages\[1\].*put\(content\)") as caught:
+        await jet.repository(Document).execute("d-1", Document.file, Blob.of(b"scan"), pages)
+    assert caught.value.digest == unknown.digest
+    assert isinstance(caught.value, Refused)
+    assert await jet.repository(Document).history("d-1") == []
+    with pytest.raises(BlobMissing):
+        await jet.blobs.read(unknown)
+
+
+async def test_an_event_may_refer_again_to_a_body_that_is_there(jet: Jet) -> None:
+    repository = jet.repository(Document)
+    await repository.execute("d-1", Document.file, Blob.of(LARGE))
+    again = await repository.execute("d-1", Document.scan_again)
+    assert again.version == 2
+    assert again.state.scan == Blob.of(LARGE)
+
+
+async def test_a_file_that_changes_before_it_is_stored_is_refused(jet: Jet, tmp_path: Path) -> None:
+    file = tmp_path / "scan"
+    file.write_bytes(LARGE)
+    blob = Blob.from_file(file)
+    file.write_bytes(LARGE[:-1] + b"?")
+    with pytest.raises(Refused, match="has changed since the blob was made"):
+        await jet.repository(Document).execute("d-1", Document.file, blob)
+    assert await jet.repository(Document).history("d-1") == []
+    if jet.client is not None:
+        assert await chunks_stored(jet) == 0
+
+
+def test_a_blob_needs_a_binary_file_that_can_be_read_twice(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("text")
+    with (tmp_path / "t").open() as text, pytest.raises(UsageError, match=r"mode 'rb'"):
+        Blob.from_file(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with (tmp_path / "t").open("rb") as file:
+        file.read(2)
+        assert Blob.from_file(file) == Blob(digest=Blob.of(b"xt").digest, size=2, name="t")
+        assert file.read() == b""
+
+
+async def test_transactions_and_imports_store_bodies_too(jet: Jet) -> None:
+    repository = jet.repository(Document)
+    await jet.transact(
+        repository.decide("d-1", Document.file, Blob.of(b"first")),
+        repository.decide("d-2", Document.file, Blob.of(b"second")),
+    )
+    imported = [Imported(Document, f"i-{number}", Filed(scan=Blob.of(b"%d" % number))) for number in range(3)]
+    report = await jet.append_many(imported, source="old")
+    assert (report.stored, report.skipped) == (3, 0)
+    assert (await jet.append_many(imported, source="old")).skipped == 3
+    blobs = [blob async for recorded in jet.tail() for _, blob in blobs_in(recorded.data)]
+    assert [await jet.blobs.read(blob) for blob in blobs] == [b"first", b"second", b"0", b"1", b"2"]
+    missing = Imported(Document, "i-9", Filed(scan=Blob(digest=f"sha256:{'1' * 64}", size=1)))
+    with pytest.raises(BlobMissing):
+        await jet.append_many([missing], source="older")
+
+
+async def test_an_event_that_is_too_large_names_the_field_and_this_way_out(jet: Jet) -> None:
+    with pytest.raises(Refused, match=r"its field text has 1,000,00\d of them.*Make text a `Blob`"):
+        await jet.repository(Document).execute("d-1", Document.note, "x" * 1_000_000)
+
+
+async def test_one_body_is_stored_once_whoever_sends_it(stored: Jet, app: App, nats: NatsServer) -> None:
+    async def file(number: int) -> None:
+        async with app.connect(servers=nats.url) as jet:
+            await jet.repository(Document).execute(f"d-{number}", Document.file, Blob.of(LARGE))
+
+    await asyncio.gather(*(file(number) for number in range(6)))
+    assert await chunks_stored(stored) == 4
+    async for recorded in stored.tail():
+        assert await stored.blobs.read(recorded.data.scan) == LARGE
+
+
+async def test_a_decision_that_is_made_again_stores_its_body_once(stored: Jet, app: App, nats: NatsServer) -> None:
+    repository = stored.repository(Document)
+    await repository.execute("d-1", Document.note, "before")
+    async with app.connect(servers=nats.url) as other:
+        await other.repository(Document).execute("d-1", Document.note, "meanwhile")
+    before = (await client_of(stored).ask(stream_info(Bucket(app.name).stream))).last
+    await repository.execute("d-1", Document.file, Blob.of(LARGE))
+    state = await client_of(stored).ask(stream_info(Bucket(app.name).stream))
+    assert state.last - before == 5
+
+
+async def test_a_damaged_body_is_told_before_its_last_chunk(stored: Jet, tmp_path: Path) -> None:
+    blob = await stored.blobs.put(LARGE)
+    bucket = Bucket(stored.name)
+    state = await client_of(stored).ask(stream_info(bucket.stream))
+    await client_of(stored).ask(purge_stream(bucket.stream, bucket.chunk_subject("*"), state.first))
+    sink = io.BytesIO()
+    with pytest.raises(BlobDamaged, match=r"1,395,712 of 1,920,000 bytes"):
+        await stored.blobs.save(blob, sink)
+    assert sink.tell() < blob.size - CHUNK_BYTES
+    target = tmp_path / "scan"
+    target.write_bytes(b"old")
+    with pytest.raises(BlobDamaged):
+        await stored.blobs.save(blob, target)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("scan", b"old")]
+    await stored.blobs.put(io.BytesIO(LARGE))  # what is not whole is replaced
+    assert await stored.blobs.read(blob) == LARGE
+
+
+async def test_nats_py_reads_the_object_by_its_digest(stored: Jet) -> None:
+    blob = await stored.blobs.put(LARGE)
+    connection: Any = client_of(stored).nats
+    store = await connection.jetstream().object_store(f"{stored.name}_objects")
+    result = await store.get(blob.digest.removeprefix("sha256:"))
+    assert result.data == LARGE
+
+
+async def test_an_app_without_blobs_has_no_bucket(nats: NatsServer) -> None:
+    async with App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]).connect(
+        servers=nats.url
+    ) as jet:
+        topology = await jet.init()
+        assert not any(name.startswith("OBJ_") for name in topology.created)
+        with pytest.raises(Exception, match=r"`eventjet init`.*a `Blob`"):
+            await jet.blobs.put(b"x")
+
+
+def test_the_wire_has_a_small_object() -> None:
+    encoded = documents("docs").catalog.encode(Filed(scan=Blob.of(b"x", media_type="text/plain", name="x.txt")))
+    assert json.loads(encoded.body) == {
+        "scan": {
+            "digest": f"sha256:{sha256(b'x').hexdigest()}",
+            "size": 1,
+            "media_type": "text/plain",
+            "name": "x.txt",
+        },
+        "pages": [],
+    }

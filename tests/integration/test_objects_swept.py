@@ -1,0 +1,181 @@
+"""A sweep removes what no event refers to, and nothing that an event refers to or is about to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet import App, Blob, BlobMissing, Jet, Refused, UsageError
+from eventjet.archive.bodies import ArchivedBodies, archive_bodies, restore_bodies
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import BlobDamaged
+from eventjet.jetstream.api import last_message, purge_stream, stream_info
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log import sweep
+from eventjet.log.objects import Bucket, ContentWriter, patiently
+from eventjet.log.sweep import Objects, age_in, faults_of, objects_of, references_of
+from eventjet.nats.endpoint import Endpoint
+from tests.blobs import Document, documents
+from tests.logs import fresh_name
+
+CONTENT = bytes(range(256)) * 5_000
+
+
+@pytest.fixture
+def app() -> App:
+    return documents(fresh_name())
+
+
+@pytest.fixture
+def endpoint(nats: NatsServer) -> Endpoint:
+    return Endpoint((nats.url,))
+
+
+@pytest.fixture
+def link(endpoint: Endpoint) -> Iterator[NatsConnection]:
+    with NatsConnection.open(endpoint) as link:
+        yield link
+
+
+@pytest.fixture
+async def jet(app: App, nats: NatsServer) -> AsyncIterator[Jet]:
+    async with app.connect(servers=nats.url) as jet:
+        await jet.init()
+        yield jet
+
+
+async def swept(
+    link: NatsConnection, endpoint: Endpoint, name: str, age_s: float = 0, *, removes: bool = True
+) -> Objects:
+    return await asyncio.to_thread(objects_of, link, endpoint, name, age_s=age_s, removes=removes)
+
+
+async def test_only_what_no_event_refers_to_is_removed(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
+    await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT), (Blob.of(b"page"),))
+    orphan = await jet.blobs.put(b"orphan")
+    young = await swept(link, endpoint, jet.name, 3_600.0)
+    assert (young.objects, young.referenced, young.young, young.orphans, young.removed) == (3, 2, 1, (), 0)
+    seen = await swept(link, endpoint, jet.name, removes=False)
+    assert ([one.digest for one in seen.orphans], seen.removed) == ([orphan.digest], 0)
+    assert await jet.blobs.read(orphan) == b"orphan"
+    outcome = await swept(link, endpoint, jet.name)
+    assert (outcome.removed, outcome.missing, outcome.orphaned_bytes) == (1, (), 6)
+    with pytest.raises(BlobMissing):
+        await jet.blobs.read(orphan)
+    assert await jet.blobs.read(Blob.of(CONTENT)) == CONTENT
+    assert (await swept(link, endpoint, jet.name)).objects == 2
+    assert await jet.blobs.read(await jet.blobs.put(b"orphan again")) == b"orphan again"
+
+
+async def test_an_upload_that_nobody_goes_on_with_is_removed(
+    jet: Jet, link: NatsConnection, endpoint: Endpoint
+) -> None:
+    bucket = Bucket(jet.name)
+    writer = ContentWriter(bucket)
+    await asyncio.to_thread(link.run, writer.write(CONTENT), writes=True)
+    assert (await swept(link, endpoint, jet.name, 3_600.0)).unfinished == 0
+    assert (await swept(link, endpoint, jet.name)).removed_uploads == 1
+    state = await asyncio.to_thread(link.ask, stream_info(bucket.stream))
+    assert state.messages == 0
+    with pytest.raises(Refused, match="a sweep took it"):
+        await asyncio.to_thread(link.run, writer.finish(), writes=True)
+    assert (await swept(link, endpoint, jet.name)).objects == 0
+
+
+async def test_a_command_that_refers_to_an_orphan_meanwhile_keeps_it(
+    jet: Jet, app: App, nats: NatsServer, link: NatsConnection, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await jet.blobs.put(CONTENT)
+    loop = asyncio.get_running_loop()
+    read = sweep.references_of
+
+    async def refer() -> None:
+        async with app.connect(servers=nats.url) as other:
+            await other.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+
+    def after_reading(*args: object) -> sweep.References:
+        """The log is read, and then the command runs before anything is removed."""
+        references = read(*args)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        asyncio.run_coroutine_threadsafe(refer(), loop).result()
+        return references
+
+    monkeypatch.setattr(sweep, "references_of", after_reading)
+    outcome = await swept(link, endpoint, jet.name)
+    assert (len(outcome.orphans), outcome.removed) == (1, 0)
+    (recorded,) = [recorded async for recorded in jet.tail()]
+    assert await jet.blobs.read(recorded.data.scan) == CONTENT
+
+
+async def test_a_removed_body_is_stored_again_by_the_next_command(
+    jet: Jet, app: App, nats: NatsServer, link: NatsConnection, endpoint: Endpoint
+) -> None:
+    await jet.blobs.put(CONTENT)
+    assert (await swept(link, endpoint, jet.name)).removed == 1
+    async with app.connect(servers=nats.url) as other:
+        await other.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+        assert await other.blobs.read(Blob.of(CONTENT)) == CONTENT
+
+
+async def test_events_that_the_app_does_not_declare_count_as_well(
+    jet: Jet, nats: NatsServer, link: NatsConnection, endpoint: Endpoint
+) -> None:
+    await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+    references = await asyncio.to_thread(references_of, link, endpoint, jet.name)
+    assert [reference.where for reference in references.values()] == ["document.filed at position 1"]
+    assert (await swept(link, endpoint, jet.name)).removed == 0
+
+
+async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archive(
+    jet: Jet, link: NatsConnection, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    bucket, bodies = Bucket(jet.name), ArchivedBodies(str(tmp_path / "archive"))
+    blobs = [Blob.of(content) for content in (CONTENT, b"second", b"third")]
+    for number, blob in enumerate(blobs):
+        await jet.repository(Document).execute(f"d-{number}", Document.file, blob)
+    references = await asyncio.to_thread(references_of, link, endpoint, jet.name)
+    carried = await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
+    assert (carried.copied, carried.bytes, carried.missing) == (3, len(CONTENT) + 11, ())
+    again = await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
+    assert (again.copied, again.present) == (0, 3)
+    name = blobs[0].digest.removeprefix("sha256:")
+    assert (tmp_path / "archive" / "objects" / name[:2] / name).read_bytes() == CONTENT
+    assert bodies.read(blobs[1]) == b"second"
+
+    stored = [await asyncio.to_thread(link.run, bucket.reading(blob.digest)) for blob in blobs]
+    assert stored[0] is not None
+    assert stored[1] is not None
+    chunk = await asyncio.to_thread(link.ask, last_message(bucket.stream, bucket.chunk_subject(stored[0].token)))
+    assert chunk is not None
+    await asyncio.to_thread(link.ask, bucket.purging(stored[0].token, chunk[0] - 1))
+    await asyncio.to_thread(link.ask, purge_stream(bucket.stream, bucket.meta_subject(stored[1].name), 10**6))
+    faults = await asyncio.to_thread(lambda: list(faults_of(link, jet.name, references.values())))
+    assert {reference.digest: fault for reference, fault in faults} == {
+        blobs[0].digest: f"it has {len(chunk[4]):,} of {len(CONTENT):,} bytes",
+        blobs[1].digest: f"the object store {bucket.name!r} does not have it",
+    }
+    missing = await swept(link, endpoint, jet.name)
+    assert [gone.digest for gone in missing.missing] == [blobs[1].digest]
+    restored = await asyncio.to_thread(restore_bodies, link, jet.name, bodies, references.values())
+    assert (restored.copied, restored.present, restored.missing) == (2, 1, ())
+    assert [await jet.blobs.read(blob) for blob in blobs] == [CONTENT, b"second", b"third"]
+    with pytest.raises(BlobMissing):
+        bodies.read(f"sha256:{'0' * 64}")
+    (tmp_path / "archive" / "objects" / name[:2] / name).write_bytes(b"other")
+    with pytest.raises(BlobDamaged):
+        bodies.read(blobs[0].digest)
+
+
+def test_an_age_is_an_hour_at_least() -> None:
+    assert [age_in(text) for text in ("90m", "36h", "2d")] == [5_400.0, 129_600.0, 172_800.0]
+    for text in ("", "1", "59m", "0d", "d", "-1d", "1w", "1.5h"):
+        with pytest.raises(UsageError, match="an hour at least"):
+            age_in(text)
+
+
+def test_without_init_the_bucket_is_named(link: NatsConnection) -> None:
+    bucket = Bucket(fresh_name())
+    with pytest.raises(Exception, match=r"`eventjet init`"):
+        link.run(patiently(bucket.reading(f"sha256:{'0' * 64}"), bucket, 5.0))
