@@ -23,8 +23,7 @@ from eventjet.lake.tables import LakeTable, RowReader, read_models_of, tables_of
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
 from eventjet.rebuild.progress import Phase, Report
-from eventjet.rebuild.replay_source import read_ahead
-from eventjet.runtime import uncollected
+from eventjet.runtime import read_ahead, uncollected
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow
 
@@ -338,7 +337,7 @@ def in_batches(
     watch, total = job.watch, end - start + 1
     count = size = 0
     batches = job.source.records(start, end + 1, batch=min(batch_events, _READ_EVENTS))
-    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch)) as ahead:
+    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch.check)) as ahead:
         for records in ahead:
             count += len(records)
             size += sum(len(record[3]) + len(record[4]) for record in records)

@@ -15,11 +15,10 @@ from eventjet.rebuild.folding import Foldings, foldings_of
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally, by_subject
 from eventjet.rebuild.workspace import load_part
-from eventjet.runtime import uncollected
+from eventjet.runtime import read_ahead, uncollected
 
 _REPORT_EVERY = 2_000
 
@@ -59,7 +58,7 @@ class LocalEngine:
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
-            with closing(read_ahead(batches, watch)) as ahead:
+            with closing(read_ahead(batches, watch.check)) as ahead:
                 for records in ahead:
                     foldings.take(records)
                     for target, folding in pairs:
