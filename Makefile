@@ -162,6 +162,7 @@ bench: setup bench-peers
 	$(bin)/python -m benchmarks.lag
 	$(bin)/python -m benchmarks.reactions --runs 2 --pending 20000
 	$(bin)/python -m benchmarks.catchup --runs 2
+	$(bin)/python -m benchmarks.mirror --runs 2
 	$(bin)/python -m benchmarks.rebuild --runs 2
 	$(bin)/python -m benchmarks.joined
 	$(bin)/python -m benchmarks.lake
