@@ -13,11 +13,13 @@ from typing import Any, Literal, Protocol, TypeVar, cast, overload
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Blobs, Committed, Imported, ImportReport, Planned, Repository
+from eventjet.commands.blobs import store_blobs
 from eventjet.commands.execute import transact
 from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.blob import blobs_in
 from eventjet.domain.process import Acts, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
@@ -158,7 +160,8 @@ class Jet:
         The log is read first, and the same events are sent again only if the log has none in their place. Raises
         `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
         `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
-        of the save; and `UsageError` for a log in memory.
+        of the save; `BlobMissing` if a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
+        memory.
         """
         self._guard.check()
         if not unknown.writes:
@@ -166,6 +169,9 @@ class Jet:
         resolve = getattr(self.store, "resolve", None)
         if resolve is None:
             raise UsageError("This log knows every outcome at once, so there is nothing to resolve.")
+        if self._catalog.with_blobs:
+            events = (event.encoded.event for write in unknown.writes for event in write.events)
+            await store_blobs(self.store.objects, [blob for event in events for blob in blobs_in(event)])
         return await resolve(unknown.writes)
 
     async def init(self) -> Topology:
