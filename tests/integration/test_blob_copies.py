@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_laws_draw_blobs_with_their_content(drawn: Filed) -> None:
 
 
 @asynccontextmanager
-async def filed(app: App, settings: Settings, *contents: bytes) -> AsyncIterator[Jet]:
+async def filed(app: App, settings: Settings, *contents: bytes) -> AsyncGenerator[Jet]:
     """A log with a document for each body."""
     async with app.connect(settings) as jet:
         await jet.init()

@@ -205,7 +205,7 @@ class Importer:
             headers = (*headers, (RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z")))
         blobs: Sequence[tuple[str, Blob]] = ()
         if type(imported.event) in self._catalog.with_blobs:
-            blobs = [(f"{encoded.type_name}: {path}", blob) for path, blob in blobs_in(imported.event)]
+            blobs = [(f"the field {path} of {encoded.type_name}", blob) for path, blob in blobs_in(imported.event)]
         return _Item(key, place.last_ordinal, encoded, imported.at, headers, blobs)
 
     async def _import_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
