@@ -184,7 +184,7 @@ async def test_a_personal_blob_is_in_no_error(nats: NatsServer) -> None:
         masked = jet.masked("person.pictured", 1, {"face": {"digest": "sha256:0", "name": "ada.jpg"}})
         assert masked == {"face": "<personal>"}
         await lose(jet, b"face")
-        with pytest.raises(Exception, match="does not have it") as caught:
+        with pytest.raises(Exception, match="does not have the body") as caught:
             await jet.blobs.read(recorded.data.face)
         assert "ada" not in str(caught.value)
 
