@@ -51,6 +51,9 @@ class SettingsOverrides(TypedDict, total=False):
     replicas: int | str | None
     save_timeout_s: float | str | None
     request_timeout_s: float | str | None
+    lake: str | None
+    lake_format: str | None
+    lake_catalog: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,12 @@ class Settings:
     A leader election takes 4 to 8 s."""
     request_timeout_s: float = 4.0
     """Seconds that one request to the server may take."""
+    lake: str | None = None
+    """URL of the lake at which the doctor and the console look, as `eventjet lake` takes it (`EVENTJET_LAKE`)."""
+    lake_format: str = "delta"
+    """Its format: `delta` or `iceberg`."""
+    lake_catalog: str | None = None
+    """Name of its Iceberg catalog in pyiceberg's configuration."""
 
     @classmethod
     def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -224,6 +233,8 @@ def _check(settings: Settings) -> Settings:
                 f"EVENTJET_CALLER_INBOXES names {prefix[:60]!r}, which is no inbox: a service would answer into "
                 "streams, or to the server. Write prefixes that begin with _INBOX, such as _INBOX_shop."
             )
+    if settings.lake_format not in ("delta", "iceberg"):
+        raise UsageError(f"EVENTJET_LAKE_FORMAT is {settings.lake_format[:60]!r}. Write delta or iceberg.")
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):

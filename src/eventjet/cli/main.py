@@ -109,6 +109,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "eventjet lake sync s3://bucket/bank",
         "eventjet lake sync /var/lake/bank --format iceberg --from-archive /var/archives/bank",
     ),
+    "lake export": (
+        "eventjet lake export /var/lake/bank balances",
+        "eventjet lake export /var/lake/bank balances --to 1000000",
+    ),
     "lake status": ("eventjet lake status /var/lake/bank",),
     "lake verify": ("eventjet lake verify /var/lake/bank --json",),
     "unique build": ("eventjet unique build user", "eventjet unique build user email --keep-shared"),

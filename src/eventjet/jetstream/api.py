@@ -432,6 +432,7 @@ def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[l
         query = {
             "multi_last": list(subjects),
             "batch": len(subjects),
+            "max_bytes": _PAGE_BYTES,
             **({"seq": records[-1][0] + 1} if records else {}),
         }
         what = f"The last messages of {len(subjects)} subjects"

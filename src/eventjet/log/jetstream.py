@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from eventjet.codec.headers import MSG_ID, RawRecord, header, logged_at
@@ -346,6 +347,13 @@ class JetStreamStore(EventStore):
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
+    async def newest_of(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], RawRecord]:
+        subjects = {subject_of(self.app, *key): key for key in keys}
+        async with self._reader.room:
+            reading = partial(api.reading_last_records, self.app, list(subjects))
+            records = await self._until_answered(lambda wait_s: self._reader.run(reading(), wait_s))
+        return {subjects[record[2].decode()]: record for record in records}
+
     async def ends(self, aggregate: str) -> tuple[int, int]:
         subjects = type_subjects(self.app, aggregate)
         first = await self._from_leader(api.next_message(self.app, 1, subjects))
@@ -383,7 +391,7 @@ class JetStreamStore(EventStore):
 
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False
-    ) -> AsyncIterator[RawRecord]:
+    ) -> AsyncGenerator[RawRecord]:
         position = max(start, 1)
         while until is None or position <= until:
             remaining = None if until is None else until - position + 1

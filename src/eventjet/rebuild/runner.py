@@ -35,11 +35,10 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Phase, Report
-from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import PURPOSE, Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
 from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
-from eventjet.runtime import loop_runner
+from eventjet.runtime import loop_runner, read_ahead
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
@@ -229,7 +228,7 @@ class ShadowWriter:
         if first > position:
             return
         batch = BATCH_BY_HAND if isinstance(self.shadow.resolved, ResolvedSql) else BATCH
-        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch)) as ahead:
+        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch.check)) as ahead:
             for records in ahead:
                 self._write(records)
                 failpoints.reach("rebuild.batch_read")
