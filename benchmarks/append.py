@@ -1,7 +1,8 @@
 """Bulk append of the bank's postings: `python -m benchmarks.append`.
 
-eventjet imports with `append_many`, pyeventsourcing saves 500 events at a time, by hand they are pipelined publishes
-with every acknowledgement awaited. Counts are checked.
+eventjet imports with `append_many`, and once more when everything is there. pyeventsourcing saves 500 events at a time.
+By hand they are pipelined publishes, and atomic batches that were made before the clock started, on one replica and on
+three. Every acknowledgement is awaited, and counts are checked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from benchmarks.peers import PYEVENTSOURCING, python
 from benchmarks.stores import Stores
 
 OURS = "eventjet: append_many"
+AGAIN = "eventjet: append_many, repeated"
 LIMIT = "by hand: pipelined publishes, each synced"
+BATCHES = "by hand: ready batches of 1,000"
+AIM = 3.0
 
 
 def main(runs: int, count: int) -> int:
@@ -28,14 +32,20 @@ def main(runs: int, count: int) -> int:
     executable = peers.pyeventsourcing_python()
     with Stores.opened() as stores:
         for _ in range(runs):
-            for name, job in ((OURS, "import"), (LIMIT, "fill")):
+            for name, job in ((OURS, "import"), (AGAIN, "again"), (LIMIT, "fill"), (BATCHES, "batches")):
                 with stores.nats_always() as nats:
                     _note(figures, name, told(python("append_ours")(job, nats, count)), count)
+            for name, job in ((OURS, "import"), (BATCHES, "batches")):
+                with stores.nats_replicas() as nats:
+                    found = told(python("append_ours")(job, nats, count, 3))
+                    _note(figures, f"{name}, three replicas", found, count)
             if executable is not None:
                 with stores.postgres() as store:
                     _note(figures, theirs, told(python("append_pyeventsourcing", executable)(store, count)), count)
     figures.show()
-    comparisons = [Comparison(figures, OURS, name) for name in figures.values if name != OURS]
+    comparisons = [
+        Comparison(figures, OURS, name, AIM if name == theirs else None) for name in figures.values if name != OURS
+    ]
     show(comparisons)
     keep([figures], comparisons)
     print(f"took {time.monotonic() - started:.0f} s; {conditions()}")

@@ -46,7 +46,7 @@ class Filling:
         self._link.api(f"STREAM.CREATE.{app}", config)
         self._reply = f"{self._link.inbox}.acks"
         self._sid = self._link.subscribe(self._reply)
-        self._records = _records(total) if records is None else records
+        self._records = bank_records(total) if records is None else records
         self._smallest, self._largest = 1 << 30, 0
 
     def __enter__(self) -> Self:
@@ -72,7 +72,8 @@ class Filling:
         return self._smallest, self._largest
 
 
-def _records(count: int) -> Records:
+def bank_records(count: int) -> Records:
+    """Return the first `count` postings as records of the bank."""
     return chained(bank, "account", ((str(posting[0]), _event(posting)) for posting in postings(count)), _ids(count))
 
 

@@ -6,13 +6,15 @@ import contextlib
 import io
 import sys
 
+from benchmarks.postings import postings
 from benchmarks.subjects.clock import Clock
 from benchmarks.subjects.peer_pyeventsourcing import fill
 
 if __name__ == "__main__":
     store, count = sys.argv[1:]
+    given = list(postings(int(count)))
     clock = Clock()
     clock.start()
     with contextlib.redirect_stdout(io.StringIO()):
-        fill(store, int(count))
+        fill(store, given)
     clock.stop(int(count))

@@ -7,6 +7,7 @@ no subscriptions, a `ProcessApplication` that pulls. Both commit rows and tracki
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 from importlib.metadata import version
 from typing import Any
@@ -24,7 +25,7 @@ from eventsourcing.system import ProcessApplication
 from eventsourcing.utils import get_topic
 from psycopg.sql import SQL
 
-from benchmarks.postings import CURRENCY, postings
+from benchmarks.postings import CURRENCY, Posting, postings
 from benchmarks.readmodel import POSTGRESQL, SQLITE, cents, path_of
 from benchmarks.subjects.clock import Clock
 
@@ -132,11 +133,12 @@ class BalancesProcess(ProcessApplication[UUID]):
         processing_event.saved_kwargs["posting"] = (domain_event.originator_id, _signed(domain_event))
 
 
-def fill(store: str, count: int) -> None:
+def fill(store: str, given: Sequence[Posting]) -> None:
+    count = len(given)
     application = Bank(environment(store))
     accounts: dict[UUID, Account] = {}
     touched: dict[UUID, Account] = {}
-    for number, (account_id, is_deposit, tx_id, text, memo) in enumerate(postings(count), 1):
+    for number, (account_id, is_deposit, tx_id, text, memo) in enumerate(given, 1):
         amount = Decimal(text)
         account = accounts.get(account_id)
         if account is None:
@@ -197,7 +199,7 @@ def environment(url: str, prefix: str = "") -> dict[str, str]:
 if __name__ == "__main__":
     command, store, view, count = sys.argv[1:]
     if command == "fill":
-        fill(store, int(count))
+        fill(store, list(postings(int(count))))
     elif view.startswith("sqlite"):
         run_sqlite(store, view)
     else:

@@ -56,6 +56,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "snapshots",
             "quarantine",
             "backup",
+            "second-region",
             "restore",
             "partial-restore",
             "changed-log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from decimal import Decimal
 
@@ -10,6 +11,8 @@ from eventjet import aggregate, event
 BALANCE_MAX = Decimal("9999999999.99")
 OWNER_MAX = 100
 """What the columns of the read models hold."""
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no column of text holds: NUL, and halves of characters."""
 
 
 class InsufficientFunds(Exception):
@@ -49,7 +52,7 @@ class Account:
     # Decisions: pure, return what follows.
 
     def open(self, owner: str) -> Opened | None:
-        if not 0 < len(owner) <= OWNER_MAX or "\0" in owner:
+        if not 0 < len(owner) <= OWNER_MAX or NO_TEXT.search(owner):
             raise InvalidInput(owner)
         return None if self.owner else Opened(owner=owner)
 

@@ -13,20 +13,24 @@ from typing import Any, Literal, Protocol, TypeVar, cast, overload
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Blobs, Committed, Imported, ImportReport, Planned, Repository
+from eventjet.commands.blobs import store_blobs
 from eventjet.commands.execute import transact
 from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.blob import blobs_in
 from eventjet.domain.process import Acts, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, StoreError, UsageError
+from eventjet.errors import EventjetError, LogUnusable, NotCaughtUp, OutcomeUnknown, StoreError, UsageError
 from eventjet.errors.projection import ANOTHER_LOG, NO_WORKER
-from eventjet.jetstream.client import Client
+from eventjet.jetstream.client import Client, connect
 from eventjet.log.gathering import gather
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.mirror import LogReader
 from eventjet.log.public_stream import check_public_stream
 from eventjet.log.store import EventStore, LogState
 from eventjet.log.topology import Topology, declare, note_aggregates, others_answering
@@ -99,6 +103,8 @@ class Jet:
         """None for a log in memory."""
         self.run_processes: Callable[[], Awaitable[None]] | None = None
         """Runs the processes of a log in memory until they rest; None where nobody does, and on a server."""
+        self._mirror: JetStreamStore | None = None
+        self._mirror_client: Client | None = None
         self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
@@ -154,7 +160,8 @@ class Jet:
         The log is read first, and the same events are sent again only if the log has none in their place. Raises
         `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
         `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
-        of the save; and `UsageError` for a log in memory.
+        of the save; `BlobMissing` if a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
+        memory.
         """
         self._guard.check()
         if not unknown.writes:
@@ -162,6 +169,9 @@ class Jet:
         resolve = getattr(self.store, "resolve", None)
         if resolve is None:
             raise UsageError("This log knows every outcome at once, so there is nothing to resolve.")
+        if self._catalog.with_blobs:
+            events = (event.encoded.event for write in unknown.writes for event in write.events)
+            await store_blobs(self.store.objects, [blob for event in events for blob in blobs_in(event)])
         return await resolve(unknown.writes)
 
     async def init(self) -> Topology:
@@ -270,15 +280,46 @@ class Jet:
             if reached < target:  # no other process writes to this log
                 raise NotCaughtUp(name, target, reached, timeout_s, reason=_log_ends(reached))
             return
-        if not log and await self.store.confirm():
-            log = self.store.identity
+        if await self.store.confirm():
+            log = self.store.continuing(log, target) if log else self.store.identity
         try:
             await self._waiting.caught_up(resolved, target, timeout_s, log)
         except NotCaughtUp as error:
-            end = await self._end_of_log() if error.reason in (None, NO_WORKER) else None
-            if end is None or end >= target:
+            reason = await self._late_reason(target) if error.reason in (None, NO_WORKER) else None
+            if reason is None:
                 raise
-            raise NotCaughtUp(name, target, error.reached, timeout_s, error.state, _log_ends(end)) from None
+            raise NotCaughtUp(name, target, error.reached, timeout_s, error.state, reason) from None
+
+    async def reader(self) -> EventStore:
+        """Return the store to read events from in the order of the log: a mirror's, if `Settings.read_from` names one.
+
+        The mirror is compared with the log. Raises `LogUnusable` if it may not be read in its place, and `Unreachable`.
+        """
+        self._guard.check()
+        if self.client is None or self.settings.read_from is None:
+            return self.store
+        if self._mirror is None:
+            client = await connect(self.settings.for_reads())
+            self._mirror_client = client
+            self._mirror = JetStreamStore(
+                self.name, client, save_timeout_s=self.settings.save_timeout_s, is_mirror=True
+            )
+        assert self._mirror_client is not None
+        await LogReader(self.name, self.client, self._mirror_client).states()
+        return self._mirror
+
+    async def _late_reason(self, target: int) -> str | None:
+        """Return in words which stream does not have a position that was waited for; None if it is not known."""
+        end = await self._end_of_log()
+        if end is not None and end < target:
+            return _log_ends(end)
+        if self.settings.read_from is not None:
+            with suppress(EventjetError, TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    mirror_end = (await (await self.reader()).state()).last
+                    if mirror_end < target:
+                        return f"the mirror that workers read ends at position {mirror_end}, and the log at {end}"
+        return None
 
     async def _end_of_log(self) -> int | None:
         """Return the position of the last record; None if the server does not say it within a moment."""
@@ -348,6 +389,9 @@ class Jet:
         self._guard.check()
         await self._waiting.close()
         await self._checkpoints.close()
+        if self._mirror is not None and self._mirror_client is not None:
+            await self._mirror.settle()
+            await self._mirror_client.close()
 
     def tail(
         self,
@@ -377,7 +421,7 @@ class Jet:
 
     async def _tail(self, **bounds: Any) -> AsyncGenerator[Recorded[Any]]:
         await self.skipped()
-        async for recorded in tail_log(self.store, self._decoder, **bounds):
+        async for recorded in tail_log(await self.reader(), self._decoder, **bounds):
             yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:

@@ -1,4 +1,4 @@
-"""Helpers around Python's runtime: the application's tasks, event loops, the garbage collector, file locks.
+"""Helpers around Python's runtime: the application's tasks, event loops, threads, the garbage collector, file locks.
 
 The garbage collector stops the process while it visits all objects. Events, records and rows form no cycles, so a
 search among them finds nothing, and among millions of objects it takes seconds. See ADR 0043.
@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import queue
 import sys
 import threading
 from asyncio import AbstractEventLoop, get_running_loop
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, closing, contextmanager, suppress
 from typing import IO, Any, TypeVar
 
 from eventjet.errors import UnexpectedExit, UsageError
 
 T = TypeVar("T")
+
+_POLL_S = 0.2
+_JOIN_TIMEOUT_S = 0.5
+"""How long to wait for the end of a thread that reads from a silent server; the read itself times out later."""
 
 
 async def called(work: Awaitable[T], owner: str = "The application's code") -> T:
@@ -285,3 +290,50 @@ def check_loop_for_psycopg() -> None:
             "Start the program by `asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)`, and uvicorn with "
             "`--loop asyncio:SelectorEventLoop`."
         )
+
+
+def read_ahead(items: Generator[T], check: Callable[[], object], most: int = 8) -> Generator[T]:
+    """Yield the items, of which a thread reads up to `most` ahead, so that what gives and what takes them both work.
+
+    `check` is called before each, and several times a second while none comes: what it raises ends the reading.
+    """
+    ready: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(most)
+    stopped = threading.Event()
+
+    def put(item: tuple[T] | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=_POLL_S)
+                return
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        end: BaseException | None = None
+        try:
+            with closing(items):
+                for item in items:
+                    put((item,))
+                    if stopped.is_set():
+                        break
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the items are awaited
+            end = error
+        put(end)
+
+    reader = threading.Thread(target=read, name="eventjet-read-ahead", daemon=True)
+    reader.start()
+    try:
+        while True:
+            check()
+            try:
+                item = ready.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item[0]
+    finally:
+        stopped.set()
+        reader.join(_JOIN_TIMEOUT_S)

@@ -45,11 +45,15 @@ class SettingsOverrides(TypedDict, total=False):
     name: str | None
     jetstream_domain: str | None
     jetstream_prefix: str | None
+    read_from: Sequence[str] | str | None
     inbox_prefix: str | None
     caller_inboxes: Sequence[str] | str | None
     replicas: int | str | None
     save_timeout_s: float | str | None
     request_timeout_s: float | str | None
+    lake: str | None
+    lake_format: str | None
+    lake_catalog: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Settings:
     """Domain of the JetStream that has the log (`EVENTJET_JETSTREAM_DOMAIN`), such as that of a leaf node's hub."""
     jetstream_prefix: str | None = None
     """Prefix in place of `$JS.API` (`EVENTJET_JETSTREAM_PREFIX`), if this account imports the API from another."""
+    read_from: tuple[str, ...] | None = field(default=None, repr=False)
+    """NATS URLs of the servers, or the JetStream domain, that have a mirror of the log (`EVENTJET_READ_FROM`).
+
+    Workers, rebuilds, Spark and `tail` read events there (ADR 0071); commands go to the log."""
     inbox_prefix: str = "_INBOX"
     """Prefix of the subjects on which answers arrive (`EVENTJET_INBOX_PREFIX`). Give each role its own, so that no role
     can read the answers of another."""
@@ -103,6 +111,12 @@ class Settings:
     A leader election takes 4 to 8 s."""
     request_timeout_s: float = 4.0
     """Seconds that one request to the server may take."""
+    lake: str | None = None
+    """URL of the lake at which the doctor and the console look, as `eventjet lake` takes it (`EVENTJET_LAKE`)."""
+    lake_format: str = "delta"
+    """Its format: `delta` or `iceberg`."""
+    lake_catalog: str | None = None
+    """Name of its Iceberg catalog in pyiceberg's configuration."""
 
     @classmethod
     def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -124,10 +138,31 @@ class Settings:
         """Return a copy of the settings with the overrides that are not None; raises `UsageError`."""
         return _overridden(self, overrides)
 
+    def for_reads(self) -> Settings:
+        """Return the settings for reading events in the order of the log: those of the mirror, if there is one."""
+        if self.read_from is None:
+            return self
+        if is_domain(self.read_from):
+            return replace(self, jetstream_domain=self.read_from[0], jetstream_prefix=None, read_from=None)
+        own_user = any(server_url(url).user is not None for url in self.read_from)
+        cleared = {"user": None, "password": None, "token": None} if own_user else {}
+        return replace(
+            self, servers=self.read_from, jetstream_domain=None, jetstream_prefix=None, read_from=None, **cleared
+        )
+
+    def for_log(self) -> Settings:
+        """Return the settings for work that reads the log itself although there may be a mirror."""
+        return replace(self, read_from=None)
+
     def shown(self) -> dict[str, str]:
         """Return the addresses of servers and database as they may be printed, without user names and secrets."""
         servers = ", ".join(server_url(url).shown for url in self.servers)
         return {"servers": servers, "database": shown_database(self.database)}
+
+
+def is_domain(read_from: Sequence[str]) -> bool:
+    """Return whether `read_from` names the JetStream domain of a mirror, and not its servers."""
+    return "://" not in read_from[0]
 
 
 def _check_names(setting_names: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -155,7 +190,7 @@ def _overridden(settings: Settings, overrides: Mapping[str, object]) -> Settings
             )
         if value is not None:
             values[name] = _parse(name, kinds[name], value) if isinstance(value, str) else value
-    for name in ("servers", "caller_inboxes"):
+    for name in ("servers", "caller_inboxes", "read_from"):
         if isinstance(values.get(name), list):
             values[name] = tuple(cast("list[str]", values[name]))
     for name, alternative in (_EXCLUSIVE, _EXCLUSIVE[::-1]):
@@ -198,6 +233,8 @@ def _check(settings: Settings) -> Settings:
                 f"EVENTJET_CALLER_INBOXES names {prefix[:60]!r}, which is no inbox: a service would answer into "
                 "streams, or to the server. Write prefixes that begin with _INBOX, such as _INBOX_shop."
             )
+    if settings.lake_format not in ("delta", "iceberg"):
+        raise UsageError(f"EVENTJET_LAKE_FORMAT is {settings.lake_format[:60]!r}. Write delta or iceberg.")
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):
@@ -208,6 +245,7 @@ def _check(settings: Settings) -> Settings:
 
 def _check_jetstream(settings: Settings) -> None:
     domain, prefix = settings.jetstream_domain, settings.jetstream_prefix
+    _check_read_from(settings.read_from)
     if domain is not None and prefix is not None:
         raise UsageError(
             "EVENTJET_JETSTREAM_DOMAIN and EVENTJET_JETSTREAM_PREFIX are both set. Set one of them: the domain hub is "
@@ -224,3 +262,19 @@ def _check_jetstream(settings: Settings) -> None:
             "$JS.API in this account, such as hub.API, without wildcards or a dot at its end; a shell takes $JS for a "
             "variable unless single quotes are around it."
         )
+
+
+def _check_read_from(read_from: tuple[str, ...] | None) -> None:
+    if read_from is None:
+        return
+    if not read_from:
+        raise UsageError("EVENTJET_READ_FROM names nothing. Write the URLs of the mirror's servers, or unset it.")
+    if is_domain(read_from):
+        if len(read_from) > 1 or not re.fullmatch(rf"{_CHARACTER}+", read_from[0]):
+            raise UsageError(
+                f"EVENTJET_READ_FROM is {','.join(read_from)[:60]!r}. Write the URLs of the servers that have the "
+                "mirror, such as nats://west.example:4222, or the one JetStream domain that has it."
+            )
+        return
+    for number, url in enumerate(read_from, 1):
+        server_url(url, f"Server {number} of EVENTJET_READ_FROM")

@@ -65,6 +65,18 @@ def test_a_lake_is_kept_looked_at_and_verified(filled: Program) -> None:
     assert verified["sound"]
     assert {table["ranges"] for table in verified["tables"]} == {4}
 
+    exported = answer(filled, "lake", "export", str(url), "balances", "--to", "20", "--personal", "--format", "delta")
+    assert (exported["position"], [table["name"] for table in exported["tables"]]) == (20, ["balances"])
+    assert filled("lake", "export", str(url), "balances", "--personal").status == 0
+    assert "balances" in filled("lake", "status", str(url)).out
+    wrong = pa.table({"account_id": ["a-9"], "owner": ["Ada"], "amount": pa.array([1], pa.decimal128(12, 2))})
+    write_deltalake(url / "balances", wrong, mode="append")
+    found = filled("lake", "verify", str(url))
+    assert found.status == 1
+    assert "balances has 1 rows, and the log gives 0 up to position 30: the row is there twice" in " ".join(
+        found.out.split()
+    )
+
     twice = pa.table({"position": pa.array([5], pa.int64())})
     write_deltalake(url / "account_deposited", twice, mode="append", schema_mode="merge")
     found = filled("lake", "verify", str(url))
@@ -82,6 +94,8 @@ def test_the_past_comes_from_an_archive(filled: Program, eventjet_nats: NatsServ
     assert answer(filled, "lake", "sync", str(url), "--from-archive", archive)["events"] == 30
     amounts = DeltaTable(url / "account_deposited").to_pyarrow_table().sort_by("position").column("amount").to_pylist()
     assert (amounts[3:6], len(amounts)) == ([Decimal("1.5"), Decimal("2.5"), Decimal("1.5")], 30)
+    exported = answer(filled, "lake", "export", str(url), "balances", "--personal", "--from-archive", archive)
+    assert exported["events"] == 30
     assert answer(filled, "lake", "verify", str(url), "--from-archive", archive)["sound"]
     assert filled("lake", "verify", str(url)).status == 1
 
@@ -102,6 +116,13 @@ def test_iceberg_tables_are_in_the_catalog_that_is_named(filled: Program) -> Non
     }  # fmt: skip
     status = answer(filled, "lake", "status", str(url), "--format", "iceberg", "--catalog", "company", **named)
     assert {table["position"] for table in status["tables"]} == {30}
+    iceberg = ("--format", "iceberg")
+    assert (
+        answer(filled, "lake", "export", str(url), "balances", "--personal", "--catalog", "company", *iceberg, **named)[
+            "position"
+        ]
+        == 30
+    )
     assert answer(filled, "lake", "verify", str(url), "--format", "iceberg", "--catalog", "company", **named)["sound"]
 
 

@@ -4,9 +4,10 @@ A block is written to the file that a comment before it names (`<!-- file: bank.
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
 and workers in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
-`eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the configuration
-is tested, since each page is run beside a server. A block of text after a block that printed something must be in what
-that printed, apart from numbers and durations.
+`eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the
+configuration is tested, since each page is run beside a server; with `&` it is started, on free ports in place of those
+that the page names, and `<!-- ends: east.conf -->` before a block kills the one with that configuration. A block of
+text after a block that printed something must be in what that printed, apart from numbers and durations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import types
 from contextlib import chdir, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from eventjet.dev.nats import nats_program
@@ -71,6 +72,10 @@ class Running:
     printed: str | None = None
     """By the shell block just before, if there was one."""
     background: list[subprocess.Popen[str]] = field(default_factory=list)
+    servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, subprocess.Popen[str]])
+    """nats-servers that the page started, by their configuration."""
+    ports: dict[str, str] = field(default_factory=dict[str, str])
+    """The port in place of each that the page names."""
 
     def __post_init__(self) -> None:
         self.module = types.ModuleType(f"page_{self.page.stem.replace('-', '_').lower()}")
@@ -81,6 +86,10 @@ class Running:
         printed, self.printed = self.printed, None
         if block.note == "part":
             return
+        if block.note == "ends":
+            self.servers[str(block.path)].kill()
+        for port, own in self.ports.items():
+            block = replace(block, text=block.text.replace(port, own))
         if block.note == "file":
             path = self.folder / str(block.path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +114,9 @@ class Running:
             process.communicate(timeout=_STOP_S)
             # Celery's own status says 1 after Ctrl-C.
             assert process.returncode == 0 or "celery" in process.args, process.args
+        for server in self.servers.values():
+            server.kill()
+            server.communicate(timeout=_STOP_S)
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
@@ -144,6 +156,8 @@ class Running:
                 self._shell(exported, block)
         elif _LEFT_RUNNING.match(line):
             self._start(words)
+        elif words[0] == "nats-server" and words[-1] == "&":
+            self._serve(words[:-1])
         elif words[0] in _RUN or words[0] == "nats-server":
             done = self._ended(words)
             self.printed = (self.printed or "") + done.stdout
@@ -159,6 +173,13 @@ class Running:
         return subprocess.run(
             _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
         )
+
+    def _serve(self, words: list[str]) -> None:
+        command = [str(nats_program()), *words[1:]]
+        server = subprocess.Popen(command, cwd=self.folder, stderr=subprocess.PIPE, text=True)
+        self.servers[words[-1]] = server
+        assert server.stderr is not None
+        assert any("Server is ready" in line for line in server.stderr), shlex.join(words)
 
     def _start(self, words: list[str]) -> None:
         process = subprocess.Popen(

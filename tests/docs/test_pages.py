@@ -8,19 +8,25 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import nbformat
 import pytest
+from opentelemetry import trace
+from opentelemetry.util._once import Once
 
 from eventjet.cli.main import app
 from eventjet.dev.nats import NatsServer
+from eventjet.dev.server import reserved_port
+from eventjet.observability import tracing
 from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOK = ROOT / "docs/how-to/jupyter.md"
 LONG = {
+    "second-region.md",
     "workers.md",
     "snapshots.md",
     "tail.md",
@@ -61,7 +67,11 @@ READ_BY_OTHERS = {"nats-clients.md", "publications.md", "wire-format.md"}
 @pytest.fixture
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
     """A page in an empty folder, beside a server of its own and an empty database: every page has a bank."""
-    with NatsServer(sync_interval="1m") as nats:
+    with NatsServer(sync_interval="1m") as nats, pytest.MonkeyPatch.context() as patch:
+        # A page may set OpenTelemetry's provider, which is for the whole process, where other tests run after it.
+        patch.setattr(trace, "_TRACER_PROVIDER", None)
+        patch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
+        patch.setattr(tracing, "_active", None)
         yield from _running(request.param, tmp_path, nats)
 
 
@@ -77,7 +87,11 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
     }
     page = Running(shown, tmp_path, environ)
     try:
-        yield page
+        with ExitStack() as stack:
+            # The ports that configurations on the page name may be taken on this machine.
+            named = {port for block in blocks_of(shown) for port in re.findall(r"127\.0\.0\.1:(43\d\d)\b", block.text)}
+            page.ports = {port: str(stack.enter_context(reserved_port())) for port in sorted(named)}
+            yield page
     finally:
         page.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventjet import App, Imported, Jet, Metadata, aggregate, event, upcaster, with_metadata
-from eventjet.codec.headers import is_imported, logged_at
+from eventjet.codec.headers import RawRecord, is_imported, logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
@@ -193,3 +195,97 @@ async def test_an_import_that_was_upcast_since_does_not_differ(eventjet_nats: Na
         assert (await jet.append_many(same, source="old")).different == 0
         other = [Imported(TillNow, "a", CountedNow(amount=n, by="y")) for n in range(3)]
         assert (await jet.append_many(other, source="old")).differences[0].endswith("at position 1: by")
+
+
+def openings(count: int, name: str = "c") -> list[Imported]:
+    return [Imported(Account, f"{name}-{number}", Opened(owner="x"), day(0)) for number in range(count)]
+
+
+class Reads:
+    """Counts how often a connection reads the history of one aggregate."""
+
+    def __init__(self, jet: Jet, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.histories = 0
+        history = jet.store.history
+
+        async def counted(*args: Any, **options: Any) -> list[RawRecord]:
+            self.histories += 1
+            return await history(*args, **options)
+
+        monkeypatch.setattr(jet.store, "history", counted)
+
+
+async def test_an_import_and_its_repetition_read_no_history_of_each_aggregate(
+    jet: Jet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await jet.repository(Account).execute("live", Account.open, "ada")
+    events = [*openings(1_300), *deposits(40), *deposits(700, "b"), *openings(500, "d")]
+    reads = Reads(jet, monkeypatch)
+    assert (await jet.append_many(events, source="old")).stored == len(events)
+    assert reads.histories == 0
+    for _ in range(6):
+        await jet.repository(Account).execute("live", Account.deposit, Decimal(1))
+    assert (await jet.append_many(openings(900, "e"), source="old")).stored == 900
+    report = await jet.append_many([*events, *openings(901, "e")], source="old")
+    assert (report.stored, report.skipped, report.different) == (1, len(events) + 900, 0)
+    assert reads.histories < 10
+
+
+@pytest.mark.parametrize("given", ["backwards", "shuffled", "with others between"])
+async def test_an_import_in_another_order_of_its_aggregates_is_known_again(jet: Jet, given: str) -> None:
+    by_aggregate = [deposits(3 + number % 5, f"a-{number}") for number in range(500)]
+    await jet.append_many([one for events in by_aggregate for one in events], source="old")
+    await jet.append_many(openings(1_500), source="between")
+    if given == "backwards":
+        by_aggregate.reverse()
+    elif given == "shuffled":
+        random.Random(1).shuffle(by_aggregate)
+    else:
+        by_aggregate = [[*events, *openings(1, f"new-{index}")] for index, events in enumerate(by_aggregate)]
+    given_events = [one for events in by_aggregate for one in events]
+    report = await jet.append_many(given_events, source="old")
+    new = 500 if given == "with others between" else 0
+    assert (report.stored, report.skipped, report.different) == (new, len(given_events) - new, 0)
+    again = await jet.append_many(
+        [replace(one, event=Deposited(amount=Decimal(2))) for one in given_events if isinstance(one.event, Deposited)],
+        source="old",
+    )
+    assert (again.stored, again.different) == (0, len(given_events) - new)
+
+
+async def test_a_repetition_beside_commands_on_the_same_aggregates_stores_nothing_twice(jet: Jet) -> None:
+    accounts = jet.repository(Account)
+    events = [replace(one, at=None) for number in range(30) for one in deposits(50, f"a-{number}")]
+    await jet.append_many(events[:1_010], source="old")
+    for number in range(30):
+        await accounts.execute(f"a-{number}", Account.deposit, Decimal(100))
+    report = await jet.append_many(events, source="old")
+    assert (report.stored, report.skipped, report.different) == (490, 1_010, 0)
+    for number in range(30):
+        assert (await accounts.load(f"a-{number}")).balance == Decimal(150)
+        assert [one.version for one in await accounts.history(f"a-{number}")] == list(range(1, 52))
+
+
+async def test_events_before_one_that_cannot_be_imported_are_stored_in_whole_batches(jet: Jet) -> None:
+    with pytest.raises(UsageError, match="which is not one of its events"):
+        await jet.append_many([*openings(2_500), Imported(Account, "a", Counted(amount=1))], source="old")
+    assert (await jet.log()).last == 2_000
+
+
+async def test_of_two_faults_the_one_of_the_earlier_event_is_raised(jet: Jet) -> None:
+    events = [*openings(990), *deposits(2)[::-1], *openings(500, "d"), Imported(Account, "a", Counted(amount=1))]
+    with pytest.raises(Refused, match="Event 2 of account 'a'"):
+        await jet.append_many(events, source="old")
+
+
+async def test_a_cancelled_import_leaves_batches_and_goes_on_later(jet: Jet) -> None:
+    events, begun = openings(5_000), asyncio.Event()
+    task = asyncio.create_task(jet.append_many(events, source="old", progress=lambda _: begun.set()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    report = await jet.append_many(events, source="old")
+    assert (report.stored + report.skipped, report.different) == (5_000, 0)
+    assert report.skipped >= 1_000
+    assert (await jet.log()).last == 5_000

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 from pydantic import Field
 
@@ -15,6 +16,9 @@ from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeRefused
 from eventjet.lake import sync, verify
+from eventjet.lake.evolution import changes
+from eventjet.lake.store import Mark, Origin, open_store
+from eventjet.lake.tables import tables_of
 from tests.integration.lake_log import FORMATS, arrow_of, lake_log, positions_of
 from tests.integration.ledger_log import Ledger
 
@@ -86,6 +90,12 @@ class WithoutCount:
     prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
 
 
+@event("order.rated")
+class Rated:
+    rate: float
+    count: int
+
+
 CENTS = Decimal("1.25")
 
 
@@ -129,6 +139,22 @@ async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: P
     assert rows.column("total").to_pylist() == [CENTS, large]
     assert str(rows.schema.field("total").type) == "decimal128(10, 2)"
     assert (await verify(later, str(tmp_path), log.settings, table_format="iceberg")).sound
+
+
+@pytest.mark.parametrize(("kind", "declared"), [(pa.int32(), "int64"), (pa.float32(), "double")])
+def test_a_narrower_number_is_refused_since_the_merge_of_delta_keeps_it(
+    tmp_path: Path, kind: Any, declared: str
+) -> None:
+    (table,) = [table for table in tables_of(Catalog([Rated]), personal=False) if table.event is not None]
+    name = "rate" if declared == "double" else "count"
+    narrow = pa.schema([field.with_type(kind) if field.name == name else field for field in table.schema])
+    with open_store(str(tmp_path), "delta", "orders", None) as store:
+        stored = store.create(table.name, narrow, Origin("orders", "log", "order.rated", False), Mark(0, 0, 0))
+        stored.widen(table.schema)
+        assert stored.schema.field(name).type == kind
+        _, refusals = changes(table, stored.schema, widens_decimals=False)
+    (refusal,) = refusals
+    assert refusal == f"the column {name} is {kind}, and the app declares {declared}"
 
 
 @pytest.mark.parametrize(

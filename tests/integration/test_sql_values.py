@@ -114,7 +114,7 @@ async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
     log.append([("a", Opened(owner="ada"))])
     async with log.working(options=QUICK):
         stopped = await log.failed()
-    assert "position 1 of 'a': UnfitValue: it " in str(stopped.reason)
+    assert f"position 1 of 'a': UnfitValue: {kinds_table.name}.money: it " in str(stopped.reason)
 
 
 async def test_sums_that_sqlite_makes_of_text_are_refused_and_never_rounded(

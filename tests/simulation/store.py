@@ -61,7 +61,10 @@ class SimulatedClient(Client):
     async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         await asyncio.sleep(0)
         asked = orjson.loads(request.payload)
-        found = self._positions(int(asked["seq"]), asked.get("next_by_subj"))
+        found = self._positions(int(asked.get("seq", 1)), asked.get("next_by_subj"))
+        if "multi_last" in asked:
+            last = sorted(self.wire.last(subject) for subject in asked["multi_last"])
+            found = [position for position in last if position and position in found]
         batch = found[: min(PAGE, int(asked["batch"]))]
         ended = NOTHING
         if batch:
@@ -124,7 +127,7 @@ class SimulatedStore(JetStreamStore):
 
     def reach(self, client: Client) -> None:
         """Go on through another client."""
-        self._client = client
+        self._client = self._reader = client
         self.stream = StreamIdentity(self.app, client)
         self._sender = Sender(self.app, client)
         self._page_reader = PageReader(self.app, client, self._retry_policy)

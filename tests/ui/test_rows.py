@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -20,6 +22,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.lake import sync
 from eventjet.operations import rows
 from eventjet.operations.tables import revision_tables
 from eventjet.sql.database import Database
@@ -300,3 +303,14 @@ def test_a_page_of_a_large_table_is_found_by_its_index(database: str) -> None:
             assert "book_lines_pkey" in plan or "SEARCH book_lines USING INDEX" in plan, plan
             assert "Seq Scan" not in plan, plan
             assert not re.search("TEMP B-TREE|Sort", plan), plan
+
+
+async def test_the_list_shows_the_positions_of_the_lake(nats: NatsServer, database: str, tmp_path: Path) -> None:
+    settings = replace(settings_of(nats, database), lake=str(tmp_path / "lake"))
+    async with begun(shelf, settings) as jet:
+        await jet.repository(Account).execute("a-1", Account.open, "Ada")
+    await sync(shelf, str(tmp_path / "lake"), settings)
+    async with looking(shelf, settings) as client:
+        assert "account_opened events 1 none 1" in said(await client.get("/models")).replace(" 0 ", " none ")
+    async with looking(shelf, replace(settings, lake="50%")) as client:
+        assert "Name another folder" in said(await client.get("/models"))

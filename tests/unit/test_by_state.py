@@ -154,9 +154,14 @@ def test_a_class_that_only_folds_the_same_events_is_refused() -> None:
         App("house", aggregates=[Seat], projections=[projection("places", key=key)(without_state)])
 
 
-def test_a_quarantine_does_not_go_with_keys_of_states() -> None:
-    declared: Any = projection("places", key=KEEP, on_error="quarantine")  # type: ignore[call-overload]
-    with pytest.raises(DefinitionError, match="does not go with a key of its own"):
+@pytest.mark.parametrize(
+    ("on_change", "why"),
+    [("keep", "a row has events of several aggregates"), ("move", "a row that moves would have to wait")],
+)
+def test_a_quarantine_does_not_go_with_keys_of_states(on_change: Any, why: str) -> None:
+    key: Any = by_state(Seat, place_of, on_change=on_change)
+    declared: Any = projection("places", key=key, on_error="quarantine")
+    with pytest.raises(DefinitionError, match=f"does not go with by_state: {why}"):
         App("house", aggregates=[Seat], projections=[declared(taken)])
 
 

@@ -24,9 +24,9 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.plan import Route, route_of
 from eventjet.spark import shuffle_blocks
 from eventjet.spark.columns import arrow_batch
-from eventjet.spark.event_rows import event_tables, personal_fields
+from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
-from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare, row_columns
+from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
 from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, unpack
 from eventjet.spark.source import read_columns
 from tests import logs
@@ -147,9 +147,7 @@ def test_a_fold_by_a_key_of_its_own_gives_the_rows_of_its_table_in_spark_s_types
 
 
 def _values() -> Any:
-    from eventjet.spark import pipelines
-
-    return pipelines._ROW_VALUES  # pyright: ignore[reportPrivateUsage]
+    return ROW_VALUES
 
 
 def test_entries_are_made_in_the_task_that_reads() -> None:

@@ -15,7 +15,7 @@ from eventjet import Settings
 from eventjet.codec.headers import RawRecord
 from eventjet.rebuild import job
 from eventjet.rebuild.progress import Stopped, Watch
-from eventjet.rebuild.replay_source import read_ahead
+from eventjet.runtime import read_ahead
 
 
 def test_what_is_begun_after_the_stop_is_interrupted_too() -> None:
@@ -47,7 +47,7 @@ def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
     threading.Timer(0.05, watch.stop).start()
     began = time.monotonic()
     with pytest.raises(Stopped):
-        list(read_ahead(nothing(), watch))
+        list(read_ahead(nothing(), watch.check))
     assert time.monotonic() - began < 25
     silence.set()
 

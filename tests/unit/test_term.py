@@ -13,7 +13,9 @@ from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable, UnexpectedExit
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Offered
+from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_session import CursorSession, ReactionContext, ReactionSubscription
@@ -121,7 +123,7 @@ class Reread:
 class Unread:
     """A feed whose records need nothing to be done."""
 
-    stream, filters, reader = "app", (), None
+    stream, endpoint, filters, reader = "app", Endpoint.of(Settings()), (), None
 
     async def check(self, cursor: Cursor) -> None: ...
 
@@ -152,14 +154,13 @@ def term_of(
     written_at: float = NOW,
     tries: tuple[tuple[int, int], ...] = (),
 ) -> CursorSession:
-    anything: Any = None
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
 
     async def opened(*_: Any) -> Records:
         return records
 
-    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), open_reader=opened)
+    context = ReactionContext(repositories, kept, "me", WorkerOptions(), open_reader=opened)
     handler = followed or Handled(cursors)
     subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
     cursor = Cursor("echo", "reactor", "log", tries=tries)

@@ -50,7 +50,7 @@ def test_a_full_account_shows_in_the_balance() -> None:
     )
 
 
-@pytest.mark.parametrize("owner", ["", "x" * 101, "a\x00b"])
+@pytest.mark.parametrize("owner", ["", "x" * 101, "a\x00b", "a\ud800"])
 def test_a_name_that_no_owner_has_is_refused(owner: str) -> None:
     scenario(Account).when(Account.open, owner).then_raises(InvalidInput)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -44,6 +45,7 @@ from eventjet.log.outcome import REFUSALS, STALE_LEADER_S
 from eventjet.log.topology import IDENTITY, compare, not_created, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.runtime import read_ahead
 from eventjet.text import cut
 
 T = TypeVar("T")
@@ -60,6 +62,8 @@ WINDOW_NS = 100_000_000
 apart in the log, are not taken for duplicates, and the server need not keep millions of ids in memory. A stream that
 still has this window was not restored completely."""
 
+_AHEAD_MAX = 2
+"""Batches that are read and framed while another one is stored."""
 _BACKOFF_S = (0.05, 1.0)
 _RETRY_S = 60.0
 _CONFIGURED_SETTINGS = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
@@ -233,11 +237,14 @@ class Restore:
                 "Stop all that writes to it, delete the stream, and restore again.",
             )
         self._position = max(state.last + 1, sealed.first)
-        for batch in batches(self.archive, self._position):
-            self._send(batch)
-            self._position = batch.last + 1
-            failpoints.reach("restore.batch_stored")
-            self.progress("publish", batch.last - sealed.first + 1, sealed.events)
+        # While the server stores a batch, a thread reads and frames the next ones.
+        framed = _framed(batches(self.archive, self._position))
+        with closing(read_ahead(framed, lambda: None, _AHEAD_MAX)) as ahead:
+            for batch, frames, headers in ahead:
+                self._send(batch, frames, headers)
+                self._position = batch.last + 1
+                failpoints.reach("restore.batch_stored")
+                self.progress("publish", batch.last - sealed.first + 1, sealed.events)
 
     def _is_archived(self, position: int) -> bool:
         """Tell whether the stream has the archive's event at a position."""
@@ -246,10 +253,9 @@ class Restore:
         record = self._ask(api.message_at(self.sealed.stream, position))
         return record is not None and lasting(record) == lasting(self.archive.record(position))
 
-    def _send(self, batch: RestoreBatch) -> None:
+    def _send(self, batch: RestoreBatch, frames: bytes, headers: bytes) -> None:
         """Store a batch; raises `StoreUnavailable` when it is not known to be stored, and other errors for good."""
         link = self._open_connection()
-        frames, headers = batch.frames(secrets.token_hex(8))
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
         if largest + HEADERS_ADDED > link.max_payload:
             raise Refused(
@@ -428,6 +434,12 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
                 batch.ids.add(event_id)
     if batch.records:
         yield batch
+
+
+def _framed(batches: Iterator[RestoreBatch]) -> Generator[tuple[RestoreBatch, bytes, bytes]]:
+    """Yield each batch with what is sent for it: see `RestoreBatch.frames`."""
+    for batch in batches:
+        yield batch, *batch.frames(secrets.token_hex(8))
 
 
 def _check_subject(sealed: Archive, record: RawRecord) -> None:

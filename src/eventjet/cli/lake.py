@@ -1,4 +1,4 @@
-"""The commands `eventjet lake sync`, `status` and `verify`: tables in a lakehouse, at a position of the log."""
+"""The commands `eventjet lake …`: tables in a lakehouse, at a position of the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eventjet.runtime import run_async
 from eventjet.text import counted, spent
 
 if TYPE_CHECKING:
-    from eventjet.lake import LakeVerification, SyncReport, TableStatus
+    from eventjet.lake import ExportReport, LakeVerification, SyncReport, TableStatus
 
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of one in an object store.")]
 FormatOption = Annotated[str, option("--format", "delta|iceberg", "The format of the tables.")]
@@ -25,6 +25,9 @@ CatalogOption = Annotated[
     str | None,
     option("--catalog", "NAME", "Iceberg's, of pyiceberg's configuration; else catalog.db in the folder."),
 ]
+
+ToOption = Annotated[int | None, option("--to", "POSITION", "The last to take; default: all there is.", min=0)]
+PersonalOption = Annotated[bool, switch("--personal", "With the fields that are marked personal.")]
 
 lake = typer.Typer(name="lake", help="Tables in a lakehouse, at a position of the log.", no_args_is_help=True)
 
@@ -36,8 +39,8 @@ def sync(
     url: UrlArgument,
     table_format: FormatOption = "delta",
     catalog: CatalogOption = None,
-    to: Annotated[int | None, option("--to", "POSITION", "The last to take; default: all there is.", min=0)] = None,
-    personal: Annotated[bool, switch("--personal", "With the fields that are marked personal.")] = False,
+    to: ToOption = None,
+    personal: PersonalOption = False,
     from_archive: FromArchiveOption = None,
     batch_events: Annotated[
         int, option("--batch-events", "N", "Events in memory at most, before tables are committed.", min=1)
@@ -54,6 +57,31 @@ def sync(
     work = partial(run, at.ref, url, at.settings, **options, from_archive=from_archive, batch_events=batch_events)
     report = finished("What was committed stays; the next run goes on there.", work)
     return Answer(report, _sync_blocks(report))
+
+
+@lake.command()
+@on_app(database=False)
+def export(
+    at: AppTarget,
+    url: UrlArgument,
+    projections: Annotated[list[str], argument("PROJECTION...", "Which ones.", "projections")],
+    table_format: FormatOption = "delta",
+    catalog: CatalogOption = None,
+    to: ToOption = None,
+    personal: PersonalOption = False,
+    from_archive: FromArchiveOption = None,
+) -> Answer:
+    """Write the rows of read models, as of a position of the log, into tables at URL.
+
+    The rows are folded from the log, without a database, and replace those of the table in one commit, which has the
+    position. A table is named as its projection.
+    """
+    from eventjet.lake import export as run
+
+    options = {"table_format": table_format, "catalog": catalog, "personal": personal, "to": to}
+    work = partial(run, at.ref, url, at.settings, projections, **options, from_archive=from_archive)
+    report = finished("A table has its earlier rows or the new ones, whole.", work)
+    return Answer(report, _export_blocks(report))
 
 
 @lake.command()
@@ -122,6 +150,11 @@ def _sync_blocks(report: SyncReport) -> Iterator[Block]:
         yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
 
 
+def _export_blocks(report: ExportReport) -> Iterator[Block]:
+    yield Table(("table", "position", "rows"), [(table.name, report.position, table.rows) for table in report.tables])
+    yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
+
+
 def _verify_blocks(report: LakeVerification) -> Iterator[Block]:
     rows = [
         (table.name, table.position, table.rows, "differs" if table.difference else "as the log")
@@ -129,7 +162,13 @@ def _verify_blocks(report: LakeVerification) -> Iterator[Block]:
     ]
     yield Table(("table", "position", "rows compared", ""), rows)
     for table in report.tables:
-        if (difference := table.difference) is not None:
+        difference = table.difference
+        if difference is not None and table.is_read_model:
+            yield (
+                f"{table.name} has {difference.rows:,} rows, and the log gives {difference.expected:,} up to position "
+                f"{difference.position:,}: {difference.reason}."
+            )
+        elif difference is not None:
             yield (
                 f"{table.name}: positions {difference.first:,} to {difference.last:,} have {difference.rows:,} rows, "
                 f"and the log gives {difference.expected:,}. At position {difference.position:,}, {difference.reason}."

@@ -90,12 +90,13 @@ def tail(
 
     async def read() -> None:
         async with at.app().connect(at.settings) as jet:
-            log = await jet.log()
+            reader = await jet.reader()
+            log = await reader.state()  # raises where `eventjet init` has not run
             skipped = await jet.skipped()
             end = log.last if until is None else min(until, log.last)
             first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
             printed = 0
-            async for record in jet.store.records(start=first, until=until, follow=follow):
+            async for record in reader.records(start=first, until=until, follow=follow):
                 event = event_view(jet, record, skipped, personal=personal)
                 if json:
                     print_json(event, indent=None)

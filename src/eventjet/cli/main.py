@@ -23,6 +23,7 @@ from eventjet.cli.bulk import archive, audit, pipeline, rebuild, restore, snapsh
 from eventjet.cli.dev import demo, dev, server
 from eventjet.cli.lake import lake
 from eventjet.cli.log import history, skip, tail
+from eventjet.cli.mirror import mirror
 from eventjet.cli.new import new
 from eventjet.cli.objects import objects
 from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
@@ -96,6 +97,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
     "restore": ("eventjet restore /var/archives/bank",),
     "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "mirror create": ("eventjet mirror create", "eventjet mirror create --origin-api bank.api"),
+    "mirror status": ("eventjet mirror status",),
+    "mirror promote": ("eventjet mirror promote --dry-run", "eventjet mirror promote"),
     "objects status": ("eventjet objects status",),
     "objects sweep": ("eventjet objects sweep --dry-run", "eventjet objects sweep --older-than 7d"),
     "objects verify": ("eventjet objects verify",),
@@ -104,6 +108,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "eventjet lake sync /var/lake/bank",
         "eventjet lake sync s3://bucket/bank",
         "eventjet lake sync /var/lake/bank --format iceberg --from-archive /var/archives/bank",
+    ),
+    "lake export": (
+        "eventjet lake export /var/lake/bank balances",
+        "eventjet lake export /var/lake/bank balances --to 1000000",
     ),
     "lake status": ("eventjet lake status /var/lake/bank",),
     "lake verify": ("eventjet lake verify /var/lake/bank --json",),
@@ -172,7 +180,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots, pipeline),
-    "The log": (archive, restore, audit, objects, lake, skip, unique, schema),
+    "The log": (archive, restore, audit, mirror, objects, lake, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

@@ -94,6 +94,13 @@ class BodyCodec:
             raise UnencodableEvent(value, f"{path.removeprefix('.')}: {message}" if path else message)
         return body, read_value
 
+    def written(self, value: Any) -> bytes:
+        """Return the body of a value without checking that it can be read back; raises `UnencodableEvent`."""
+        try:
+            return self._serializer.to_json(value, warnings=False)
+        except (PydanticSerializationError, UnicodeEncodeError, ValueError, RecursionError):
+            return self.read_back(value)[0]  # which raises the error in words
+
     def _field_without_json(self, value: Any) -> str:
         """Return the first field that cannot be written, as `amount: `; empty if it is not known."""
         for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():

@@ -73,6 +73,10 @@ class EventType:
         """Encode an event and check it by reading it back; raises `UnencodableEvent`."""
         return EncodedEvent(self.info.name, self.info.schema, *self.codec.read_back(event))
 
+    def encode_unchecked(self, event: Any) -> EncodedEvent:
+        """Encode an event that is compared and not stored, without reading it back; raises `UnencodableEvent`."""
+        return EncodedEvent(self.info.name, self.info.schema, self.codec.written(event))
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
@@ -132,6 +136,10 @@ class Catalog:
     def encode(self, event: Any) -> EncodedEvent:
         """Encode an event; raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
         return self._types[type(event)].encode(event)
+
+    def encode_unchecked(self, event: Any) -> EncodedEvent:
+        """Encode an event that is compared and not stored: its `event` is None. Raises as `encode`."""
+        return self._types[type(event)].encode_unchecked(event)
 
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types

@@ -71,6 +71,8 @@ _REASON_MAX = TEXT_MAX + 100
 """Limit of a reason, with room for the note on its length that `cut` appends."""
 _NUMBERS_END = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_UNESCAPED = re.compile(r"[!-$&-~]{1,1000}")
+"""Most values: they need no escapes and are not too long."""
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
 _TITLES = {
@@ -86,7 +88,7 @@ _TITLES = {
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
     """Return the header block as the server stores it."""
-    return ("NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n").encode()
+    return ("NATS/1.0\r\n" + "".join([f"{name}: {value}\r\n" for name, value in pairs]) + "\r\n").encode()
 
 
 def header(block: bytes, name: str) -> str | None:
@@ -236,6 +238,8 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
 
 
 def _escaped(name: str, value: str) -> str:
+    if type(value) is str and _UNESCAPED.fullmatch(value):
+        return value
     what = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  `quote` takes bytes as well
         raise Refused(f"{what} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")

@@ -1,16 +1,20 @@
 """Import many events of many aggregates in batches; an interrupted import is resumed by running it again.
 
 Each event has `<source>/<ordinal>` as its command id, where the ordinal counts the events of its aggregate from 1. A
-second run of the same import reads each aggregate up to the events that it comes to, compares them with those that are
-stored, and stores only the missing events.
+second run of the same import reads the log where it finds its first event, since the following ones are stored there in
+nearly the order in which they are given. What it does not find there, it reads from the histories of the aggregates. It
+compares the events with those that are stored, and stores only the missing ones.
+
+While one batch is stored, the next one is encoded (ADR 0073).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -29,16 +33,17 @@ from eventjet.codec.headers import (
     RawRecord,
     context_headers,
     header,
+    header_block,
     number_of,
     recorded_at,
 )
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.records import Decoder
+from eventjet.codec.subjects import entity_of
 from eventjet.commands.blobs import store_blobs
 from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
 from eventjet.commands.repository import Repositories
-from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.blob import Blob, blobs_in
+from eventjet.domain.blob import blobs_in
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
@@ -58,6 +63,11 @@ _READ_AT_ONCE = 64
 """Histories that are read concurrently."""
 _READ_MIN = 50
 """Records of one read of a history at least."""
+_NOTED_MAX = 4 * BATCH_MAX
+"""Records that are kept until their events are given; there are more only if an import comes in another order."""
+_TURN = 64
+"""So many events are encoded in one turn of the event loop, which sends the last batch in between."""
+_TYPE, _SCHEMA = TYPE.encode(), SCHEMA.encode()
 _METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -101,35 +111,47 @@ class ImportReport:
 
 
 class _Item(NamedTuple):
-    """An event to import, encoded."""
+    """An event to import."""
 
     key: Key
     ordinal: int
     """Its number among the events of its aggregate in this import, from 1."""
-    encoded: EncodedEvent
+    event: Any
+    new: NewEvent
+    """The event, encoded; only to be compared, if it is probably stored already."""
     at: datetime | None
-    context: tuple[tuple[str, str], ...]
-    """Its further headers."""
-    blobs: Sequence[tuple[str, Blob]]
 
 
 class _Place:
     """How far the import and the reads of one aggregate's history have come."""
 
-    __slots__ = ("at", "imported", "is_end", "last_ordinal", "position", "version")
+    __slots__ = ("_record", "at", "imported", "is_end", "last_ordinal", "position", "version")
 
     def __init__(self) -> None:
         self.position = 0
         """Position of the last event that was read or stored; 0 for none."""
         self.version = 0
+        """Version of that event, once `settle` was called."""
         self.at = _NEVER
-        """When that event was recorded."""
+        """When that event was recorded, once `settle` was called."""
+        self._record: RawRecord | None = None
         self.imported = 0
         """Greatest ordinal up to that event that this import has stored, in any run; 0 for none."""
         self.is_end = False
         """Whether that event is the aggregate's last."""
         self.last_ordinal = 0
         """Ordinal of the last event that was given to import."""
+
+    def pass_by(self, record: RawRecord) -> None:
+        """Move on to a record of the history."""
+        self.position, self._record = record[0], record
+
+    def settle(self) -> None:
+        """Read version and time of the last record: a repeated import passes by many whose version nobody needs."""
+        record, self._record = self._record, None
+        if record is not None:
+            self.version = number_of(record[3], VERSION) or 0
+            self.at = max(self.at, recorded_at(record))
 
 
 class Importer:
@@ -146,6 +168,7 @@ class Importer:
         self._decoder = Decoder(self._catalog)
         self._source = source
         self._events = {aggregate: frozenset(folded_events(aggregate)) for aggregate in repositories.app.aggregates}
+        self._names = {aggregate: info.name for aggregate, info in repositories.app.aggregates.items()}
         self._unclaimed = {
             info.name: repositories.of(aggregate)
             for aggregate, info in repositories.app.aggregates.items()
@@ -157,22 +180,56 @@ class Importer:
         self._differences: list[str] = []
         self._log = ""
         """Identity of the log in which the import began; empty until it is known."""
+        self._prefix = f"{source}/"
+        """How the command ids of this import begin."""
+        self._command = f"\r\n{COMMAND}: {self._prefix}".encode()
+        self._ahead: AsyncGenerator[RawRecord] | None = None
+        """Records of the log from where a repeated import found its events; None while it does not find them there."""
+        self._reading = asyncio.Lock()
+        """Held while the log is read: for the next events, or for events that were stored too late in a race."""
+        self._noted: dict[tuple[Key, int], RawRecord] = {}
+        """Records of this import that were read ahead, by aggregate and ordinal."""
 
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
         """Store the missing events in batches; `progress` is called with the number of the events in the log now."""
-        with settled():  # the events to import may be many objects, which the collector need not visit
-            chunk: list[_Item] = []
-            size = 0
-            async for imported in _imported_events(events):
-                item = self._item(imported)
-                chunk.append(item)
-                size += len(item.encoded.body) + sum(len(value) for _, value in item.context)
-                if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
-                    await self._import_chunk(chunk, progress)
-                    chunk, size = [], 0
-            await self._import_chunk(chunk, progress)
+        storing: asyncio.Task[None] | None = None
+        chunk: list[_Item] = []
+        size = 0
+        try:
+            with settled():  # the events to import may be many objects, which the collector need not visit
+                async for imported in _imported_events(events):
+                    item = self._item(imported)
+                    chunk.append(item)
+                    size += len(item.new.encoded.body)
+                    if imported.metadata is not NO_METADATA:
+                        size += sum([len(value) for _, value in item.new.context])
+                    if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
+                        missing = await self._missing(chunk)
+                        if storing is not None:
+                            await storing
+                        storing = asyncio.create_task(self._import_missing(missing, progress))
+                        chunk, size = [], 0
+                    if len(chunk) % _TURN == 0:
+                        await asyncio.sleep(0)
+                        if storing is not None and storing.done():
+                            storing.result()
+                missing = await self._missing(chunk)
+                if storing is not None:
+                    await storing
+                await self._import_missing(missing, progress)
+        except asyncio.CancelledError:
+            if storing is not None:
+                storing.cancel()
+                await asyncio.wait({storing})
+            raise
+        except Exception:
+            if storing is not None:
+                await storing  # its events were given before, so an error of it is the earlier one
+            raise
+        finally:
+            await self._stop_reading_ahead()
         differences = tuple(self._differences)
         return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, differences)
 
@@ -189,31 +246,38 @@ class Importer:
                 f"The import names the aggregate {shown_name(imported.aggregate)}, which this app does not have. Give "
                 f"its class, one of {names}; others are listed in App(aggregates=[…]) first."
             )
-        key = (aggregate_info(imported.aggregate).name, imported.aggregate_id)
-        where = f"{key[0]} {imported.aggregate_id!r}"
+        key = (self._names[imported.aggregate], imported.aggregate_id)
         if type(imported.event) not in self._events[imported.aggregate]:
             raise UsageError(
-                f"The import holds a {shown_name(type(imported.event))} for {where}, which is not one of its events. "
-                "Import events that its `evolve` is annotated with."
+                f"The import holds a {shown_name(type(imported.event))} for {key[0]} {key[1]!r}, which is not one of "
+                "its events. Import events that its `evolve` is annotated with."
             )
-        encoded = self._catalog.encode(imported.event)
+        encode = self._catalog.encode if self._ahead is None else self._catalog.encode_unchecked
+        encoded = encode(imported.event)
         place = self._places.setdefault(key, _Place())
         place.last_ordinal += 1
-        headers = (*context_headers(f"{self._source}/{place.last_ordinal}", imported.metadata), (IMPORTED, "1"))
+        command_id, metadata = f"{self._prefix}{place.last_ordinal}", imported.metadata
+        # The id needs no escapes, so most events need no call.
+        pairs = [(COMMAND, command_id)] if metadata is NO_METADATA else context_headers(command_id, metadata)
+        headers = (*pairs, (IMPORTED, "1"))
         if imported.at is not None:
-            check_moment(f"Event {place.last_ordinal} of {where} in the import is of", imported.at)
+            check_moment(f"Event {place.last_ordinal} of {key[0]} {key[1]!r} in the import is of", imported.at)
             headers = (*headers, (RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z")))
-        blobs: Sequence[tuple[str, Blob]] = ()
-        if type(imported.event) in self._catalog.with_blobs:
-            blobs = [(f"{encoded.type_name}: {path}", blob) for path, blob in blobs_in(imported.event)]
-        return _Item(key, place.last_ordinal, encoded, imported.at, headers, blobs)
+        new = NewEvent(new_event_id(), encoded, headers)
+        return _Item(key, place.last_ordinal, imported.event, new, imported.at)
 
-    async def _import_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
+    async def _import_missing(self, missing: list[_Item], progress: Callable[[int], object] | None) -> None:
+        """Store events that are missing from the log; raises `Refused`."""
         await self._check_log()
-        missing = await self._missing(chunk)
         await self._unbuild(missing)
         if self._catalog.with_blobs:
-            await store_blobs(self._store.objects, [blob for item in missing for blob in item.blobs])
+            blobs = [
+                (f"{item.new.encoded.type_name}: {path}", blob)
+                for item in missing
+                if type(item.event) in self._catalog.with_blobs
+                for path, blob in blobs_in(item.event)
+            ]
+            await store_blobs(self._store.objects, blobs)
         limit = len(missing)
 
         async def attempt(lost_races: int) -> int | Conflict:
@@ -265,16 +329,13 @@ class Importer:
 
     async def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the events that are not in the log yet; count the others, and those that differ."""
-        last_ordinals = {item.key: item.ordinal for item in items}
-        unread = [key for key in last_ordinals if not self._places[key].is_end]
-        records: dict[tuple[Key, int], RawRecord] = {}
-        for start in range(0, len(unread), _READ_AT_ONCE):
-            keys = unread[start : start + _READ_AT_ONCE]
-            for stored in await asyncio.gather(*(self._read(key, last_ordinals[key]) for key in keys)):
-                records |= stored
+        async with self._reading:
+            records = await self._read_stored({item.key: item.ordinal for item in items})
         missing: list[_Item] = []
         for item in items:
             if item.ordinal > self._places[item.key].imported:
+                if item.new.encoded.event is None:
+                    item = item._replace(new=replace(item.new, encoded=self._catalog.encode(item.event)))
                 missing.append(item)
                 continue
             self._skipped += 1
@@ -284,19 +345,93 @@ class Importer:
                     self._differences.append(difference)
         return missing
 
+    async def _read_stored(self, last_ordinals: Mapping[Key, int]) -> dict[tuple[Key, int], RawRecord]:
+        """Return the stored events of aggregates by ordinal, from the place of each to this ordinal or to its end."""
+        stored: dict[tuple[Key, int], RawRecord] = {}
+        unread = await self._take_ahead(last_ordinals, stored)
+        if unread:
+            newest = await self._store.newest_of(unread)
+            for record in newest.values():
+                self._note(record)
+            self._take(unread, stored)
+            for key in unread:
+                if key not in newest or newest[key][0] <= self._places[key].position:
+                    self._places[key].is_end = True
+            unread = self._take(unread, stored)
+        if unread:
+            (key, last_ordinal), *_ = unread.items()
+            ordinal = self._places[key].imported + 1
+            stored |= await self._read(key, last_ordinal)
+            if (key, ordinal) in stored:
+                self._ahead = self._store.records(start=stored[key, ordinal][0])
+            unread = await self._take_ahead(unread, stored)
+        keys = list(unread)
+        for start in range(0, len(keys), _READ_AT_ONCE):
+            histories = [self._read(key, unread[key]) for key in keys[start : start + _READ_AT_ONCE]]
+            for history in await asyncio.gather(*histories):
+                stored |= history
+        if len(self._noted) > _NOTED_MAX:
+            self._noted.clear()
+            await self._stop_reading_ahead()
+        return stored
+
+    async def _take_ahead(
+        self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord]
+    ) -> dict[Key, int]:
+        """Take records as `_take` does, reading on in the log as long as a quarter of its records can be taken."""
+        unread = self._take(last_ordinals, stored)
+        while unread and self._ahead is not None:
+            read, taken, count = 0, len(stored), max(len(unread), _READ_MIN)
+            async for record in self._ahead:
+                read += 1
+                self._note(record)
+                if read == count:
+                    break
+            unread = self._take(unread, stored)
+            if 4 * (len(stored) - taken) < count:
+                await self._stop_reading_ahead()
+        return unread
+
+    def _take(self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord]) -> dict[Key, int]:
+        """Take the noted records that come next; return the aggregates that are still to be read."""
+        unread: dict[Key, int] = {}
+        for key, last_ordinal in last_ordinals.items():
+            place = self._places[key]
+            while place.imported < last_ordinal and (record := self._noted.pop((key, place.imported + 1), None)):
+                place.pass_by(record)
+                place.imported += 1
+                stored[key, place.imported] = record
+            if place.imported < last_ordinal and not place.is_end:
+                unread[key] = last_ordinal
+        return unread
+
+    def _note(self, record: RawRecord) -> None:
+        """Keep a record until its event is given, if it is one of this import."""
+        if ordinal := self._ordinal(record):
+            with suppress(ValueError):
+                self._noted[entity_of(record[2]), ordinal] = record
+
+    def _ordinal(self, record: RawRecord) -> int:
+        """Return the ordinal of a record in this import; 0 if it is none of its events."""
+        _, _, rest = record[3].partition(self._command)
+        ordinal = rest[: rest.find(b"\r\n")]
+        return int(ordinal) if ordinal.isdigit() else 0
+
+    async def _stop_reading_ahead(self) -> None:
+        if self._ahead is not None:
+            await self._ahead.aclose()
+            self._ahead = None
+
     async def _read(self, key: Key, last_ordinal: int) -> Mapping[tuple[Key, int], RawRecord]:
         """Read a history on, to the event with an ordinal or to its end; return this import's events by ordinal."""
-        place, prefix = self._places[key], f"{self._source}/"
+        place = self._places[key]
         stored: dict[tuple[Key, int], RawRecord] = {}
         while not place.is_end and place.imported < last_ordinal:
             limit = max(last_ordinal - place.imported, _READ_MIN)
             records = await self._store.history(*key, after=place.position, limit=limit)
             for record in records:
-                place.position, place.version = record[0], number_of(record[3], VERSION) or 0
-                place.at = max(place.at, recorded_at(record))
-                command = header(record[3], COMMAND) or ""
-                if command.startswith(prefix) and command[len(prefix) :].isdigit():
-                    ordinal = int(command[len(prefix) :])
+                place.pass_by(record)
+                if ordinal := self._ordinal(record):
                     stored[key, ordinal] = record
                     place.imported = max(place.imported, ordinal)
                     if place.imported >= last_ordinal:
@@ -309,7 +444,9 @@ class Importer:
         grouped: dict[Key, list[NewEvent]] = {}
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
-        for key, ordinal, encoded, at, context, _ in batch:
+        for key, ordinal, _, new, at in batch:
+            if key not in times:
+                self._places[key].settle()
             previous_at = times.get(key) or self._places[key].at
             if at is not None and at < previous_at:
                 raise Refused(
@@ -319,7 +456,7 @@ class Importer:
                     "stored stays stored.",
                 )
             times[key] = at or max(now, previous_at)
-            grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
+            grouped.setdefault(key, []).append(new)
         if not batch:
             return
         placed = [(key, self._places[key], events) for key, events in grouped.items()]
@@ -338,18 +475,22 @@ class Importer:
 
         Values are left out: they may be personal. Times are compared only if the import gives one.
         """
-        name, aggregate_id = item.key
-        label = f"event {item.ordinal} of {name} {aggregate_id!r}"
+        label = f"event {item.ordinal} of {item.key[0]} {item.key[1]!r}"
         if record is None:
             return f"{label}: it is not in the log any more"
+        imported = item.new.encoded
+        kind_lines = b"\r\n%b: %b\r\n%b: %d\r\n" % (_TYPE, imported.type_name.encode(), _SCHEMA, imported.schema)
+        is_body_same = record[4] == imported.body and kind_lines in record[3]
+        if is_body_same and header_block(item.new.context)[8:-2] in record[3]:
+            return ""  # nearly all are the same to the byte
         kind = header(record[3], TYPE) or ""
-        if kind != item.encoded.type_name:
-            fields = [f"it is {kind}, and the import has {item.encoded.type_name}"]
+        if kind != imported.type_name:
+            fields = [f"it is {kind}, and the import has {imported.type_name}"]
         else:
-            fields = self._differing_fields(record, item.encoded)
+            fields = self._differing_fields(record, imported)
             if item.at is not None and item.at != recorded_at(record):
                 fields.append("its time")
-            given = (f"{name}: {value}".encode() for name, value in item.context)
+            given = (f"{name}: {value}".encode() for name, value in item.new.context)
             if _metadata_lines(record[3].split(b"\r\n")) != _metadata_lines(given):
                 fields.append("its metadata")
         return f"{label} at position {record[0]}: {', '.join(fields)}" if fields else ""

@@ -15,13 +15,16 @@ from importlib.metadata import version
 from typing import Any, Generic, TypeVar
 
 from eventjet.doctor.database import check_database
-from eventjet.doctor.report import Installation, Report
+from eventjet.doctor.report import Installation, Report, named
 from eventjet.doctor.server import check_monitoring, check_servers
 from eventjet.doctor.streams import check_streams
 from eventjet.doctor.subscriptions import check_reactions, check_read_models
-from eventjet.errors import EventjetError, Forbidden, LogUnusable, StoreError, Unauthorized, Unreachable
+from eventjet.errors import EventjetError, Forbidden, LakeRefused, LogUnusable, StoreError, Unauthorized, Unreachable
 from eventjet.findings import Finding, Level
+from eventjet.lake import status
+from eventjet.runtime import run_async
 from eventjet.spark.session import find_java
+from eventjet.text import counted
 from eventjet.urls import shown_master
 
 T = TypeVar("T")
@@ -29,6 +32,7 @@ T = TypeVar("T")
 _REPORT_S = 0.3
 """Seconds before the deadline at which a part that waits for another gives up, so that it can still report."""
 _UNSEEN = "what rests on it was not looked at"
+_SYNC = "The next `eventjet lake sync` makes it."
 _LOCAL = "`--engine local` rebuilds in one process, without Spark and Java"
 
 
@@ -69,6 +73,7 @@ def examine(installation: Installation) -> Examined:
         database,
         part("read models", check_read_models, server, database),
         part("reactions", check_reactions, server),
+        part("lake", check_lake, server),
         part("environment", check_environment),
     ]
     for job in parts:
@@ -146,6 +151,43 @@ class _Part(Generic[T]):
                 report.fault("use", str(error), _UNSEEN)
             case _:
                 self.own_fault = error
+
+
+def check_lake(installation: Installation, report: Report, servers: Callable[[], object]) -> None:
+    """Check how far the tables of the lake in `EVENTJET_LAKE` are, and whether they are of this log."""
+    settings = installation.settings
+    if settings.lake is None:
+        return
+    if servers() is None:
+        report.no_server()
+        return
+    try:
+        lake = run_async(
+            status(
+                installation.app,
+                settings.lake,
+                settings,
+                table_format=settings.lake_format,
+                catalog=settings.lake_catalog,
+            )
+        )
+    except LakeRefused as error:
+        what = f"the table {error.table} of {error.url} cannot be used: {error.reason}"
+        report.fault("table", what, "the lake does not follow the log", error.remedy)
+        return
+    events = [table for table in lake.tables if not table.is_read_model]
+    positions = [table.position for table in events if table.position is not None]
+    if not positions:
+        what = f"{lake.url} has no {lake.format} tables of {lake.stream}"
+        report.warning("tables", what, "nobody can read them", "Run `eventjet lake sync`.")
+        return
+    if len(positions) < len(events):
+        new = named(table.name for table in events if table.position is None)
+        report.note("tables", f"{lake.url} has no table {new} yet", "its events are in `events` only", _SYNC)
+    behind = counted(max(0, lake.last - min(positions)), "event")
+    report.ok("position", f"{lake.url} has the log up to position {min(positions):,}, {behind} behind")
+    if read_models := [f"{table.name} as of {table.position:,}" for table in lake.tables if table.is_read_model]:
+        report.ok("read models", f"{lake.url} has {named(read_models)}")
 
 
 def check_environment(_installation: Installation | None, report: Report) -> None:

@@ -12,7 +12,7 @@ from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.doctor.server import Greeting
 from eventjet.domain.reactor import Inbox
-from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
+from eventjet.errors import Forbidden, LogUnusable, UnknownAggregate, UnknownEvent, Unreachable
 from eventjet.findings import Level
 from eventjet.jetstream.api import StreamState, call, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
@@ -29,6 +29,7 @@ from eventjet.log.topology import Drift, compare, finding_stream, identity_of, n
 from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import replicas_in
+from eventjet.operations.mirrors import status as mirror_status
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
@@ -78,6 +79,9 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
             _check_answers(report, link, installation, missing)
         if app.name in missing:
             return
+        if installation.settings.read_from is not None:
+            with report.guarded("mirror"):
+                _check_mirror(report, installation)
         with report.guarded("pages"), suppress(Forbidden):
             log = link.ask(stream_info(app.name))
             if log.messages:
@@ -92,6 +96,22 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
             _check_events(report, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
         with report.guarded("durables"):
             _check_durables(report, link, app)
+
+
+def _check_mirror(report: Report, installation: Installation) -> None:
+    cost = "workers, rebuilds and `tail` read nothing from it"
+    try:
+        status = mirror_status(installation.app.name, installation.settings)
+    except LogUnusable:
+        raise
+    except Unreachable as error:
+        report.unreachable("mirror", f"the mirror's server: {error.reason}", cost, error.remedy)
+        return
+    if status.fault is not None:
+        report.fault("mirror", status.fault, cost, "`eventjet mirror status`")
+    else:
+        behind = "" if status.lag_s is None else f", {status.lag:,} positions and {status.lag_s:.1f} s behind the log"
+        report.ok("mirror", f"events are read at {status.where} up to position {status.last:,}{behind}")
 
 
 def check_stream(report: Report, app: Application, declared: dict[str, Any], state: StreamState | None) -> None:

@@ -255,16 +255,18 @@ class LakeRefused(EventjetError):
         self.url = url
         self.table = table
         self.reason = reason
+        self.remedy = remedy
+        """What to do, in a sentence."""
         super().__init__(f"The table {table} of the lake {url} cannot be used: {reason}. {remedy}")
 
 
 class LakeFenced(LakeRefused):
-    """Another `eventjet lake sync` wrote to a table meanwhile; this one wrote nothing twice, and stopped."""
+    """Another `eventjet lake sync` or `export` wrote to a table meanwhile; this one stopped, with nothing twice."""
 
     def __init__(self, url: str, table: str, position: int) -> None:
         self.position = position
-        """The position at which this sync knew the table."""
-        reason = f"another sync has written to it since this one read it at position {position:,}"
+        """The position at which this run knew the table."""
+        reason = f"another sync or export has written to it since this one read it at position {position:,}"
         super().__init__(url, table, reason, "Let only one run at a time; the next run goes on where the tables are.")
 
 

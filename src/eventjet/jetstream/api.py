@@ -104,6 +104,8 @@ class StreamState:
     """When the stream was created, as the server writes it: a stream that was made again has another time."""
     cluster: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The servers that have copies, and those that it is moved to, as the server says; empty without a cluster."""
+    mirror: Mapping[str, Any] | None = None
+    """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams."""
     sources: Sequence[Mapping[str, Any]] = ()
     """What the server says of each stream that it gathers messages from."""
 
@@ -123,6 +125,7 @@ class StreamState:
             config=config,
             created=str(answer.get("created", "")),
             cluster=answer.get("cluster") or {},
+            mirror=answer.get("mirror"),
             sources=answer.get("sources") or (),
         )
 
@@ -432,6 +435,7 @@ def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[l
         query = {
             "multi_last": list(subjects),
             "batch": len(subjects),
+            "max_bytes": _PAGE_BYTES,
             **({"seq": records[-1][0] + 1} if records else {}),
         }
         what = f"The last messages of {len(subjects)} subjects"

@@ -1,6 +1,7 @@
 """Keep tables in a lakehouse at a position of the log, in the formats Delta and Iceberg.
 
 * `sync` appends what the tables lack, each event exactly once
+* `export` writes the rows of read models as of a position
 * `status` says how far the tables are
 * `verify` compares them with the log
 
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING
 from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
+    from eventjet.lake.read_models import ExportedTable, ExportReport, export
     from eventjet.lake.syncing import LakeStatus, SyncedTable, SyncReport, TableStatus, status, sync
     from eventjet.lake.verifying import LakeVerification, RangeDifference, VerifiedTable, verify
 
 __all__ = [
+    "ExportReport",
+    "ExportedTable",
     "LakeStatus",
     "LakeVerification",
     "RangeDifference",
@@ -23,6 +27,7 @@ __all__ = [
     "SyncedTable",
     "TableStatus",
     "VerifiedTable",
+    "export",
     "status",
     "sync",
     "verify",
@@ -31,6 +36,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
+        "eventjet.lake.read_models": "ExportReport ExportedTable export",
         "eventjet.lake.syncing": "LakeStatus SyncedTable SyncReport TableStatus status sync",
         "eventjet.lake.verifying": "LakeVerification RangeDifference VerifiedTable verify",
     },

@@ -17,7 +17,7 @@ from eventjet.spark.columns import pyarrow
 
 _APP, _EVENT, _ROW = "eventjet", "eventjet.event", "eventjet.row"
 """The applications of the transaction identifiers; their versions are the fields of the mark."""
-_ORIGIN = ("stream", "log", "type_name", "personal")
+_ORIGIN = ("stream", "log", "content", "personal")
 
 
 class DeltaStore:
@@ -43,7 +43,7 @@ class DeltaStore:
         deltalake = package("deltalake")
         note = {f"eventjet.{field}": str(getattr(origin, field)) for field in _ORIGIN}
         key, *others = schema
-        described = f"{origin.type_name or 'All events'} of {origin.stream}, kept by eventjet"
+        described = f"{origin.content or 'All events'} of {origin.stream}, kept by eventjet"
         with translated(self._url, name):
             try:
                 table = deltalake.DeltaTable.create(
@@ -75,8 +75,8 @@ class DeltaTable:
             raise LakeRefused(
                 url, name, "eventjet did not make it", "Name another URL, or move this table to another folder."
             )
-        stream, log, type_name, personal = (str(note[f"eventjet.{field}"]) for field in _ORIGIN)
-        self.origin = Origin(stream, log, type_name, personal == "True")
+        stream, log, content, personal = (str(note[f"eventjet.{field}"]) for field in _ORIGIN)
+        self.origin = Origin(stream, log, content, personal == "True")
         self.mark = self._read_mark()
 
     @property
@@ -108,18 +108,18 @@ class DeltaTable:
                 commit_properties=_commit(self.mark),
             )
 
-    def append(self, rows: Any, mark: Mark) -> None:
+    def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
         deltalake = package("deltalake")
         # What this process knows of the table may include commits that came while its last one was written.
         if self._read_mark() != self.mark:
             raise LakeFenced(self._url, self.name, self.mark.position)
         with translated(self._url, self.name):
             try:
-                if rows.num_rows:
+                if rows.num_rows or replacing:
                     deltalake.write_deltalake(
                         self._table,
                         rows,
-                        mode="append",
+                        mode="overwrite" if replacing else "append",
                         writer_properties=deltalake.WriterProperties(compression="ZSTD"),
                         commit_properties=_commit(mark),
                     )
@@ -136,6 +136,10 @@ class DeltaTable:
         field = package("pyarrow.compute").field(KEY)
         with translated(self._url, self.name):
             return self._table.to_pyarrow_dataset().to_table(filter=(field >= first) & (field <= last))
+
+    def read_all(self) -> Any:
+        with translated(self._url, self.name):
+            return self._table.to_pyarrow_table()
 
     def _version(self, application: str) -> int | None:
         version: int | None = self._table.transaction_version(application)

@@ -60,7 +60,7 @@ class IcebergStore:
         taken = package("pyiceberg.exceptions").TableAlreadyExistsError
         properties = {
             **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},
-            "eventjet.type": origin.type_name,
+            "eventjet.content": origin.content,
             "write.parquet.compression-codec": "zstd",
             # Each commit writes the table's metadata again; the last hundred are kept.
             "write.metadata.delete-after-commit.enabled": "true",
@@ -113,7 +113,7 @@ class IcebergTable:
         self.origin = Origin(
             properties["eventjet.stream"],
             properties["eventjet.log"],
-            properties["eventjet.type"],
+            properties["eventjet.content"],
             properties["eventjet.personal"] == "True",
         )
         self.mark = self._read_mark()
@@ -145,14 +145,14 @@ class IcebergTable:
                 update.union_by_name(schema)
             self._table.refresh()
 
-    def append(self, rows: Any, mark: Mark) -> None:
+    def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
         conflict = package("pyiceberg.exceptions").CommitFailedException
         with translated(self._url, self.name):
             for _ in range(_TRIES):
                 if self._read_mark() != self.mark:
                     break
                 try:
-                    self._commit(rows, mark)
+                    self._commit(rows, mark, replacing=replacing)
                 except conflict:
                     self._table.refresh()
                     continue
@@ -160,7 +160,7 @@ class IcebergTable:
                 return
         raise LakeFenced(self._url, self.name, self.mark.position)
 
-    def _commit(self, rows: Any, mark: Mark) -> None:
+    def _commit(self, rows: Any, mark: Mark, *, replacing: bool) -> None:
         table, properties = self._table, _properties(mark)
         # pyiceberg tries a commit again behind another writer's, without the assertion about the snapshot: so two
         # writers would both append. What is set here is not stored.
@@ -169,11 +169,17 @@ class IcebergTable:
         with table.transaction() as transaction:
             transaction.set_properties(properties)
             # Without rows, too: what asserts the snapshot is the append.
-            transaction.append(rows, snapshot_properties=properties)
+            # An overwrite of nothing warns.
+            write = transaction.overwrite if replacing and self.row_count else transaction.append
+            write(rows, snapshot_properties=properties)
 
     def read(self, first: int, last: int) -> Any:
         with translated(self._url, self.name):
             return self._table.scan(row_filter=f"{KEY} >= {first} and {KEY} <= {last}").to_arrow()
+
+    def read_all(self) -> Any:
+        with translated(self._url, self.name):
+            return self._table.scan().to_arrow()
 
     def _read_mark(self) -> Mark:
         """Read the mark of the snapshot, or of the last one before it that has one, else of the properties."""

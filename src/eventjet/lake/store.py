@@ -31,8 +31,8 @@ class Origin:
     stream: str
     log: str
     """The identity of the log."""
-    type_name: str
-    """The wire name of the event type; empty for the table of all records."""
+    content: str
+    """The wire name of the event type, or `projection NAME`; empty for the table of all records."""
     personal: bool
     """Whether personal fields are in the table."""
 
@@ -46,7 +46,7 @@ class Mark:
     event: int
     """A digest of the id of the log's event at the position, 0 if there is none; see `event_digest`."""
     row: int
-    """The position of the table's last row; 0 for a table without rows."""
+    """The position of the table's last row; 0 for a table without rows, and for a read model."""
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -97,8 +97,10 @@ class OpenTable(Protocol):
         """Add the columns that the table lacks; only Iceberg also widens decimals."""
         ...
 
-    def append(self, rows: Any, mark: Mark) -> None:
+    def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
         """Append an Arrow table, which may be empty, and move the mark, in one commit.
+
+        With `replacing` the table has these rows alone afterwards, and earlier versions of it keep theirs.
 
         Raises `LakeFenced` if the mark is not what this process knows any more.
         """
@@ -106,6 +108,10 @@ class OpenTable(Protocol):
 
     def read(self, first: int, last: int) -> Any:
         """Return the rows with positions from `first` to `last` as an Arrow table, in any order."""
+        ...
+
+    def read_all(self) -> Any:
+        """Return all rows as an Arrow table, in any order."""
         ...
 
 

@@ -19,12 +19,11 @@ from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import ask_once
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, OpenTable, Origin, Store, event_digest, open_store
-from eventjet.lake.tables import LakeTable, RowReader, tables_of
+from eventjet.lake.tables import LakeTable, RowReader, read_models_of, tables_of
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
 from eventjet.rebuild.progress import Phase, Report
-from eventjet.rebuild.replay_source import read_ahead
-from eventjet.runtime import uncollected
+from eventjet.runtime import read_ahead, uncollected
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow
 
@@ -82,6 +81,8 @@ class TableStatus:
     """When the last event was recorded that the table may have; None if the log does not have it any more."""
     rows: int
     personal: bool
+    is_read_model: bool = False
+    """Whether it has the rows of the projection of its name, as of the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class LakeStatus:
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenForWriting:
     """A table that a run works on, with its rows that are not committed yet."""
 
     declared: LakeTable
@@ -112,8 +113,7 @@ class _Open:
         parts, self.pending = self.pending, []
         rows = pyarrow().concat_tables(parts) if parts else self.declared.batch([])
         last_row = rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row
-        event = event_digest(header(last[3], MSG_ID))
-        self.stored.append(rows, Mark(last[0], event, last_row))
+        self.stored.append(rows, mark_at(last, last_row))
         self.added += rows.num_rows
         failpoints.reach("lake.committed")
 
@@ -153,12 +153,10 @@ async def sync(
         raise UsageError(f"A batch of {batch_events} events cannot be. Give 1 or more.")
 
     def work(job: Job) -> SyncReport:
-        log, last = job.log, job.log.state.last
-        if to is not None and not 0 <= to <= last:
-            raise UsageError(f"The log {log.stream!r} ends at position {last:,}. Name one that it has, not {to:,}.")
+        log, end = job.log, end_of(job, to)
         with open_store(url, table_format, log.stream, catalog) as store:
-            opened = _open_tables(job, store, url, personal=personal)
-            events = _follow(job, opened, last if to is None else to, batch_events, personal=personal)
+            opened = open_tables(job, store, url, tables_of(job.app.catalog, personal=personal), personal=personal)
+            events = _follow(job, opened, end, batch_events, personal=personal)
         tables = tuple(_synced(each) for each in opened)
         position = min(table.position for table in tables)
         return SyncReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
@@ -174,14 +172,24 @@ async def status(
     table_format: str = "delta",
     catalog: str | None = None,
 ) -> LakeStatus:
-    """Return how far each table of a lake is; raises `LakeRefused` for a table of another log."""
+    """Return how far each table of a lake is, and the read models that it has.
+
+    Raises `LakeRefused` for a table of another log.
+    """
 
     def work(job: Job) -> LakeStatus:
         log = job.log
-        declared_tables = tables_of(job.app.catalog, personal=True)
         with open_store(url, table_format, log.stream, catalog) as store:
-            tables = tuple(_status(job, declared, store.table(declared.name), url) for declared in declared_tables)
-        return LakeStatus(url, table_format, log.stream, log.last, tables)
+            tables = [
+                (declared, store.table(declared.name))
+                for declared in (*tables_of(job.app.catalog, personal=True), *read_models_of(job.app))
+            ]
+            found = tuple(
+                _status(job, declared, stored, url)
+                for declared, stored in tables
+                if stored is not None or declared.read_model is None
+            )
+        return LakeStatus(url, table_format, log.stream, log.last, found)
 
     return await in_job(app, settings, "local", work)
 
@@ -191,20 +199,34 @@ def _status(job: Job, declared: LakeTable, stored: OpenTable | None, url: str) -
     if stored is None:
         return TableStatus(name, type_name, None, last, None, 0, personal=False)
     check_same_log(job, stored, declared, url)
-    position, personal = stored.mark.position, stored.origin.personal
-    behind = max(0, last - position)
-    return TableStatus(name, type_name, position, behind, _time_of(job, position), stored.row_count, personal=personal)
+    position, personal, is_read_model = stored.mark.position, stored.origin.personal, declared.read_model is not None
+    behind, at, rows = max(0, last - position), _time_of(job, position), stored.row_count
+    return TableStatus(name, type_name, position, behind, at, rows, personal=personal, is_read_model=is_read_model)
+
+
+def end_of(job: Job, to: int | None) -> int:
+    """Return the position up to which a run goes; raises `UsageError` for one that the log does not have."""
+    last = job.log.state.last
+    if to is not None and not 0 <= to <= last:
+        raise UsageError(f"The log {job.log.stream!r} ends at position {last:,}. Name one that it has, not {to:,}.")
+    return last if to is None else to
+
+
+def mark_at(last: RawRecord, row: int = 0) -> Mark:
+    """Return the mark of a table that has all up to the record `last`; `row` is the position of its last row."""
+    return Mark(last[0], event_digest(header(last[3], MSG_ID)), row)
 
 
 def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -> None:
-    """Raise `LakeRefused` unless a table is of this log's past and of the declared event type."""
+    """Raise `LakeRefused` unless a table is of this log's past, and has what is declared under its name."""
     log, origin, mark = job.log, stored.origin, stored.mark
     another = "Name the URL of a lake of this log, or an empty folder, which gets all of this one."
     if (origin.stream, origin.log) != (log.stream, log.identity):
         reason = f"it is of the log {origin.log} of {origin.stream!r}, and {log.stream!r} is the log {log.identity}"
         raise LakeRefused(url, stored.name, reason, another)
-    if origin.type_name != (declared.type_name or ""):
-        raise LakeRefused(url, stored.name, f"it has the events {origin.type_name!r}", another)
+    if origin.content != declared.content:
+        kind = "" if origin.content.startswith("projection ") else "the events "
+        raise LakeRefused(url, stored.name, f"it has {kind}{origin.content or 'of all types'}", another)
     if mark.position > log.state.last:
         reason = (
             f"it is at position {mark.position:,}, and the log ends at {log.state.last:,}, so the log has lost its end"
@@ -220,9 +242,18 @@ def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -
             raise LakeRefused(url, stored.name, reason, another)
 
 
-def _open_tables(job: Job, store: Store, url: str, *, personal: bool) -> list[_Open]:
+def made_again(store: Store, declared: LakeTable) -> str:
+    """Return in words how a table is made again."""
+    command = "sync" if declared.read_model is None else "export"
+    return (
+        f"To have it made again from the log, {store.dropping(declared.name)}, and run `eventjet lake {command}` again."
+    )
+
+
+def open_tables(
+    job: Job, store: Store, url: str, declared_tables: Sequence[LakeTable], *, personal: bool
+) -> list[OpenForWriting]:
     """Open, create and widen the tables; nothing is changed if any of them is refused."""
-    declared_tables = tables_of(job.app.catalog, personal=personal)
     with job.watch.phase("check"):
         job.source.check_integrity(job.log.state)
         archive = job.source.archive
@@ -231,34 +262,40 @@ def _open_tables(job: Job, store: Store, url: str, *, personal: bool) -> list[_O
         for declared, stored in zip(declared_tables, stored_tables, strict=True):
             if stored is not None and _check(job, store, url, declared, stored, personal=personal):
                 to_widen.append((stored, declared))
-        starts = [job.source.first if stored is None else stored.mark.position + 1 for stored in stored_tables]
+        starts = [
+            job.source.first if stored is None or declared.read_model is not None else stored.mark.position + 1
+            for declared, stored in zip(declared_tables, stored_tables, strict=True)
+        ]
         if archive is not None and min(starts) <= job.source.archived:
             archive.check(min(starts), job.source.archived)
     for stored, declared in to_widen:
         stored.widen(declared.schema)
+        if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
+            reason = "; ".join(left[1]) or "it lacks a column"
+            raise LakeRefused(url, stored.name, f"the format did not widen it: {reason}", made_again(store, declared))
     origin = (job.log.stream, job.log.identity)
-    opened: list[_Open] = []
+    opened: list[OpenForWriting] = []
     for declared, stored in zip(declared_tables, stored_tables, strict=True):
         if stored is None:
             start = Mark(job.source.first - 1, 0, 0)
-            whose = Origin(*origin, declared.type_name or "", personal)
+            whose = Origin(*origin, declared.content, personal)
             stored_now = store.create(declared.name, declared.schema, whose, start)
             failpoints.reach("lake.created")
-            opened.append(_Open(declared, stored_now, created=True))
+            opened.append(OpenForWriting(declared, stored_now, created=True))
         else:
-            opened.append(_Open(declared, stored, widened=any(each is stored for each, _ in to_widen)))
+            opened.append(OpenForWriting(declared, stored, widened=any(each is stored for each, _ in to_widen)))
     return opened
 
 
 def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable, *, personal: bool) -> bool:
     """Return whether a table has to be widened; raises `LakeRefused` for one that cannot be gone on with."""
     check_same_log(job, stored, declared, url)
-    again = f"To have it made again from the log, {store.dropping(stored.name)}, and run `eventjet lake sync` again."
+    again = made_again(store, declared)
     if stored.origin.personal != personal:
         what, verb = ("has", "Give") if stored.origin.personal else ("does not have", "Leave out")
         reason = f"it {what} the personal fields, and this run is asked for the opposite"
         raise LakeRefused(url, stored.name, reason, f"{verb} `--personal`, as the run did that made it. {again}")
-    if stored.last_row < stored.mark.row:
+    if declared.read_model is None and stored.last_row < stored.mark.row:
         reason = (
             f"it ends with the row of position {stored.last_row:,}, and its last sync left one at "
             f"{stored.mark.row:,}, so rows were deleted or an older version was restored"
@@ -270,7 +307,7 @@ def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTa
     return is_wider
 
 
-def _follow(job: Job, opened: Sequence[_Open], end: int, batch_events: int, *, personal: bool) -> int:
+def _follow(job: Job, opened: Sequence[OpenForWriting], end: int, batch_events: int, *, personal: bool) -> int:
     """Append the rows up to position `end`, and return how many positions were read."""
     behind = [each for each in opened if each.stored.mark.position < end]
     if not behind:
@@ -300,7 +337,7 @@ def in_batches(
     watch, total = job.watch, end - start + 1
     count = size = 0
     batches = job.source.records(start, end + 1, batch=min(batch_events, _READ_EVENTS))
-    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch)) as ahead:
+    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch.check)) as ahead:
         for records in ahead:
             count += len(records)
             size += sum(len(record[3]) + len(record[4]) for record in records)
@@ -311,7 +348,7 @@ def in_batches(
             watch.tell(phase, records[-1][0] - start + 1, total)
 
 
-def _synced(each: _Open) -> SyncedTable:
+def _synced(each: OpenForWriting) -> SyncedTable:
     declared, position = each.declared, each.stored.mark.position
     return SyncedTable(declared.name, declared.type_name, position, each.added, each.created, each.widened)
 

@@ -1,7 +1,8 @@
 """The tables that a lake has of one application, and the rows of the log's records for them, in Arrow.
 
 A lake has the table `events` of all records, and one table for each event type, whose columns are those of the
-DataFrame of the type. Lakehouses have no type for a duration, so a `timedelta` is the number of its microseconds.
+DataFrame of the type; on demand also read models, with the columns of their tables. Lakehouses have no type for a
+duration, so a `timedelta` is the number of its microseconds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.codec.records import Decoder
 from eventjet.domain.personal import is_private
+from eventjet.projections.app_ref import Application
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.spark.columns import Form, forms_of, pyarrow
 from eventjet.spark.event_rows import (
     EVENTS,
@@ -22,6 +25,7 @@ from eventjet.spark.event_rows import (
     personal_fields,
     recorded_columns,
     recorded_row,
+    row_columns,
     stored_columns,
     stored_row,
     stored_row_beside,
@@ -37,7 +41,7 @@ class LakeTable:
 
     name: str
     event: EventType | None
-    """The event type whose events it has; None for the table of all records."""
+    """The event type whose events it has; None for the table of all records, and for a read model."""
     columns: Mapping[str, Form]
     schema: Any
     """The Arrow schema of its columns."""
@@ -45,11 +49,23 @@ class LakeTable:
     """Columns that are null in a row that was written before the column was declared, as they would be now."""
     forms: Mapping[str, Form]
     """The forms of the event's fields that are in the table, by the names of the fields."""
+    read_model: ResolvedProjection | None = None
+    """The projection whose rows it has, which each export replaces; None for a table of events."""
 
     @property
     def type_name(self) -> str | None:
         """The wire name of its events; None for the table of all records."""
         return None if self.event is None else self.event.info.name
+
+    @property
+    def content(self) -> str:
+        """What a table is of, as its `Origin` has it."""
+        return self.type_name or ("" if self.read_model is None else f"projection {self.read_model.name}")
+
+    @property
+    def key(self) -> list[str]:
+        """The columns in which together no value comes twice."""
+        return [KEY] if self.read_model is None else [column.name for column in self.read_model.table.primary_key]
 
     def batch(self, rows: Sequence[Sequence[Any]]) -> Any:
         """Return rows as an Arrow table of the table's schema."""
@@ -66,6 +82,25 @@ def tables_of(catalog: Catalog, *, personal: bool) -> list[LakeTable]:
     """
     whole = LakeTable(EVENTS, None, stored_columns(), _schema(stored_columns()), frozenset(), {})
     return [whole, *(_typed(name, kind, personal=personal) for name, kind in event_tables(catalog).items())]
+
+
+def read_models_of(app: Application) -> list[LakeTable]:
+    """Return a table for each projection of an application that can be folded, named as the projection.
+
+    A projection with the name of a table of events has none.
+    """
+    taken = {EVENTS, *event_tables(app.catalog)}
+    return [
+        _read_model(resolved)
+        for resolved in app.projections.values()
+        if isinstance(resolved, ResolvedProjection) and resolved.name not in taken
+    ]
+
+
+def _read_model(resolved: ResolvedProjection) -> LakeTable:
+    columns = row_columns(resolved)
+    # Each export writes all rows again, so a new column has its value in every row.
+    return LakeTable(resolved.name, None, columns, _schema(columns), frozenset(columns), {}, resolved)
 
 
 def _typed(name: str, kind: EventType, *, personal: bool) -> LakeTable:

@@ -8,9 +8,10 @@ from typing import Any
 
 from eventjet.errors import LakeRefused
 from eventjet.lake.evolution import changes
+from eventjet.lake.read_models import fold_rows
 from eventjet.lake.store import OpenTable, Store, open_store
-from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches
-from eventjet.lake.tables import EVENTS, KEY, LakeTable, RowReader, tables_of
+from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches, made_again
+from eventjet.lake.tables import EVENTS, LakeTable, RowReader, read_models_of, tables_of
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
 from eventjet.rebuild.progress import Report
@@ -20,7 +21,7 @@ from eventjet.spark.columns import pyarrow
 
 @dataclass(frozen=True, slots=True)
 class RangeDifference:
-    """The first range of positions in which a table is not what the log says."""
+    """The first range of positions in which a table is not what the log says; of a read model, all positions."""
 
     first: int
     last: int
@@ -29,9 +30,9 @@ class RangeDifference:
     rows: int
     """How many rows the table has there."""
     position: int
-    """The first position that differs."""
+    """The first position that differs; of a read model, the position of its table."""
     reason: str
-    """In words; values are not shown."""
+    """In words; no values are shown but keys of rows that are not personal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,14 @@ class VerifiedTable:
 
     name: str
     event_type: str | None
-    """The wire name of its events; None for the table of all records."""
+    """The wire name of its events; None for the table of all records, and for a read model."""
     position: int
     rows: int
     """How many rows were compared."""
     ranges: int
     difference: RangeDifference | None
+    is_read_model: bool = False
+    """Whether it has the rows of the projection of its name, as of the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ async def verify(
 ) -> LakeVerification:
     """Compare each table of a lake with the log, up to the table's position: counts, positions and every value.
 
+    Read models that are in the lake are folded again, as of the positions of their tables, and compared row by row.
     Of each table the first range that differs is named, and then the table is not read on. `range_events` is how many
     positions a range has at most. Syncs, writers and workers may go on meanwhile. `progress` is called from another
     thread.
@@ -89,9 +93,12 @@ async def verify(
     def work(job: Job) -> LakeVerification:
         job.source.check_integrity(job.log.state)
         with open_store(url, table_format, job.log.stream, catalog) as store:
-            compared = _open_tables(job, store, url)
-            _compare(job, compared, range_events)
-        tables = tuple(each.verified() for each in compared)
+            events, read_models = _open_tables(job, store, url)
+            if events:
+                _compare(job, events, range_events)
+            for position in {each.stored.mark.position for each in read_models}:
+                _compare_read_models(job, [each for each in read_models if each.stored.mark.position == position])
+        tables = tuple(each.verified() for each in (*events, *read_models))
         return LakeVerification(url, table_format, job.log.stream, tables, job.watch.seconds)
 
     return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
@@ -116,14 +123,31 @@ class _Compared:
             return
         schema = self.declared.schema
         expected = pyarrow().concat_tables([schema.empty_table(), *parts]).combine_chunks()
-        stored = self.stored.read(first, last)
-        for missing in [column for column in schema if column.name not in stored.column_names]:
-            stored = stored.append_column(missing, pyarrow().nulls(stored.num_rows, missing.type))
-        stored = stored.select(schema.names).cast(schema).sort_by(KEY).combine_chunks()
+        stored = self._in_order(self.stored.read(first, last))
         self.rows += expected.num_rows
         self.ranges += 1
-        if (found := _first_difference(expected, stored)) is not None:
-            self.difference = RangeDifference(first, last, expected.num_rows, stored.num_rows, *found)
+        if (found := _first_difference(expected, stored, self.declared.key)) is not None:
+            (position,), reason = found
+            self.difference = RangeDifference(first, last, expected.num_rows, stored.num_rows, position, reason)
+
+    def compare_read_model(self, first: int, expected: Any) -> None:
+        """Compare all rows with those that the log gives, whose events begin at position `first`."""
+        stored, position = self._in_order(self.stored.read_all()), self.stored.mark.position
+        self.rows, self.ranges = expected.num_rows, 1
+        if (found := _first_difference(expected.combine_chunks(), stored, self.declared.key)) is not None:
+            key, reason = found
+            read_model = self.declared.read_model
+            if read_model is not None and not read_model.is_private:
+                reason = f"{reason} (key {', '.join(map(str, key))})"
+            self.difference = RangeDifference(first, position, expected.num_rows, stored.num_rows, position, reason)
+
+    def _in_order(self, stored: Any) -> Any:
+        """Return stored rows in the declared columns, in the order of the key."""
+        schema = self.declared.schema
+        for missing in [column for column in schema if column.name not in stored.column_names]:
+            stored = stored.append_column(missing, pyarrow().nulls(stored.num_rows, missing.type))
+        order = [(name, "ascending") for name in self.declared.key]
+        return stored.select(schema.names).cast(schema).sort_by(order).combine_chunks()
 
     def finish(self) -> None:
         """Compare the number of all rows, since some may be outside every range."""
@@ -135,12 +159,20 @@ class _Compared:
     def verified(self) -> VerifiedTable:
         """Return the outcome."""
         declared, position = self.declared, self.stored.mark.position
-        return VerifiedTable(declared.name, declared.type_name, position, self.rows, self.ranges, self.difference)
+        is_read_model = declared.read_model is not None
+        rows, ranges = self.rows, self.ranges
+        return VerifiedTable(
+            declared.name, declared.type_name, position, rows, ranges, self.difference, is_read_model=is_read_model
+        )
 
 
-def _open_tables(job: Job, store: Store, url: str) -> list[_Compared]:
+def _open_tables(job: Job, store: Store, url: str) -> tuple[list[_Compared], list[_Compared]]:
+    """Return the tables of events, and those of read models."""
     compared: list[_Compared] = []
-    with_personal, without = (tables_of(job.app.catalog, personal=personal) for personal in (True, False))
+    read_models = read_models_of(job.app)
+    with_personal, without = (
+        [*tables_of(job.app.catalog, personal=personal), *read_models] for personal in (True, False)
+    )
     for declared, limited in zip(with_personal, without, strict=True):
         stored = store.table(declared.name)
         if stored is None:
@@ -149,12 +181,19 @@ def _open_tables(job: Job, store: Store, url: str) -> list[_Compared]:
         table = declared if stored.origin.personal else limited
         _, refusals = changes(table, stored.schema, widens_decimals=store.widens_decimals)
         if refusals:
-            again = f"To have it made again, {store.dropping(stored.name)}, and run `eventjet lake sync`."
-            raise LakeRefused(url, stored.name, "; ".join(refusals), again)
+            raise LakeRefused(url, stored.name, "; ".join(refusals), made_again(store, declared))
         compared.append(_Compared(table, stored))
     if not compared:
         raise LakeRefused(url, EVENTS, "there is no such table", "`eventjet lake sync` makes it. Or give its --format.")
-    return compared
+    by_kind = [[each for each in compared if (each.declared.read_model is not None) == kind] for kind in (False, True)]
+    return by_kind[0], by_kind[1]
+
+
+def _compare_read_models(job: Job, compared: Sequence[_Compared]) -> None:
+    """Compare read models of one position."""
+    tables, _ = fold_rows(job, [each.declared for each in compared], compared[0].stored.mark.position, "compare")
+    for each, expected in zip(compared, tables, strict=True):
+        each.compare_read_model(job.source.first, expected)
 
 
 def _compare(job: Job, compared: Sequence[_Compared], range_events: int) -> None:
@@ -179,9 +218,11 @@ def _compare(job: Job, compared: Sequence[_Compared], range_events: int) -> None
         each.finish()
 
 
-def _first_difference(expected: Any, stored: Any) -> tuple[int, str] | None:
-    """Return (position, reason) of the first difference of two Arrow tables that are ordered by position."""
-    ours, theirs = (table.column(KEY).to_pylist() for table in (expected, stored))
+def _first_difference(expected: Any, stored: Any, key: Sequence[str]) -> tuple[tuple[Any, ...], str] | None:
+    """Return (key, reason) of the first difference of two Arrow tables that are ordered by the columns `key`."""
+    ours, theirs = (
+        list(zip(*(table.column(name).to_pylist() for name in key), strict=True)) for table in (expected, stored)
+    )
     if ours != theirs:
         for due, actual in zip(ours, theirs, strict=False):
             if due != actual:
@@ -192,11 +233,11 @@ def _first_difference(expected: Any, stored: Any) -> tuple[int, str] | None:
         if len(ours) > len(theirs):
             return ours[len(theirs)], "the row is missing"
         return theirs[len(ours)], "the row is there twice, or the log gives none"
-    differing: list[tuple[int, str]] = []
+    differing: list[tuple[tuple[Any, ...], str]] = []
     for name in expected.column_names:
         one, other = expected.column(name), stored.column(name)
         if not one.equals(other):
             pairs = zip(ours, one.to_pylist(), other.to_pylist(), strict=True)
-            position = next((position for position, value, actual in pairs if value != actual), ours[0])
-            differing.append((position, f"the column {name} has another value than the log gives"))
+            where = next((where for where, value, actual in pairs if value != actual), ours[0])
+            differing.append((where, f"the column {name} has another value than the log gives"))
     return min(differing, default=None)

@@ -23,6 +23,7 @@ from eventjet.errors import (
     LogRolledBack,
     LogUnusable,
     StoreError,
+    StoreUnavailable,
     Unreachable,
 )
 from eventjet.jetstream.api import Conversation, StreamState, message_at, paused_until, update_stream
@@ -30,6 +31,7 @@ from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import (
     AGGREGATES,
+    CONTINUES,
     FIRST,
     IDENTITY,
     MISSING,
@@ -108,7 +110,8 @@ class StreamIdentity:
     A look is one request for the state of the stream; tasks that ask at the same time share it. It must be closed.
     """
 
-    def __init__(self, stream: str, client: Client) -> None:
+    def __init__(self, stream: str, client: Client, *, is_mirror: bool = False) -> None:
+        """`is_mirror` says that the stream is read as a mirror of the log, whose settings differ from the log's."""
         self.identity = ""
         """UUID of the log at the last look; empty before the first look, or without permission."""
         self.missing_range = ""
@@ -118,6 +121,7 @@ class StreamIdentity:
         self.on_changed: list[Callable[[], object]] = []
         """Called when the stream has, or may have, other events than before at the same positions."""
         self._stream = stream
+        self._is_mirror = is_mirror
         self._client = client
         self._state: StreamState | None = None
         self._looked_at = float("-inf")
@@ -152,6 +156,11 @@ class StreamIdentity:
     def first(self) -> int | None:
         """Position of the first record at the last look; None for an empty log, and before the first look."""
         return self._state.first if self._state is not None and self._state.messages else None
+
+    def continuing(self, log: str, position: int) -> str:
+        """Return the identity of this log if a position of the log `log` is its own by the last look, else `log`."""
+        is_own = self._state is not None and not succession_fault(self._state, log, position)
+        return self.identity if is_own else log
 
     @property
     def server_version(self) -> str:
@@ -202,7 +211,7 @@ class StreamIdentity:
         identity_of(state)
         self.missing_range = missing
         self.aggregates = frozenset(state.metadata.get(AGGREGATES, "").split())
-        self._warn(drifts_of(state))
+        self._warn(() if self._is_mirror else drifts_of(state))
         self._looked_at = asked_at
         return state
 
@@ -277,6 +286,11 @@ def checking_whole_log(stream: str, checkpoint: Stand) -> Conversation[str]:
     `LogDrifted` for settings with which the log may not be followed.
     """
     state = yield from reading_log_state(stream)
+    return (yield from whole_log(state, checkpoint))
+
+
+def whole_log(state: StreamState, checkpoint: Stand) -> Conversation[str]:
+    """Check a log that is in this state as `checking_whole_log` does; return its identity."""
     fault = yield from log_fault(state, checkpoint)
     if fault is not None:
         raise fault
@@ -297,7 +311,9 @@ async def check_running(client: Client, stream: str, checkpoint: Stand, log: str
     except (StoreError, Unreachable):
         return
     if identity != log:
-        raise LogRolledBack(checkpoint.name, checkpoint.position, _other_log_reason(log, stream, identity))
+        if reason := succession_fault(state, log, checkpoint.position):
+            raise LogRolledBack(checkpoint.name, checkpoint.position, reason)
+        raise StoreUnavailable(f"The log {stream!r}", f"a promoted mirror continues it, with the identity {identity}")
     check_integrity(state)
     check_settings(state)
 
@@ -325,9 +341,9 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
     if checkpoint.position == 0:
         return None
     if checkpoint.log != identity:
-        return LogRolledBack(
-            checkpoint.name, checkpoint.position, _other_log_reason(checkpoint.log, state.name, identity)
-        )
+        reason = succession_fault(state, checkpoint.log, checkpoint.position)
+        if reason:
+            return LogRolledBack(checkpoint.name, checkpoint.position, reason)
     if state.last < checkpoint.position:
         return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")
     record: RawRecord | None = yield message_at(state.name, checkpoint.position)
@@ -338,6 +354,31 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
         return None
     reason = f"the event there is {event_id or 'without id'}, and it was {checkpoint.event_id}"
     return LogRolledBack(checkpoint.name, checkpoint.position, reason)
+
+
+def succession_fault(state: StreamState, log: str, position: int) -> str:
+    """Return in words why a position of the log `log` is none of this log; empty if it is.
+
+    A promoted mirror has another identity than the log before it, whose past it has up to the position where the mirror
+    ended (ADR 0071).
+    """
+    if log == identity_of(state):
+        return ""
+    end = earlier_logs(state).get(log)
+    if end is None:
+        return _other_log_reason(log, state.name, identity_of(state))
+    if position > end:
+        return (
+            f"it was made from the log {log}, of which this log has the events up to position {end:,} only, where its "
+            "mirror ended when it was promoted"
+        )
+    return ""
+
+
+def earlier_logs(state: StreamState) -> dict[str, int]:
+    """Return the identities of the logs that this one continues, and the last position that it has of each."""
+    pairs = (pair.rpartition("@") for pair in state.metadata.get(CONTINUES, "").split())
+    return {log: int(end) for log, _, end in pairs if end.isdecimal()}
 
 
 def _other_log_reason(log: str, stream: str, identity: str) -> str:

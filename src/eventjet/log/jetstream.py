@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from eventjet.codec.headers import MSG_ID, RawRecord, header, logged_at
@@ -100,13 +101,19 @@ class JetStreamStore(EventStore):
     """
 
     def __init__(
-        self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
+        self,
+        app: str,
+        client: Client,
+        *,
+        save_timeout_s: float,
+        aggregates: Collection[str] = frozenset(),
+        is_mirror: bool = False,
     ) -> None:
-        """`aggregates` are the names that the application declares; see `unknown`."""
+        """`aggregates` are the names that the application declares; see `unknown`. A mirror is only read."""
         self.app = app
         self._aggregates = frozenset(aggregates)
         self._client = client
-        self.stream = StreamIdentity(app, client)
+        self.stream = StreamIdentity(app, client, is_mirror=is_mirror)
         self._reader = client.another("eventjet histories") if client.is_own else client
         self.save_timeout_s = save_timeout_s
         self._page_reader = PageReader(app, self._reader, self._retry_policy)
@@ -124,6 +131,9 @@ class JetStreamStore(EventStore):
     @property
     def is_confirmed(self) -> bool:
         return self.stream.is_confirmed
+
+    def continuing(self, log: str, position: int) -> str:
+        return self.stream.continuing(log, position)
 
     @property
     def missing_range(self) -> str:
@@ -337,6 +347,13 @@ class JetStreamStore(EventStore):
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
+    async def newest_of(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], RawRecord]:
+        subjects = {subject_of(self.app, *key): key for key in keys}
+        async with self._reader.room:
+            reading = partial(api.reading_last_records, self.app, list(subjects))
+            records = await self._until_answered(lambda wait_s: self._reader.run(reading(), wait_s))
+        return {subjects[record[2].decode()]: record for record in records}
+
     async def ends(self, aggregate: str) -> tuple[int, int]:
         subjects = type_subjects(self.app, aggregate)
         first = await self._from_leader(api.next_message(self.app, 1, subjects))
@@ -374,7 +391,7 @@ class JetStreamStore(EventStore):
 
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False
-    ) -> AsyncIterator[RawRecord]:
+    ) -> AsyncGenerator[RawRecord]:
         position = max(start, 1)
         while until is None or position <= until:
             remaining = None if until is None else until - position + 1

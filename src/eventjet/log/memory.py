@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from datetime import datetime
 from itertools import islice
 from uuid import uuid4
@@ -130,6 +130,10 @@ class MemoryStore(EventStore):
         position = await self.last(aggregate, aggregate_id)
         return self._records[position - 1] if position else None
 
+    async def newest_of(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], RawRecord]:
+        newest = [(key, await self.newest(*key)) for key in keys]
+        return {key: record for key, record in newest if record is not None}
+
     async def ends(self, aggregate: str) -> tuple[int, int]:
         positions = [record[0] async for page in self.pages_of(aggregate) for record in page]
         return (positions[0], positions[-1]) if positions else (0, 0)
@@ -154,7 +158,7 @@ class MemoryStore(EventStore):
 
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False
-    ) -> AsyncIterator[RawRecord]:
+    ) -> AsyncGenerator[RawRecord]:
         position = max(start, 1)
         while until is None or position <= until:
             while position <= len(self._records) and (until is None or position <= until):

@@ -321,6 +321,8 @@ class ContentReader:
             if not page:
                 lags += 1
                 if lags > _LAGS_MAX:
+                    if (yield messages_of(self._bucket.stream, subject)) == stored.chunks:
+                        raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
                     break
                 yield None
         if not self._is_ended and len(self._ready) < 2:

@@ -129,7 +129,7 @@ class Sender:
             (write,) = writes
             body, headers = write.events[0].encoded.body, header_block(event_headers(write, 0))
             return await self._ask(self._subject(write), body, headers, min(self._client.timeout_s, left_s))
-        if not alone:
+        if not alone and sum([len(write.events) for write in writes]) <= EVENTS_MAX:
             save = self._pending(writes)
             if self._queue.accepts(save):
                 return await self._send_with_others(save, left_s)
@@ -210,7 +210,11 @@ class Sender:
         ]
         mark_saves(blocks)
         messages = [
-            (self._subject(write), event.encoded.body) for writes in saves for write in writes for event in write.events
+            (subject, event.encoded.body)
+            for writes in saves
+            for write in writes
+            for subject in (self._subject(write),)
+            for event in write.events
         ]
         headers = [header_block(block) for save_blocks in blocks for block in save_blocks]
         *before, last = [(*message, block) for message, block in zip(messages, headers, strict=True)]

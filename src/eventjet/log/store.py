@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,6 +114,11 @@ class EventStore(Protocol):
         """
         ...
 
+    def continuing(self, log: str, position: int) -> str:
+        """Return the identity of this log if a position of the log `log` is its own, else `log`."""
+        del position
+        return log
+
     @property
     def missing_range(self) -> str:
         """Which positions were missing from the log at the last look, in words; empty for a complete log."""
@@ -161,6 +166,10 @@ class EventStore(Protocol):
         """Return one aggregate's last record; None if it has none. May lag."""
         ...
 
+    async def newest_of(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], RawRecord]:
+        """Return the last record of each of up to 1,000 (aggregate, id) that have one, in one request. May lag."""
+        ...
+
     async def ends(self, aggregate: str) -> tuple[int, int]:
         """Return the first and the last position of an aggregate type, from the leader; (0, 0) without any event."""
         ...
@@ -185,7 +194,7 @@ class EventStore(Protocol):
         """Return up to `limit` records from a position on, in order; may lag."""
         ...
 
-    def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
+    def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncGenerator[RawRecord]:
         """Yield all records from a position on, in order, up to `until` or to the end of the log; may lag.
 
         With `follow`, it waits for new records at the end of the log, and ends only once the log has reached `until`.

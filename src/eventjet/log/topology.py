@@ -53,6 +53,8 @@ FIRST = "eventjet.first"
 """Metadata key for the log's first position: 1, or the first position of the archive that it was restored from."""
 MISSING = "eventjet.missing"
 """Metadata key for how many missing positions after the first an operator has accepted; without the key it is 0."""
+CONTINUES = "eventjet.continues"
+"""Metadata key of a promoted mirror: `identity@position` of each log whose past it has, up to that position."""
 _NOTES_MAX = 20
 """How often the aggregates' names are noted at most, if others change the stream at the same time."""
 _SETTLED_S = 0.5

@@ -57,6 +57,8 @@ _PONG_S = 4.0
 """How long a server may take to answer the ping that follows a late request, before another connection is made."""
 _ROOM_BYTES = 1 << 20
 """How many bytes may wait for the socket before senders wait, too: half of what nats-py lets wait by default."""
+_CHUNK_BYTES = 1 << 16
+"""How many bytes of a batch are sent at a time."""
 _ROOM_PAUSE_S = 0.001
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
 """A subject of several tokens in ASCII, without wildcards: a reply subject that a client makes for its answers."""
@@ -324,17 +326,19 @@ class LoopClient:
             # In a violation, a server of this domain names the subject that it maps the routed subject to.
             subjects = [*(subject for subject, _, _ in messages), *subjects]
         nats = self._client_with_room() or await self._wait_for_room(what, wait_s)
-        exchange = self._exchanges.begin(subjects, wait_s, accepts)
+        exchange, tap = self._exchanges.begin(subjects, wait_s, accepts), Tap.of(nats)
         try:
-            for message in messages[:-1]:
-                send(nats, *message)
+            for subject, payload, block in messages[:-1]:
+                send(nats, subject, payload, block)
+                if nats.pending_data_size > _CHUNK_BYTES:
+                    tap.flush()  # so that the server works on the first messages while the next ones are framed
                 if nats.pending_data_size > _ROOM_BYTES:
                     await self._wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
                 if exchange.fault is not None:
                     raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
             if len(self._exchanges.waiting) == 1:
-                Tap.of(nats).flush()  # nobody else is likely to send in this turn of the loop
+                tap.flush()  # nobody else is likely to send in this turn of the loop
         except BaseException:
             self.forget(exchange)
             raise

@@ -21,8 +21,8 @@ from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import MISSING, NOTES, LogAudit, LogFinding, side_by_side
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.replay_source import check_archive_is_of, read_ahead
-from eventjet.runtime import uncollected
+from eventjet.rebuild.replay_source import check_archive_is_of
+from eventjet.runtime import read_ahead, uncollected
 from eventjet.settings import Settings
 
 EXAMPLES = 5
@@ -115,7 +115,7 @@ async def audit(
     Raises `ArchiveBroken` for an archive that is broken or of another log; `Unreachable`, `StoreUnavailable` and
     `UsageError`.
     """
-    return await in_job(app, settings, engine, lambda job: _audit(job, archive, examples), progress=progress)
+    return await in_job(app, settings.for_log(), engine, lambda job: _audit(job, archive, examples), progress=progress)
 
 
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
@@ -180,8 +180,8 @@ def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None, references: 
     with (
         watch.phase("read", end),
         uncollected(),
-        closing(read_ahead(logged, watch)) as log_batches,
-        closing(read_ahead(archived, watch)) as archive_batches,
+        closing(read_ahead(logged, watch.check)) as log_batches,
+        closing(read_ahead(archived, watch.check)) as archive_batches,
     ):
         pairs = side_by_side(chain.from_iterable(log_batches), chain.from_iterable(archive_batches))
         for number, (record, archived_record) in enumerate(pairs, 1):

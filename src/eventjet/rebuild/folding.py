@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
 
+from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Earlier, chained
 from eventjet.domain.quarantined import Quarantined
@@ -160,17 +161,12 @@ class Foldings:
     do those with `by_state`, because they need more events.
     """
 
-    def __init__(
-        self, app: Application, targets: Sequence[Target], skipped: Mapping[int, str], predecessors: Earlier | None
-    ) -> None:
+    def __init__(self, each: Sequence[Folding], catalog: Catalog, predecessors: Earlier | None) -> None:
         """Without `predecessors`, no predecessor is checked, because an earlier task has checked them.
 
-        `skipped` are the positions with a skip marker, and the reasons.
+        `catalog` is the application's, with the log's skip markers.
         """
-        catalog = app.catalog.of_log(skipped)
-        self.each = [
-            Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets
-        ]
+        self.each = each
         self._joined = [
             (folding, reader(catalog, folding.resolved, (), predecessors))
             for folding in self.each
@@ -221,6 +217,11 @@ class Foldings:
         """Fold entries of a projection with `by_state`, each with the record of its event, in the order of the log."""
         ((folding, decode),) = self._joined
         folding.take_entries(pairs, decode)
+
+
+def foldings_of(app: Application, targets: Sequence[Target]) -> list[Folding]:
+    """Return the folds whose rows are loaded into these targets, in their order."""
+    return [Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets]
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:

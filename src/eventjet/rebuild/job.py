@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
@@ -24,9 +25,10 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.mirror import readable_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.topology import identity_of, reading_log_state
+from eventjet.log.topology import identity_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
@@ -43,6 +45,9 @@ T = TypeVar("T")
 
 STOP_TIMEOUT_S = 15.0
 """How long the caller of a cancelled job waits for the job to clean up."""
+
+MIRROR_S = 60.0
+"""How long a job waits at most for a mirror to reach the position of a read model."""
 
 SNAPSHOT_FAULTS_MAX = 20
 """The maximum number of broken histories that are named; all are counted."""
@@ -218,10 +223,9 @@ def open_job(
     """
     application, options = loaded(app), options_of(engine)
     with watch.phase("start"):
-        endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
-        with NatsConnection.open(endpoint) as connection:
-            state = connection.run(reading_log_state(application.name))
-            log = Log(endpoint, application.name, identity_of(state), state)
+        endpoint, state = readable_log(settings, application.name, "eventjet-rebuild")
+        log = Log(endpoint, application.name, identity_of(state), state)
+        with NatsConnection.open(Endpoint.of(settings).with_name("eventjet-rebuild")) as connection:
             catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as running_engine:
@@ -231,6 +235,21 @@ def open_job(
                 source = archived_source(log, running_engine.archive_files(from_archive))
         ref = app if isinstance(app, AppRef) else None
         yield Job(application, ref, settings, running_engine, source, watch, catalog)
+
+
+def await_position(job: Job, position: int) -> None:
+    """Wait until the log has a position where the job reads it, which may be a mirror that lags.
+
+    Raises `RebuildError` after `MIRROR_S`.
+    """
+    deadline = time.monotonic() + MIRROR_S
+    while (last := job.log.now().last) < position:
+        if time.monotonic() > deadline:
+            raise RebuildError(
+                f"The mirror that EVENTJET_READ_FROM names ends at position {last:,}, and the read model is at "
+                f"{position:,}. `eventjet mirror status` says what keeps it; unset EVENTJET_READ_FROM to read the log."
+            )
+        job.watch.wait(0.1)
 
 
 async def in_job(

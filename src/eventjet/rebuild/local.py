@@ -11,15 +11,14 @@ from eventjet.archive.reading import FolderFiles, Segment
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import UsageError
 from eventjet.jetstream.reader import read_range
-from eventjet.rebuild.folding import Foldings
+from eventjet.rebuild.folding import Foldings, foldings_of
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally, by_subject
 from eventjet.rebuild.workspace import load_part
-from eventjet.runtime import uncollected
+from eventjet.runtime import read_ahead, uncollected
 
 _REPORT_EVERY = 2_000
 
@@ -54,12 +53,12 @@ class LocalEngine:
             parts.append(Part(target.projection, events, count, parked, of_states=target.of_states))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            foldings = Foldings(job.app, targets, job.catalog.skipped, earlier)
+            foldings = Foldings(foldings_of(job.app, targets), job.catalog, earlier)
             pairs = list(zip(targets, foldings.each, strict=True))
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
-            with closing(read_ahead(batches, watch)) as ahead:
+            with closing(read_ahead(batches, watch.check)) as ahead:
                 for records in ahead:
                     foldings.take(records)
                     for target, folding in pairs:

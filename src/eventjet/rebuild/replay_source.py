@@ -5,16 +5,13 @@ The archive is opened before the job is planned, and its files are checked befor
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Generator
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.jetstream.api import StreamState, deleted_positions, message_at
+from eventjet.jetstream.api import StreamState, deleted_positions, message_at, stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import check_integrity, first_position, missing_range
@@ -22,12 +19,6 @@ from eventjet.log.topology import check_settings
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-
-_QUEUE_MAX = 8
-"""The maximum number of batches that are read and wait to be folded."""
-_POLL_S = 0.2
-_JOIN_TIMEOUT_S = 0.5
-"""How long to wait for the end of a thread that reads from a silent server; the read itself times out later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,11 @@ class Log:
     def last(self) -> int:
         """Position of the last event; 0 in an empty log."""
         return self.state.last if self.state.messages else 0
+
+    def now(self) -> StreamState:
+        """Return the log's state as it is now where it is read; its settings are those of when the job began."""
+        state = ask_once(self.endpoint, stream_info(self.stream))
+        return state if state.mirror is None else replace(state, config=self.state.config, metadata=self.state.metadata)
 
     def event_id(self, position: int) -> str | None:
         """Return the id of the event at a position now: empty if the event has no id, None if there is no event."""
@@ -150,50 +146,3 @@ def check_archive_is_of(log: Log, archive: Archive) -> None:
             "Name an archive of this log, or an empty folder; what is in this one comes back with `eventjet restore` "
             "on another server or account.",
         )
-
-
-def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[list[RawRecord]]:
-    """Yield the batches, which a thread reads a few ahead, so that the server works while this process folds.
-
-    Raises `Stopped` soon after the job was cancelled, even while the server sends nothing.
-    """
-    ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_QUEUE_MAX)
-    stopped = threading.Event()
-
-    def put(item: list[RawRecord] | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=_POLL_S)
-                return
-            except queue.Full:
-                continue
-
-    def read() -> None:
-        end: BaseException | None = None
-        try:
-            with closing(batches):
-                for batch in batches:
-                    put(batch)
-                    if stopped.is_set():
-                        break
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the batches are awaited
-            end = error
-        put(end)
-
-    reader = threading.Thread(target=read, name="eventjet-read-ahead", daemon=True)
-    reader.start()
-    try:
-        while True:
-            watch.check()
-            try:
-                item = ready.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        reader.join(_JOIN_TIMEOUT_S)

@@ -25,9 +25,9 @@ from eventjet import failpoints
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
-from eventjet.jetstream.api import stream_info
-from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import checking_same_log
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -35,11 +35,10 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Phase, Report
-from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import PURPOSE, Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
 from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
-from eventjet.runtime import loop_runner
+from eventjet.runtime import loop_runner, read_ahead
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
@@ -229,7 +228,7 @@ class ShadowWriter:
         if first > position:
             return
         batch = BATCH_BY_HAND if isinstance(self.shadow.resolved, ResolvedSql) else BATCH
-        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch)) as ahead:
+        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch.check)) as ahead:
             for records in ahead:
                 self._write(records)
                 failpoints.reach("rebuild.batch_read")
@@ -336,9 +335,15 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
     deadline = time.monotonic() + PATIENCE_S
     backoff_s = _BACKOFF_S[0]
     same_past = is_of_this_log(job, shadow.live_checkpoint())
+
+    def tail(position: int) -> None:
+        if job.settings.read_from is not None and (last := log.now().last) < position:
+            raise NotNow(f"the live read model is at position {position:,}, and the mirror ends at {last:,}")
+        writer.to(position)
+
     while True:
         with watch.phase("catch up"):
-            state = ask_once(log.endpoint, stream_info(log.stream))
+            state = log.now()
             job.source.check_integrity(state)
             if state.messages:
                 writer.to(state.last)
@@ -346,7 +351,7 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
         with watch.phase("swap"):
             failpoints.reach("rebuild.before_swap")
             try:
-                swapped = shadow.swap(log.identity, writer.to if same_past else None)
+                swapped = shadow.swap(log.identity, tail if same_past else None)
                 failpoints.reach("rebuild.after_swap")
                 return swapped
             except NotNow as error:
@@ -364,7 +369,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     """Tell whether the live read model was made from this log; then the shadow has to reach its position."""
     try:
         if live is not None:
-            with NatsConnection.open(job.log.endpoint) as connection:
+            with NatsConnection.open(Endpoint.of(job.settings)) as connection:
                 connection.run(checking_same_log(job.log.stream, live))
     except LogRolledBack:
         return False

@@ -175,7 +175,7 @@ async def build_snapshots(
     """
     return await in_job(
         app,
-        settings,
+        settings.for_log(),
         engine,
         lambda job: _build(job, aggregate, min_events),
         check=lambda app: snapshotted(app, aggregate),

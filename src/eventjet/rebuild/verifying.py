@@ -29,6 +29,7 @@ from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import checking_same_log
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.columns import key_labels
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
@@ -36,7 +37,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.projections.state_fold import Cell, StateId
-from eventjet.rebuild.job import EngineOptions, Job, in_job
+from eventjet.rebuild.job import EngineOptions, Job, await_position, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import check_loaded, load, replaying
@@ -176,8 +177,9 @@ def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[A
                     f"{resolved.name!r} has no live read model yet, so there is nothing to verify. "
                     "Start a worker, or run `eventjet rebuild`."
                 )
-            with NatsConnection.open(job.log.endpoint) as connection:
+            with NatsConnection.open(Endpoint.of(job.settings)) as connection:
                 connection.run(checking_same_log(job.log.stream, checkpoint))
+            await_position(job, checkpoint.position)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 

@@ -286,14 +286,14 @@ def decimal_form(digits: int | None, places: int | None) -> Form:
         try:
             return _checked(Decimal, value).quantize(unit, context=exact)
         except (Inexact, InvalidOperation):
-            raise ValueError(f"{value} does not fit into {ddl}") from None
+            raise ValueError(f"it has more digits than {ddl}") from None
 
     return Form(ddl, pyarrow().decimal128(precision, scale), convert)
 
 
 def _integer(value: Any) -> int:
     if not -(2**63) <= _checked(int, value) < 2**63:
-        raise ValueError(f"{value} does not fit into bigint")
+        raise ValueError("it does not fit into bigint")
     return int(value)
 
 
@@ -349,7 +349,7 @@ def quoted(name: str) -> str:
 def _checked(kind: type, value: Any) -> Any:
     """Return the value; raises `ValueError` if a validator of the application has changed its declared type."""
     if not isinstance(value, kind):
-        raise ValueError(f"{value!r} is not a {kind.__name__}, as the field declares")
+        raise ValueError(f"it is a {type(value).__name__}, and the field declares {kind.__name__}")
     return value
 
 

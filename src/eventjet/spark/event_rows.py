@@ -1,4 +1,4 @@
-"""The columns of the whole log and of one event type, and the rows of records and events for them, in Arrow.
+"""The columns of the whole log, of one event type and of a read model, and the rows for them, in Arrow.
 
 DataFrames and the tables of a lakehouse have them alike. Nothing here imports pyspark.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
+
+from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
@@ -18,7 +21,9 @@ from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UndecodableEvent, UsageError
-from eventjet.spark.columns import Form, forms_of, leaf, pyarrow
+from eventjet.projections.columns import Convert, dumps, labels, plain, wall_time
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.spark.columns import Form, decimal_form, forms_of, leaf, pyarrow
 
 EVENTS = "events"
 """The name of the table that has all records of the log."""
@@ -153,3 +158,52 @@ def batch_of(rows: Sequence[Sequence[Any]], columns: Mapping[str, Form]) -> Any:
         arrow.array(column, form.arrow) for column, form in zip(zip(*rows, strict=True), columns.values(), strict=True)
     ]
     return arrow.RecordBatch.from_arrays(values, names=list(columns))
+
+
+def row_columns(resolved: ResolvedProjection) -> dict[str, Form]:
+    """Return the columns of a read model, as the table declares them, in types of Spark."""
+    return {column.name: _form_of(column.type) for column in resolved.table.columns}
+
+
+class _RowValues:
+    """The values of a read model's rows as pyarrow takes them: see `eventjet.projections.row_codec.ColumnValues`."""
+
+    def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        return _form_of(kind).convert
+
+    def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        del kind
+        return None
+
+
+ROW_VALUES = _RowValues()
+
+
+def _form_of(declared: sa.TypeEngine[Any]) -> Form:
+    kind: Any = plain(declared)
+    match kind:
+        case sa.Enum():
+            names: dict[Any, str] = {value: label for label, value in labels(kind).items()}
+            return replace(leaf("str"), convert=names.__getitem__)
+        case sa.Float():
+            return leaf("float")
+        case sa.Numeric():
+            return decimal_form(kind.precision, None if kind.precision is None else kind.scale or 0)
+        case sa.DateTime() if not kind.timezone:
+            return Form("timestamp_ntz", pyarrow().timestamp("us"), wall_time)
+        case sa.JSON():
+            return replace(leaf("str"), convert=dumps)
+        case _:
+            return leaf(next(name for base, name in _LEAVES if isinstance(kind, base)))
+
+
+_LEAVES: tuple[tuple[type[sa.TypeEngine[Any]], str], ...] = (
+    (sa.String, "str"),
+    (sa.Integer, "int"),
+    (sa.Boolean, "bool"),
+    (sa.DateTime, "datetime"),
+    (sa.Date, "date"),
+    (sa.Uuid, "uuid"),
+    (sa.LargeBinary, "bytes"),
+)
+"""Types of columns, and the simple types of pydantic that have their values."""

@@ -23,11 +23,8 @@ from eventjet.codec.headers import TYPE, header
 from eventjet.codec.records import Decoder
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.moment import in_utc
-from eventjet.errors import StreamMissing, UsageError
-from eventjet.jetstream.api import stream_info
-from eventjet.jetstream.connection import ask_once
-from eventjet.log.topology import missing_stream
-from eventjet.nats.endpoint import Endpoint
+from eventjet.errors import UsageError
+from eventjet.log.mirror import readable_log
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
 from eventjet.spark.columns import Form, forms_of, quoted, records_of
@@ -92,10 +89,7 @@ def _time_of(as_of: datetime | int | None) -> datetime | None:
 
 
 def _log_range(settings: Settings, stream: str) -> tuple[int, int]:
-    try:
-        state = ask_once(Endpoint.of(settings).with_name("eventjet-spark"), stream_info(stream))
-    except StreamMissing:
-        raise missing_stream(stream) from None
+    _, state = readable_log(settings, stream, "eventjet-spark")
     return max(state.first, 1), state.last
 
 

@@ -31,7 +31,7 @@ from eventjet.jetstream.reader import Range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.rebuild.folding import Folding, Foldings
+from eventjet.rebuild.folding import Folding, Foldings, foldings_of
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target, redacted
@@ -258,7 +258,8 @@ class FoldTask:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int, predecessors: PredecessorReader | None) -> Iterator[Any]:
-        foldings = Foldings(self.app.load(), self.targets, self.skipped, predecessors)
+        app = self.app.load()
+        foldings = Foldings(foldings_of(app, self.targets), app.catalog.of_log(self.skipped), predecessors)
         loaders = [
             _TaskLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
         ]

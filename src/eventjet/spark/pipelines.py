@@ -23,7 +23,6 @@ from pyspark import pipelines as dp
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
-from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import EventType
 from eventjet.domain.personal import is_private
@@ -33,19 +32,20 @@ from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application, AppRef, loaded
-from eventjet.projections.columns import Convert, dumps, labels, plain, wall_time
 from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.folding import Folding, fold_of
 from eventjet.rebuild.plan import Route, route_of
 from eventjet.settings import Settings
-from eventjet.spark.columns import SCHEMA, Form, decimal_form, leaf, pyarrow, records_of
+from eventjet.spark.columns import SCHEMA, Form, leaf, records_of
 from eventjet.spark.event_rows import (
     EVENTS,
+    ROW_VALUES,
     batch_of,
     event_tables,
     personal_fields,
     recorded_columns,
+    row_columns,
     stored_columns,
     stored_row,
 )
@@ -189,8 +189,8 @@ class _Declaring:
         reference, name, skipped = self.reference, resolved.name, self.skipped
         pack: Any = PackByAggregate(read_columns, partitions)
         if route is Route.BY_KEY:
-            pack = PackByKey(read_columns, partitions, reference, name, _ROW_VALUES, None, skipped)
-        by_state = PackByState(partitions, reference, name, _ROW_VALUES, None, skipped, with_states=False)
+            pack = PackByKey(read_columns, partitions, reference, name, ROW_VALUES, None, skipped)
+        by_state = PackByState(partitions, reference, name, ROW_VALUES, None, skipped, with_states=False)
         schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
 
@@ -302,7 +302,7 @@ class ReadModelTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
         resolved = replace(fold_of(app, self.projection), on_error="stop")
-        folding = Folding(resolved, _ROW_VALUES, {})
+        folding = Folding(resolved, ROW_VALUES, {})
         decode = reader(app.catalog.of_log(self.skipped), resolved)
         columns = row_columns(resolved)
         if self.route is Route.BY_STATE:
@@ -331,52 +331,3 @@ class ReadModelTask:
 def _row_batches(rows: list[Any], columns: Mapping[str, Form]) -> Iterator[Any]:
     for start in range(0, len(rows), _CHUNK):
         yield batch_of(rows[start : start + _CHUNK], columns)
-
-
-def row_columns(resolved: ResolvedProjection) -> dict[str, Form]:
-    """Return the columns of a read model, as the table declares them, in types of Spark."""
-    return {column.name: _form_of(column.type) for column in resolved.table.columns}
-
-
-class _RowValues:
-    """The values of a read model's rows as pyarrow takes them: see `eventjet.projections.row_codec.ColumnValues`."""
-
-    def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
-        return _form_of(kind).convert
-
-    def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
-        del kind
-        return None
-
-
-_ROW_VALUES = _RowValues()
-
-
-def _form_of(declared: sa.TypeEngine[Any]) -> Form:
-    kind: Any = plain(declared)
-    match kind:
-        case sa.Enum():
-            names: dict[Any, str] = {value: label for label, value in labels(kind).items()}
-            return replace(leaf("str"), convert=names.__getitem__)
-        case sa.Float():
-            return leaf("float")
-        case sa.Numeric():
-            return decimal_form(kind.precision, None if kind.precision is None else kind.scale or 0)
-        case sa.DateTime() if not kind.timezone:
-            return Form("timestamp_ntz", pyarrow().timestamp("us"), wall_time)
-        case sa.JSON():
-            return replace(leaf("str"), convert=dumps)
-        case _:
-            return leaf(next(name for base, name in _LEAVES if isinstance(kind, base)))
-
-
-_LEAVES: tuple[tuple[type[sa.TypeEngine[Any]], str], ...] = (
-    (sa.String, "str"),
-    (sa.Integer, "int"),
-    (sa.Boolean, "bool"),
-    (sa.DateTime, "datetime"),
-    (sa.Date, "date"),
-    (sa.Uuid, "uuid"),
-    (sa.LargeBinary, "bytes"),
-)
-"""Types of columns, and the simple types of pydantic that have their values."""

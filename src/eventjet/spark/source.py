@@ -420,7 +420,9 @@ class LogOptions:
                 overrides[_FILES[name]] = _secret(name, value)
             else:
                 overrides[_TEXTS[name]] = value
-        return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
+        settings = Settings.load(cast("SettingsOverrides", overrides))
+        named = {"servers", "jetstream_domain", "jetstream_prefix"} & overrides.keys()
+        return Endpoint.of(settings if named else settings.for_reads()).with_name("eventjet-spark")
 
     def predecessors(self) -> PredecessorReader:
         """Return a reader with which a task looks up an event's predecessor; the caller closes it."""
@@ -429,7 +431,7 @@ class LogOptions:
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
     """Return the options for the server of `settings`; a password or a token is sealed in the folder `secrets`."""
-    endpoint = Endpoint.of(settings)
+    endpoint = Endpoint.of(settings.for_reads())
     check_picklable(endpoint)
     options = {
         "servers": ",".join(endpoint.servers),

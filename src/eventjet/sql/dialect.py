@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from typing import Any, ClassVar, TypeAlias
 
-from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table, TextClause, text
+from sqlalchemy import CheckConstraint, Column, ColumnElement, Connection, Engine, Table, TextClause, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -145,9 +145,9 @@ class Dialect(ColumnValues):
             return labels(kind).__getitem__
         return next((load for column_type, _, load in self.conversions if isinstance(plain(kind), column_type)), None)
 
-    def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
-        """Return the type of column that stores the values of this type exactly."""
-        return kind
+    def storage_type(self, column: Column[Any]) -> sa.TypeEngine[Any]:
+        """Return the type with which a column stores the values of its declared type exactly."""
+        return column.type
 
     @abstractmethod
     def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:

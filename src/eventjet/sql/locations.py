@@ -342,7 +342,7 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
         # SQLAlchemy does not copy prefixes such as UNLOGGED.
         vars(table)["_prefixes"] = vars(declared)["_prefixes"]
         for column in table.columns:
-            column.type = dialect.storage_type(column.type)
+            column.type = dialect.storage_type(column)
     for table in copies if by_hand else ():
         for check in dialect.exactness_checks(table):
             table.append_constraint(check)

@@ -45,7 +45,16 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.findings import Finding, Level
-from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
+from eventjet.projections.columns import (
+    Convert,
+    UnfitValue,
+    dumps,
+    loads,
+    normaliser,
+    plain,
+    stored,
+    way_out_of,
+)
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import sqlite_schema
 from eventjet.sql.checkpoint import ADVANCE
@@ -131,12 +140,14 @@ class Sqlite(Dialect):
     snapshot_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
     conversions = _CONVERSIONS
 
-    def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
+    def storage_type(self, column: Column[Any]) -> sa.TypeEngine[Any]:
+        kind = column.type
         is_decimal = isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float)
         is_instant = isinstance(kind, sa.DateTime) and kind.timezone
         # `sa.UUID` makes a column of the type UUID, in which SQLite turns digits into a number.
         is_otherwise = isinstance(kind, sa.JSON | sa.UUID)
-        return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
+        is_text = is_decimal or is_instant or is_otherwise
+        return StoredAsText(kind, f"{column.table.name}.{column.name}") if is_text else kind
 
     def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
         existing_kind, needed_kind = _kind(existing), _kind(stored(declared, _DIALECT))
@@ -351,7 +362,7 @@ def make_readable(table: Table) -> None:
     Adds variants for SQLite to the types of columns; the declared types stay.
     """
     for column in table.columns:
-        storage_type = SQLITE.storage_type(column.type)
+        storage_type = SQLITE.storage_type(column)
         if storage_type is not column.type:
             with suppress(ArgumentError):  # the variant was added before
                 column.type = column.type.with_variant(storage_type, SQLITE.name)
@@ -372,13 +383,17 @@ class StoredAsText(sa.TypeDecorator[Any]):
     impl = sa.Text
     cache_ok = True
 
-    def __init__(self, stands_for: sa.TypeEngine[Any]) -> None:
+    def __init__(self, stands_for: sa.TypeEngine[Any], column_name: str) -> None:
         super().__init__()
         self.stands_for = stands_for
+        self.column_name = column_name
         self._dump, self._load = next((dump, load) for kind, dump, load in _CONVERSIONS if isinstance(stands_for, kind))
 
     def process_bind_param(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
-        return None if value is None else self._dump(normaliser(self.stands_for)(value))
+        try:
+            return None if value is None else self._dump(normaliser(self.stands_for)(value))
+        except ValueError as error:
+            raise UnfitValue(f"{self.column_name}: {error}", way_out_of(error)) from None
 
     def process_result_value(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         return None if value is None else self._load(value)

@@ -18,7 +18,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import notice, notice_subject
 from eventjet.errors import Forbidden
 from eventjet.jetstream.client import Client
-from eventjet.nats.endpoint import Endpoint
+from eventjet.log.mirror import LogReader
 from eventjet.observability import logs
 from eventjet.projections.fold import BlockedAggregates
 from eventjet.projections.resolve import ResolvedProjection
@@ -94,8 +94,10 @@ class WorkerContext:
     """Identity of the log when this process began."""
     catalog: Catalog
     database: Database
-    endpoint: Endpoint
     client: Client
+    """For the log, and for notices."""
+    reader: LogReader
+    """Where the log's events are read."""
     owner: str
     """Name of this process in leases."""
     options: WorkerOptions

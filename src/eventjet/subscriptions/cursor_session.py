@@ -35,7 +35,6 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
@@ -98,7 +97,6 @@ class ReactionContext:
 
     repositories: Repositories
     cursors: Cursors
-    endpoint: Endpoint
     owner: str
     options: WorkerOptions
     watch: LoopWatch | None = None
@@ -202,7 +200,7 @@ class CursorSession:
         await renewing(source.check(cursor), renew, every_s)
         await renewing(self._handler.check(), renew, every_s)
         parked = await renewing(cursors.parked(cursor.name), renew, every_s)
-        consumer = Source(context.endpoint, source.stream, self._handler.durable)
+        consumer = Source(source.endpoint, source.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
         reader = await renewing(opening, renew, every_s)
         executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)

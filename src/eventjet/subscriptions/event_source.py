@@ -15,9 +15,11 @@ from eventjet.errors import LogRolledBack, StoreError, StreamMissing, Unexpected
 from eventjet.jetstream.api import StreamState, message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.gathering import check_gathering, source_names, stalled_sources
-from eventjet.log.integrity import check_running, checking_whole_log, pause_of
+from eventjet.log.integrity import pause_of
+from eventjet.log.mirror import LogReader
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
@@ -30,6 +32,8 @@ class EventSource(Protocol):
     """A stream as a subscription reads it."""
 
     stream: str
+    endpoint: Endpoint
+    """Where the stream is read."""
     filters: Sequence[str]
     forgets: bool
     """Whether the stream may drop old records as part of its normal operation."""
@@ -67,23 +71,23 @@ class LogSource:
 
     forgets = False
 
-    def __init__(self, repositories: Repositories, client: Client, declaration: Declaration) -> None:
+    def __init__(self, repositories: Repositories, log: LogReader, declaration: Declaration) -> None:
         self.stream = repositories.app.name
+        self.endpoint = log.endpoint
         self.filters: Sequence[str] = filters_of(repositories.app, declaration.events)
         self._repositories = repositories
-        self._client = client
+        self._log = log
         self._declaration = declaration
 
     async def check(self, cursor: Cursor) -> None:
-        identity = await self._client.run(checking_whole_log(self.stream, cursor))
+        identity = await self._log.check(cursor)
         if identity != cursor.log:
             raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
-        skip_markers = await self._client.run(reading_skip_markers(self.stream))
+        skip_markers = await self._log.client.run(reading_skip_markers(self.stream))
         self._repositories.catalog.skipped.update(skip_markers)
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
-        await check_running(self._client, self.stream, cursor, cursor.log)
-        return await pause_of(self._client, self.stream, durable)
+        return await self._log.look(cursor, cursor.log, durable)
 
     def reader(self, predecessors: PredecessorReader) -> Reader:
         offering = Offering(self._repositories.catalog, self._declaration.events, (), predecessors)
@@ -106,6 +110,7 @@ class StreamSource:
 
     def __init__(self, inbox: Inbox[Any, Any], client: Client) -> None:
         self.stream = inbox.stream
+        self.endpoint = client.endpoint
         self._name = inbox.name
         self.filters: Sequence[str] = (inbox.subject,)
         self._client = client

@@ -21,7 +21,6 @@ from eventjet import failpoints
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.position import ACTIVE, BUILDING, FAILED
 from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, UnknownEvent
-from eventjet.log.integrity import check_running, checking_whole_log, pause_of
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.observability import logs, tracing
 from eventjet.observability.metrics import Meter
@@ -124,7 +123,7 @@ class ProjectionSession:
         self._has_noted = False
         """Whether the checkpoint has a reason to wait."""
         self._pause_reason: str | None = None
-        """Why the durable delivers nothing, when somebody has paused it at the server."""
+        """Why no events arrive: the durable is paused at the server, or the mirror is cut off."""
         self._position = lease.checkpoint.position
         self._reader: EventReader
         self._writer: _FoldCommitter | _SqlCommitter
@@ -165,7 +164,7 @@ class ProjectionSession:
         await carry_out_retries(session, context, resolved, lease, stop)
         # Another worker may have changed what is blocked before this lease was taken.
         blocked = await load_blocked(session, resolved)
-        source = Source(context.endpoint, context.stream, resolved.durable)
+        source = Source(context.reader.endpoint, context.stream, resolved.durable)
         decoder = partial(reader_of, context.catalog, resolved, ())
         opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
         self._reader = reader = await renewing(opening, lease.renew, every_s)
@@ -174,8 +173,7 @@ class ProjectionSession:
             if not checkpoint.log:
                 await lease.check_unused()
             # Check after the durable exists: replacing the stream from here on deletes the durable too.
-            checking = context.client.run(checking_whole_log(context.stream, checkpoint))
-            log = await renewing(checking, lease.renew, every_s)
+            log = await renewing(context.reader.check(checkpoint), lease.renew, every_s)
             if checkpoint.log != log or checkpoint.app != resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
@@ -196,12 +194,10 @@ class ProjectionSession:
             await reader.close()
 
     async def _look(self, log: str) -> NoReturn:
-        """Raise as soon as the log is another one or has lost records; note whether the durable is paused."""
-        client, stream = self._context.client, self._context.stream
+        """Raise as soon as the log is another one or has lost records; note why its events do not arrive."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await check_running(client, stream, self._lease.checkpoint, log)
-            self._pause_reason = await pause_of(client, stream, self._resolved.durable)
+            self._pause_reason = await self._context.reader.look(self._lease.checkpoint, log, self._resolved.durable)
 
     async def _write_batches(self, stop: asyncio.Event, looking: asyncio.Task[NoReturn]) -> None:
         """Write batches until `stop`, or until the revision is promoted."""

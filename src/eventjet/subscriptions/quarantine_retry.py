@@ -119,7 +119,7 @@ class _Retries:
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read the events from the log that the rows were made from; fewer when they are large. Blocks."""
         context, stream = self._context, self._context.stream
-        endpoint = context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
+        endpoint = context.client.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
         offers: list[Offered] = []
         size = 0
         with NatsConnection.open(endpoint) as connection:

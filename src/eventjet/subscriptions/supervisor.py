@@ -13,8 +13,9 @@ from typing import Any
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
-from eventjet.jetstream.client import Client, connected
+from eventjet.jetstream.client import connected
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.mirror import LogReader
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of, identity_of, reading_log_state
@@ -115,10 +116,14 @@ async def run_workers(
             repositories, client = await exit_stack.enter_async_context(open_repositories(app, settings))
         else:
             client = await exit_stack.enter_async_context(connected(settings))
+        mirror = None
+        if settings.read_from is not None:
+            mirror = await exit_stack.enter_async_context(connected(settings.for_reads()))
+        reader = LogReader(app.name, client, mirror)
         if chosen.projections:
-            await working.begin_projections(chosen.projections, log, client)
+            await working.begin_projections(chosen.projections, log, reader)
         if repositories is not None:
-            await working.begin_followers(chosen.followers, repositories, client, exit_stack)
+            await working.begin_followers(chosen.followers, repositories, reader, exit_stack)
         if len(working.faults) == len(chosen.names):
             raise next(iter(working.faults.values()))
         if http is not None:
@@ -148,13 +153,14 @@ class Workers:
         self._ready = ready
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
-    async def begin_projections(self, chosen: Sequence[AnyResolved], log: str, client: Client) -> None:
+    async def begin_projections(self, chosen: Sequence[AnyResolved], log: str, reader: LogReader) -> None:
         """Prepare a runner for each projection, and note the faults that keep some from work."""
+        client = reader.client
         notices = Notices(client, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
         context = WorkerContext(
-            self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices
+            self._app.name, log, catalog, database, client, reader, self.owner, self.options, notices
         )
         self.faults |= await _table_faults(database, chosen, log)
         for resolved in chosen:
@@ -163,11 +169,11 @@ class Workers:
             self._tasks[resolved.durable] = subscription.run
 
     async def begin_followers(
-        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, exit_stack: AsyncExitStack
+        self, chosen: Sequence[Declaration], repositories: Repositories, reader: LogReader, exit_stack: AsyncExitStack
     ) -> None:
         """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
-        cursors = Cursors(client, app.name)
+        cursors = Cursors(reader.client, app.name)
         faults = await asyncio.gather(*(_cursor_fault(cursors, declaration.name) for declaration in chosen))
         self.faults |= {
             declaration.name: fault for declaration, fault in zip(chosen, faults, strict=True) if fault is not None
@@ -178,10 +184,10 @@ class Workers:
             exit_stack.push_async_callback(self._deps.close)
         watch = LoopWatch(self.endpoint, app.name, self.owner, self.options.lease_s)
         await exit_stack.enter_async_context(watch.watching())
-        context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options, watch)
+        context = ReactionContext(repositories, cursors, self.owner, self.options, watch)
         assignments: dict[str, PartitionAssignment] = {}
         for declaration in chosen:
-            handler = self._handler(declaration, context, client)
+            handler = self._handler(declaration, context, reader)
             assignment = assignments.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
             subscription = ReactionSubscription(handler, context, assignment, partial(self._ready, declaration.name))
             self.subscriptions.append(subscription)
@@ -190,14 +196,14 @@ class Workers:
                 name = declaration.declared_as
                 self._tasks[f"{name} share"] = partial(assignment.keep, cursors, name, self.owner, self.options.lease_s)
 
-    def _handler(self, declaration: Declaration, context: ReactionContext, client: Client) -> EventHandler:
+    def _handler(self, declaration: Declaration, context: ReactionContext, reader: LogReader) -> EventHandler:
         """Return the event handler of a declaration."""
-        app, repositories = self._app, context.repositories
+        app, repositories, client = self._app, context.repositories, reader.client
         if declaration.name in app.inboxes:
             assert self._deps is not None
             inbox = app.inboxes[declaration.name]
             return ReactorHandler(declaration, StreamSource(inbox, client), inbox, repositories, self._deps)
-        source = LogSource(repositories, client, declaration)
+        source = LogSource(repositories, reader, declaration)
         for cls, info in app.processes.items():
             if info.name == declaration.name:
                 runner = ProcessRunner(repositories, cls, info)

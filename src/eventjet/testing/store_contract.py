@@ -75,6 +75,15 @@ class StoreContract:
         assert await store.last("thing", "b") == second
         assert [record[0] for record in await store.history("thing", "b", after=first)] == [second]
 
+    async def test_the_last_records_of_many_aggregates_are_read_at_once(self, store: EventStore) -> None:
+        last = await store.append([write(f"x-{number}", 0, 0, new(), new()) for number in range(400)])
+        keys = [("thing", f"x-{number}") for number in (399, *range(10))]
+        newest = await store.newest_of([*keys, ("thing", "nobody")])
+        assert {key: record[0] for key, record in newest.items()} == {
+            ("thing", f"x-{number}"): last - 2 * (399 - number) for number in (399, *range(10))
+        }
+        assert await store.newest_of([("thing", "nobody")]) == {}
+
     async def test_a_stale_expectation_is_a_conflict_and_stores_nothing(self, store: EventStore) -> None:
         first = await store.append([write("c", 0, 0)])
         for expected in (0, first + 100):

@@ -23,6 +23,7 @@ ELSEWHERE = (
     "tests/integration/test_archive_killed.py",
     "tests/integration/test_archive_law.py",
     "tests/integration/test_lake_killed.py",
+    "tests/integration/test_lake_read_models.py",
     "tests/integration/test_uploads_killed.py",
     "tests/acceptance/test_restore.py",
     "tests/acceptance/test_bank_on_three_engines.py",

@@ -9,6 +9,7 @@ from typing import Any
 
 from eventjet.app import App
 from eventjet.commands.repository import Repositories
+from eventjet.log.mirror import LogReader
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
@@ -20,7 +21,7 @@ from eventjet.subscriptions.reader import Source
 from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
 from tests.simulation.reactions.loop import Process
-from tests.simulation.reactions.server import Link, Network, Server, SimulatedClient, endpoint
+from tests.simulation.reactions.server import Link, Network, Server, SimulatedClient
 
 OPTIONS = WorkerOptions(drain_s=4.0)
 
@@ -73,11 +74,11 @@ class Worker:
     def _begin(self) -> None:
         repositories = Repositories(self._app, SimulatedLog(self._truth, self.link))
         cursors = Cursors(self._client, self._app.name, self._clock)
-        context = ReactionContext(repositories, cursors, endpoint(), self.name, OPTIONS, open_reader=self._open_reader)
+        context = ReactionContext(repositories, cursors, self.name, OPTIONS, open_reader=self._open_reader)
         shares: dict[str, PartitionAssignment] = {}
         for one in declarations_of(self._app).values():
             share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
-            feed = SimulatedFeed(repositories, self._client, one)
+            feed = SimulatedFeed(repositories, LogReader(self._app.name, self._client), one)
             feed.truth, feed.link = self._truth, self.link
             followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
             self._run(ReactionSubscription(followed, context, share, _ready).run)

@@ -15,6 +15,8 @@ from eventjet.console.pages import query_number, query_text
 from eventjet.console.sources import Result, Sources
 from eventjet.console.status_poller import StatusPoller
 from eventjet.errors import UsageError
+from eventjet.lake import LakeStatus
+from eventjet.lake import status as lake_status
 from eventjet.operations.rows import RowSearch, compared, live_row, why_no_history
 from eventjet.operations.tables import revision_tables
 from eventjet.projections.resolve import ResolvedProjection
@@ -29,13 +31,24 @@ _SHOWN_MAX = 500
 async def models(request: Request) -> dict[str, Any]:
     """Show every projection that is declared or has a checkpoint."""
     poller: StatusPoller = await request.app.state.poller.refreshed()
+    sources: Sources = request.app.state.sources
     projections = [status for status in poller.statuses if status.kind == PROJECTION]
+    lake = None if sources.settings.lake is None else await sources.attempt("The lake", _lake_of(sources))
     return {
+        "lake": lake,
         "polled": poller,
         "models": projections[:_SHOWN_MAX],
         "more": len(projections) - _SHOWN_MAX,
-        "has_none": not request.app.state.sources.app.projections,
+        "has_none": not sources.app.projections,
     }
+
+
+async def _lake_of(sources: Sources) -> LakeStatus:
+    settings = sources.settings
+    assert settings.lake is not None
+    return await lake_status(
+        sources.app, settings.lake, settings, table_format=settings.lake_format, catalog=settings.lake_catalog
+    )
 
 
 async def model(request: Request) -> dict[str, Any]:

@@ -1,0 +1,333 @@
+"""A mirror of the log in another JetStream: made, compared, read from, and promoted when the log is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from eventjet import Jet
+from eventjet.cli.main import main
+from eventjet.errors import LogUnusable, NotCaughtUp, Refused, UsageError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import bank
+from eventjet.examples.bank.read_models import balances
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.topology import stream_config
+from eventjet.nats.endpoint import Endpoint
+from eventjet.operations import mirrors
+from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from tests.integration.reacting import working
+from tests.two_regions import Regions, two_regions
+
+APP = bank.name
+PATIENT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regions]:
+    with two_regions(tmp_path_factory.mktemp("regions"), APP) as regions:
+        yield regions
+
+
+@pytest.fixture
+def settings(running: Regions, tmp_path: Path) -> Settings:
+    """Both regions, empty."""
+    for server in (running.west, running.east):
+        with NatsConnection.open(Endpoint((server.url,))) as link:
+            for name in link.api("STREAM.NAMES").get("streams") or ():
+                link.api(f"STREAM.DELETE.{name}")
+    return running.settings(tmp_path)
+
+
+async def reached(settings: Settings, position: int) -> None:
+    """Return once the mirror has a position."""
+    async with asyncio.timeout(PATIENT_S):
+        while mirrors.status(APP, settings).last < position:
+            await asyncio.sleep(0.05)
+
+
+async def deposited(jet: Jet, count: int, account: str = "a-1") -> int:
+    accounts = jet.repository(Account)
+    done = await accounts.execute(account, Account.open, "ada")
+    for _ in range(count):
+        done = await accounts.execute(account, Account.deposit, Decimal(1))
+    return done.position
+
+
+async def mirrored(settings: Settings, count: int = 10) -> int:
+    """A log with some events, and its mirror; returns the last position."""
+    async with bank.connect(settings) as jet:
+        await jet.init()
+        last = await deposited(jet, count)
+    await asyncio.to_thread(mirrors.create, APP, settings, 1)
+    await reached(settings, last)
+    create_tables(Database(settings.database).sync_engine(), bank.projections.values())
+    return last
+
+
+async def test_a_mirror_is_made_and_has_the_log_and_its_identity(settings: Settings) -> None:
+    last = await mirrored(settings)
+    status = await asyncio.to_thread(mirrors.status, APP, settings)
+    assert (status.last, status.lag, status.lag_s, status.fault, status.unreachable) == (last, 0, 0.0, None, None)
+    assert status.log == status.mirror
+    assert await asyncio.to_thread(mirrors.create, APP, settings, 1) == []
+
+
+async def test_workers_and_tail_read_from_the_mirror(settings: Settings) -> None:
+    await mirrored(settings)
+    async with AsyncExitStack() as stack:
+        jet = await stack.enter_async_context(bank.connect(settings))
+        await stack.enter_async_context(working(bank, settings))
+        last = await deposited(jet, 5)
+        await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
+        with NatsConnection.open(Endpoint.of(settings.for_reads())) as west:
+            assert f"{balances.name}-r1" in west.api(f"CONSUMER.NAMES.{APP}")["consumers"]
+        with NatsConnection.open(Endpoint.of(settings)) as east:
+            assert not east.api(f"CONSUMER.NAMES.{APP}").get("consumers")
+        assert [event.position async for event in jet.tail()] == list(range(1, last + 1))
+
+
+async def test_a_rebuild_and_a_verification_read_from_the_mirror(settings: Settings) -> None:
+    last = await mirrored(settings)
+    with NatsConnection.open(Endpoint.of(settings)) as east:
+        report = await rebuild(bank, ["balances"], settings, engine="local")
+        assert report.position == last
+        verified = await verify(bank, "balances", settings, engine="local")
+        assert (verified.position, verified.differences) == (last, 0)
+        assert not east.api(f"CONSUMER.NAMES.{APP}").get("consumers")
+
+
+def west_api(settings: Settings, subject: str, body: object = None) -> dict[str, object]:
+    with NatsConnection.open(Endpoint.of(settings.for_reads())) as link:
+        return link.api(subject, body)
+
+
+async def cut_off(settings: Settings) -> None:
+    """Let the mirror get nothing more: its origin is a stream that does not exist."""
+    with NatsConnection.open(Endpoint.of(settings.for_reads())) as link:
+        state = link.ask(stream_info(APP))
+        link.api(f"STREAM.DELETE.{APP}")
+        copy = {**state.config, "mirror": {"name": "nothing", "external": {"api": "$JS.east.API", "deliver": ""}}}
+        link.api(f"STREAM.CREATE.{APP}", copy)
+
+
+async def test_workers_wait_in_words_for_a_mirror_that_hears_nothing(settings: Settings) -> None:
+    await mirrored(settings)
+    await cut_off(settings)
+    status = await asyncio.to_thread(mirrors.status, APP, settings)
+    assert status.lag == 11
+    assert (status.lag_s or 0) > 0
+    assert "has heard nothing yet from the log, and is 11 positions behind it" in (status.fault or "")
+    async with bank.connect(settings) as jet, working(bank, settings):
+        with pytest.raises(NotCaughtUp, match="the mirror that workers read ends at position 0, and the log at 11"):
+            await jet.caught_up(balances, position=11, timeout_s=1.0)
+
+
+async def test_a_mirror_of_another_log_is_neither_read_nor_made_again(settings: Settings) -> None:
+    await mirrored(settings)
+    with NatsConnection.open(Endpoint.of(settings)) as east:
+        east.api(f"STREAM.DELETE.{APP}")
+    async with bank.connect(settings) as jet:
+        await jet.init()
+        for number in range(12):
+            await deposited(jet, 1, f"b-{number}")
+        with pytest.raises(LogUnusable, match=r"it is of the log .*, and the log is .*mirror create` makes a mirror"):
+            _ = [event async for event in jet.tail()]
+    with pytest.raises(LogUnusable, match="it is of the log"):
+        await rebuild(bank, ["balances"], settings, engine="local")
+    with pytest.raises(LogUnusable, match="it is of the log"):
+        await asyncio.to_thread(mirrors.create, APP, settings, 1)
+    status = await asyncio.to_thread(mirrors.status, APP, settings)
+    assert "it is of the log" in (status.fault or "")
+
+
+async def test_a_mirror_without_its_first_events_is_not_read(settings: Settings) -> None:
+    last = await mirrored(settings)
+    with NatsConnection.open(Endpoint.of(settings.for_reads())) as link:
+        state = link.ask(stream_info(APP))
+        link.api(f"STREAM.DELETE.{APP}")
+        link.api(f"STREAM.CREATE.{APP}", {**state.config, "mirror": {**state.config["mirror"], "opt_start_seq": 5}})
+    await reached(settings, last)
+    async with bank.connect(settings) as jet:
+        with pytest.raises(LogUnusable, match="positions 1 to 4 from its beginning are gone"):
+            _ = [event async for event in jet.tail()]
+
+
+async def test_a_mirror_is_refused_where_it_could_not_be_one(settings: Settings, running: Regions) -> None:
+    async with bank.connect(settings) as jet:
+        await jet.init()
+    with pytest.raises(UsageError, match="EVENTJET_READ_FROM is not set"):
+        await asyncio.to_thread(mirrors.create, APP, replace(settings, read_from=None), 1)
+    same = replace(settings, read_from=(running.east.url,))
+    with pytest.raises(UsageError, match="would be in the JetStream domain 'east', which has the log"):
+        await asyncio.to_thread(mirrors.create, APP, same, 1)
+    west_api(settings, f"STREAM.CREATE.{APP}", {**stream_config(APP, 1)})
+    with pytest.raises(LogUnusable, match="it is no mirror"):
+        await asyncio.to_thread(mirrors.create, APP, settings, 1)
+
+
+async def test_a_mirror_is_named_by_its_domain_too(settings: Settings) -> None:
+    last = await mirrored(settings)
+    by_domain = replace(settings, read_from=("west",))
+    status = await asyncio.to_thread(mirrors.status, APP, by_domain)
+    assert (status.last, status.fault) == (last, None)
+    async with bank.connect(by_domain) as jet:
+        assert [event.position async for event in jet.tail()] == list(range(1, last + 1))
+
+
+async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Settings) -> None:
+    await mirrored(settings)
+    async with bank.connect(settings) as jet, working(bank, settings.for_log()):
+        await jet.caught_up(balances, position=11, timeout_s=PATIENT_S)
+    await cut_off(settings)
+    async with bank.connect(settings) as jet, working(bank, settings):
+        last = await deposited(jet, 1, "b-2")
+        with pytest.raises(NotCaughtUp, match=r"it has reached position 0, and balances position 11\. This goes"):
+            await jet.caught_up(balances, position=last, timeout_s=3.0)
+
+
+# Promotion.
+
+
+def killed(running: Regions, settings: Settings) -> Settings:
+    """The first region is gone; returns the settings of an application that goes on in the second."""
+    running.east.kill()
+    return replace(settings.for_reads(), database=settings.database)
+
+
+@pytest.mark.slow
+async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as running:
+        settings = running.settings(tmp_path)
+        await mirrored(settings)
+        async with bank.connect(settings) as jet, working(bank, settings):
+            done = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
+            await jet.caught_up(balances, token=done.token, timeout_s=PATIENT_S)
+        await reached(settings, done.position)
+        after = killed(running, settings)
+        plan = await asyncio.to_thread(mirrors.preview, bank, settings)
+        assert (plan.end, plan.new, plan.beyond, plan.log_last) == (done.position, "", (), None)
+        assert len(plan.unknown) == 1
+        promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert (promoted.end, promoted.old, promoted.moved) == (done.position, plan.old, 2)
+        again = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert (again.new, again.end, again.moved) == (promoted.new, promoted.end, 0)
+        async with bank.connect(after) as jet, working(bank, after):
+            topology = await jet.init()
+            assert (topology.identity, topology.drifts) == (promoted.new, ())
+            await jet.caught_up(balances, token=done.token, timeout_s=PATIENT_S)
+            account = await jet.repository(Account).load("a-1")
+            assert account.balance == 15
+            more = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+            assert more.position == done.position + 1
+            await jet.caught_up(balances, token=more.token, timeout_s=PATIENT_S)
+            assert (await verify(bank, "balances", after, engine="local")).differences == 0
+        running.east.start()
+        fenced = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert (fenced.sealed, fenced.log_last, fenced.beyond) == (True, done.position, ())
+        async with bank.connect(settings.for_log()) as jet:
+            with pytest.raises(Refused, match="sealed"):
+                await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+
+
+@pytest.mark.slow
+async def test_what_the_mirror_lacks_is_named_and_refused(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as running:
+        settings = running.settings(tmp_path)
+        last = await mirrored(settings)
+        running.west.kill()
+        async with bank.connect(settings) as jet, working(bank, settings.for_log()):
+            lost = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
+            await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
+        after = killed(running, settings)
+        running.west.start()
+        promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert promoted.end == last
+        named = {(each.what, each.position) for each in promoted.beyond}
+        assert named >= {("the read model 'balances', revision 1", lost.position)}
+        assert promoted.known_last == lost.position
+        async with bank.connect(after) as jet:
+            more = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+            assert more.position == lost.position
+            async with working(bank, after):
+                with pytest.raises(NotCaughtUp, match=promoted.old):
+                    await jet.caught_up(balances, position=more.position, timeout_s=PATIENT_S)
+        await rebuild(bank, ["balances"], after, engine="local")
+        assert (await verify(bank, "balances", after, engine="local")).differences == 0
+        async with bank.connect(after) as jet:
+            with pytest.raises(NotCaughtUp, match=f"and the position is of the log {promoted.old}"):
+                await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
+        running.east.start()
+        fenced = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert ("the old log", lost.position) in [(each.what, each.position) for each in fenced.beyond]
+
+
+@pytest.mark.slow
+async def test_a_log_that_answers_is_sealed_and_moves_without_a_loss(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as running:
+        settings = running.settings(tmp_path)
+        await mirrored(settings)
+        async with bank.connect(settings) as jet:
+            last = await deposited(jet, 20, "b-1")
+            promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+            assert (promoted.end, promoted.sealed, promoted.beyond) == (last, True, ())
+            with pytest.raises(Refused, match="sealed"):
+                await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
+        async with bank.connect(settings.for_reads()) as jet:
+            done = await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
+            assert done.position == last + 1
+
+
+@pytest.mark.slow
+def test_the_commands_say_what_they_see_and_ask_before_they_promote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with two_regions(tmp_path, APP) as running:
+        settings = running.settings(tmp_path)
+        environ = {"APP": "eventjet.examples.bank.app:bank", "SERVERS": running.east.url, "DATABASE": settings.database}
+        for name, value in environ.items():
+            monkeypatch.setenv(f"EVENTJET_{name}", value)
+        assert main(["init"]) == 0
+        assert main(["mirror", "status"]) == 2
+        assert "EVENTJET_READ_FROM is not set" in capsys.readouterr().err
+        monkeypatch.setenv("EVENTJET_READ_FROM", running.west.url)
+        assert main(["mirror", "status"]) == 1
+        assert "`eventjet mirror create` makes it" in capsys.readouterr().out
+        assert main(["mirror", "create", "--origin-api", "$JS.east.API"]) == 0
+        assert "created  mirror bank" in capsys.readouterr().out
+        assert main(["mirror", "status", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["stream"], told["lag"], told["crosses"], told["fault"]) == ("bank", 0, False, None)
+        assert main(["doctor"]) == 0
+        assert "events are read at" in capsys.readouterr().out
+        assert main(["mirror", "promote", "--dry-run"]) == 0
+        assert "will be sealed, for good" in capsys.readouterr().out
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        assert main(["mirror", "promote"]) == 1
+        assert "Nothing was changed." in capsys.readouterr().err
+        assert main(["mirror", "promote", "--yes"]) == 0
+        said = capsys.readouterr().out
+        assert "promoted bank is the log" in said
+        assert "Name these servers in EVENTJET_SERVERS" in said
+        assert main(["doctor"]) == 1
+        assert "it may be a mirror that was" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+async def test_events_that_cross_the_link_are_named(tmp_path: Path) -> None:
+    with two_regions(tmp_path, "another") as running:
+        settings = running.settings(tmp_path)
+        await mirrored(settings)
+        assert (await asyncio.to_thread(mirrors.status, APP, settings)).crosses
