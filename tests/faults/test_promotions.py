@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def regions(folder: Path, stack: ExitStack) -> tuple[list[NatsServer], NatsServe
     return east, west
 
 
-async def writing(jet: Jet, account: str, acknowledged: list[Committed[Account, object]]) -> None:
+async def writing(jet: Jet, account: str, acknowledged: list[Committed[Account, Any]]) -> None:
     """Deposit until the log answers no more."""
     accounts = jet.repository(Account)
     with suppress(EventjetError):
@@ -88,7 +89,7 @@ async def test_after_a_cluster_is_killed_every_acknowledged_command_is_there_or_
 
 async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
     """One disaster; with `lags` the mirror is away when it happens, so that it lacks what was acknowledged last."""
-    acknowledged: list[Committed[Account, object]] = []
+    acknowledged: list[Committed[Account, Any]] = []
     with ExitStack() as stack:
         east, west = await asyncio.to_thread(regions, folder, stack)
         settings = Settings(
@@ -147,7 +148,7 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
 
 
 async def none_is_lost_unnamed(
-    after: Settings, promoted: mirrors.Promotion, acknowledged: list[Committed[Account, object]]
+    after: Settings, promoted: mirrors.Promotion, acknowledged: list[Committed[Account, Any]]
 ) -> None:
     """Each acknowledged event up to the mirror's end is at its position in the promoted log."""
     async with connected(after) as client, bank.connect(after) as jet:
