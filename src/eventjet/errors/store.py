@@ -179,7 +179,7 @@ class BlobMissing(Refused):
         """The field of the event that refers to it; empty where only the body was asked for."""
         super().__init__(
             f"The body {digest}{f' of {where}' if where else ''}",
-            f"the object store {bucket!r} does not have it",
+            f"the object store {bucket!r} does not have it, or not whole",
             "Store it with `await jet.blobs.put(content)`, which gives the same content the same digest. If it was "
             "there, bring it back from an archive with `eventjet objects restore`.",
         )
