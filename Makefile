@@ -37,8 +37,8 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=300 EVENTJET_TEST_IDS=30000 EVENTJET_TEST_KILLS
 	EVENTJET_TEST_REBUILD_RATE=700 EVENTJET_TEST_ARCHIVE_KILLS=1 EVENTJET_TEST_HISTORIES=10 \
 	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=2000 EVENTJET_TEST_RESTORE_EVENTS=20000 \
 	EVENTJET_TEST_RESTORE_KILLS=4 EVENTJET_TEST_BANK_EVENTS=20000 EVENTJET_TEST_SPARK_EVENTS=20000 \
-	EVENTJET_TEST_BATCH_KILLS=16 EVENTJET_TEST_LAKE_KILLS=20 EVENTJET_TEST_UPLOAD_KILLS=200 \
-	EVENTJET_TEST_ROADS_EVENTS=30000
+	EVENTJET_TEST_BATCH_KILLS=16 EVENTJET_TEST_LAKE_KILLS=20 EVENTJET_TEST_IMPORT_KILLS=20 EVENTJET_TEST_UPLOAD_KILLS=200 \
+	EVENTJET_TEST_ROADS_EVENTS=30000 EVENTJET_TEST_PROMOTIONS=20
 
 # SEED= repeats a run's choices, ROUNDS= is how often each fault comes, ONLY= names one scenario.
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
@@ -163,6 +163,7 @@ bench: setup bench-peers
 	$(bin)/python -m benchmarks.lag
 	$(bin)/python -m benchmarks.reactions --runs 2 --pending 20000
 	$(bin)/python -m benchmarks.catchup --runs 2
+	$(bin)/python -m benchmarks.mirror --runs 2
 	$(bin)/python -m benchmarks.rebuild --runs 2
 	$(bin)/python -m benchmarks.joined
 	$(bin)/python -m benchmarks.lake

@@ -36,11 +36,13 @@ def fill(url: str, count: int, app: str = bank.name, records: Records | None = N
 class Filling:
     """A fresh stream that is filled step by step, with the first of `total` postings."""
 
-    def __init__(self, url: str, total: int, app: str = bank.name, records: Records | None = None) -> None:
+    def __init__(
+        self, url: str, total: int, app: str = bank.name, records: Records | None = None, compression: str = "none"
+    ) -> None:
         self.stored = 0
         self._app = app
         self._link = NatsConnection.open(Endpoint.of(Settings(servers=(url,))))
-        config = {**stream_config(app, 1), "metadata": {IDENTITY: str(uuid.uuid4())}}
+        config = {**stream_config(app, 1), "compression": compression, "metadata": {IDENTITY: str(uuid.uuid4())}}
         self._link.api(f"STREAM.CREATE.{app}", config)
         self._reply = f"{self._link.inbox}.acks"
         self._sid = self._link.subscribe(self._reply)

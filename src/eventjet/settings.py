@@ -270,7 +270,8 @@ def _check_read_from(read_from: tuple[str, ...] | None) -> None:
     if not read_from:
         raise UsageError("EVENTJET_READ_FROM names nothing. Write the URLs of the mirror's servers, or unset it.")
     if is_domain(read_from):
-        if len(read_from) > 1 or not re.fullmatch(rf"{_CHARACTER}+", read_from[0]):
+        domain, *others = read_from
+        if others or not re.fullmatch(rf"{_CHARACTER}+", domain):
             raise UsageError(
                 f"EVENTJET_READ_FROM is {','.join(read_from)[:60]!r}. Write the URLs of the servers that have the "
                 "mirror, such as nats://west.example:4222, or the one JetStream domain that has it."

@@ -45,6 +45,7 @@ async def test_objects_are_counted_swept_verified_and_brought_back(
         assert f"OBJ_{name}_objects" in (await jet.init()).created
         await jet.repository(Document).execute("d-1", Document.file, Blob.of(b"scan" * 300_000))
         await jet.blobs.put(b"orphan")
+    assert f"OBJ_{name}_objects is as declared" in files("doctor").out
     counted = files("objects", "status", "--older-than", "60m")
     assert counted.status == 0
     lines = dict(line.split("  ", 1) for line in counted.out.splitlines())

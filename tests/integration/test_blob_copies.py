@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_laws_draw_blobs_with_their_content(drawn: Filed) -> None:
 
 
 @asynccontextmanager
-async def filed(app: App, settings: Settings, *contents: bytes) -> AsyncIterator[Jet]:
+async def filed(app: App, settings: Settings, *contents: bytes) -> AsyncGenerator[Jet]:
     """A log with a document for each body."""
     async with app.connect(settings) as jet:
         await jet.init()
@@ -184,7 +184,7 @@ async def test_a_personal_blob_is_in_no_error(nats: NatsServer) -> None:
         masked = jet.masked("person.pictured", 1, {"face": {"digest": "sha256:0", "name": "ada.jpg"}})
         assert masked == {"face": "<personal>"}
         await lose(jet, b"face")
-        with pytest.raises(Exception, match="does not have it") as caught:
+        with pytest.raises(Exception, match="does not have the body") as caught:
             await jet.blobs.read(recorded.data.face)
         assert "ada" not in str(caught.value)
 

@@ -133,7 +133,7 @@ async def test_a_body_that_is_gone_is_noticed_by_the_next_command(jet: Jet) -> N
     connection: Any = jet.client.nats
     store = await connection.jetstream().object_store(f"{jet.name}_objects")
     await store.delete(FILED.digest.removeprefix("sha256:"))
-    with pytest.raises(BlobMissing, match="or not whole"):
+    with pytest.raises(BlobMissing, match="or not all of it"):
         await jet.repository(Document).execute("d-1", Document.file, FILED)
     await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
     assert await jet.blobs.read(FILED) == CONTENT

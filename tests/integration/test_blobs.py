@@ -15,9 +15,10 @@ import pytest
 from eventjet import App, Blob, BlobDamaged, BlobMissing, Imported, Jet, Refused, UsageError
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.blob import CHUNK_BYTES, blobs_in, source_of
+from eventjet.errors import StreamFull
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.jetstream.api import messages_of, purge_stream, stream_info
+from eventjet.jetstream.api import messages_of, purge_stream, stream_info, update_stream
 from eventjet.jetstream.client import Client
 from eventjet.log.objects import Bucket
 from tests.blobs import Document, Filed, documents
@@ -113,7 +114,9 @@ async def test_a_large_body_is_read_in_chunks_or_with_a_limit_of_its_own(jet: Je
 async def test_an_event_may_not_refer_to_a_body_that_is_not_there(jet: Jet) -> None:
     unknown = Blob(digest=f"sha256:{'0' * 64}", size=3)
     pages = (Blob.of(b"one"), unknown)
-    with pytest.raises(BlobMissing, match=r"document.filed: pages\[1\].*put\(content\)") as caught:
+    with pytest.raises(
+        BlobMissing, match=r"to which the field pages\[1\] of document.filed refers.*Nothing is recorded"
+    ) as caught:
         await jet.repository(Document).execute("d-1", Document.file, Blob.of(b"scan"), pages)
     assert caught.value.digest == unknown.digest
     assert isinstance(caught.value, Refused)
@@ -172,6 +175,13 @@ async def test_transactions_and_imports_store_bodies_too(jet: Jet) -> None:
 async def test_an_event_that_is_too_large_names_the_field_and_this_way_out(jet: Jet) -> None:
     with pytest.raises(Refused, match=r"its field text has 1,000,00\d of them.*Make text a `Blob`"):
         await jet.repository(Document).execute("d-1", Document.note, "x" * 1_000_000)
+
+
+async def test_what_no_log_can_store_is_refused_before_its_body_is_stored(stored: Jet) -> None:
+    pages = tuple(Blob(digest=f"sha256:{number:064x}", size=1) for number in range(9_000))
+    with pytest.raises(Refused, match="its field pages has"):
+        await stored.repository(Document).execute("d-1", Document.file, Blob.of(LARGE), pages)
+    assert await chunks_stored(stored) == 0
 
 
 async def test_one_body_is_stored_once_whoever_sends_it(stored: Jet, app: App, nats: NatsServer) -> None:
@@ -243,3 +253,52 @@ def test_the_wire_has_a_small_object() -> None:
         },
         "pages": [],
     }
+
+
+async def test_a_bucket_that_is_full_says_which_limit_is_reached_and_records_nothing(stored: Jet) -> None:
+    bucket = Bucket(stored.name)
+    state = await client_of(stored).ask(stream_info(bucket.stream))
+    await client_of(stored).ask(update_stream({**state.config, "max_bytes": 1_000_000}))
+    with pytest.raises(StreamFull, match=rf"{bucket.stream}.*max_bytes 1,000,000"):
+        await stored.repository(Document).execute("d-1", Document.file, Blob.of(LARGE))
+    assert await stored.repository(Document).history("d-1") == []
+    assert await chunks_stored(stored) == 0
+    assert any(drift.setting == "max_bytes" for drift in (await stored.init()).drifts)
+
+
+@pytest.mark.slow
+async def test_an_upload_goes_on_when_the_server_was_killed_in_between(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url, save_timeout_s=120) as jet:
+            await jet.init()
+
+            async def arriving() -> AsyncIterator[bytes]:
+                for start in range(0, len(LARGE), CHUNK_BYTES):
+                    if start == 2 * CHUNK_BYTES:
+                        await asyncio.to_thread(server.kill)
+                        await asyncio.to_thread(server.start)
+                    yield LARGE[start : start + CHUNK_BYTES]
+
+            blob = await jet.blobs.put(arriving())
+            assert await jet.blobs.read(blob) == LARGE
+            reader = jet.blobs.chunks(blob)
+            received = [await anext(reader)]
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            received += [chunk async for chunk in reader]
+            assert b"".join(received) == LARGE
+            assert await chunks_stored(jet) == 4
+
+
+async def test_a_blocking_connection_does_the_same(app: App, nats: NatsServer, tmp_path: Path) -> None:
+    def work() -> None:
+        with app.connect_blocking(servers=nats.url) as jet:
+            jet.init()
+            blob = jet.blobs.put(io.BytesIO(LARGE), name="scan")
+            done = jet.repository(Document).execute("d-1", Document.file, blob)
+            assert done.state.scan == blob
+            assert jet.blobs.read(blob) == LARGE == b"".join(jet.blobs.chunks(blob))
+            jet.blobs.save(blob, tmp_path / "copy")
+
+    await asyncio.to_thread(work)
+    assert (tmp_path / "copy").read_bytes() == LARGE

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.doctor.examine import check_environment
 from eventjet.doctor.report import Report
 from eventjet.doctor.server import Greeting, check_greetings
+from eventjet.doctor.streams import check_copies
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.settings import Settings
 from eventjet.subscriptions.declarations import declarations_of
@@ -116,6 +118,42 @@ def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
         (FAULT, "nats-server at a:1:"),
         (WARNING, "nats-server at b:1 "),
     ]
+
+
+def test_a_cluster_is_upgraded_to_2_15_by_way_of_2_14_7() -> None:
+    info = {"max_payload": 1_048_576, "headers": True, "cluster": "C"}
+
+    def told(*versions: str) -> list[tuple[Any, str, str]]:
+        report = Report("server")
+        check_greetings(report, [Greeting(f"{at}:1", {**info, "version": each}) for at, each in enumerate(versions)])
+        return [(one.level, one.what, one.fix) for one in report.findings if one.level is not OK]
+
+    (old,) = told("2.14.6")
+    assert old[2] == "Upgrade every server of the cluster to 2.14.7 first, one by one. Upgrade it to 2.15.1 or newer."
+    (floor,) = told("2.14.7")
+    assert floor[2] == "Upgrade it to 2.15.1 or newer."
+    assert any(level is NOTE and "different versions" in what for level, what, _ in told("2.14.7", "2.15.1"))
+    mixed = told("2.14.6", "2.15.1")
+    assert any(level is WARNING and "run beside 2.15" in what for level, what, _ in mixed), mixed
+
+
+@pytest.mark.parametrize(("kind", "level"), [("membership", NOTE), ("quorum", WARNING)])
+def test_a_stream_that_is_moved_is_told(kind: str, level: Any) -> None:
+    """As nats-server 2.15.1 answers while a server is evacuated."""
+    report = Report("streams")
+    members = [{"name": "b", "current": True, "active": 15_014_822}, {"name": "d", "current": False, "active": 87}]
+    desired = {
+        "created": "2026-11-27T12:08:06.259260002Z",
+        "name": "C",
+        "replicas": [{"name": "b"}, {"name": "c"}, {"name": "d"}],
+        "status": {"description": "removing peer a", "type": kind},
+    }
+    check_copies(report, "bank", {"name": "C", "leader": "c", "replicas": members, "desired": desired})
+    moved, catching_up = report.findings
+    assert (moved.check, moved.level) == ("move", level)
+    assert moved.what == "bank is on its way to b, c, d, since 2026-11-27T12:08:06.259260002Z (removing peer a)"
+    assert "$JS.API.STREAM.CANCEL_MOVE.bank" in moved.fix
+    assert catching_up.what == "bank: the copy on d is catching up"
 
 
 @pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])

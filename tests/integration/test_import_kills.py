@@ -22,7 +22,7 @@ from tests import logs
 from tests.integration.importing import SOURCE, app_named, events
 from tests.nats_cluster import NatsCluster
 
-KILLS = int(os.environ.get("EVENTJET_TEST_IMPORT_KILLS", "6"))
+KILLS = int(os.environ.get("EVENTJET_TEST_IMPORT_KILLS", "4"))
 COUNT = 3_000 * KILLS
 PATIENT_S = 120.0
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from tests.integration.reacting import working
+from tests.integration.reacting import Bell, Town, app_of, until, working
 from tests.two_regions import Regions, two_regions
 
 APP = bank.name
@@ -331,3 +331,36 @@ async def test_events_that_cross_the_link_are_named(tmp_path: Path) -> None:
         settings = running.settings(tmp_path)
         await mirrored(settings)
         assert (await asyncio.to_thread(mirrors.status, APP, settings)).crosses
+
+
+@pytest.mark.slow
+async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> None:
+    town = Town()
+    app = app_of(town, name="town")
+    with two_regions(tmp_path, app.name) as running:
+        settings = running.settings(tmp_path)
+        async with app.connect(settings) as jet:
+            await jet.init()
+            created = await asyncio.to_thread(mirrors.create, app.name, settings, 1)
+            assert created == ["KV_town_cursors", "town"]
+            async with working(app, settings):
+                for number in range(5):
+                    await jet.repository(Bell).execute("one", Bell.ring, number)
+                await until(lambda: town.order("one") == list(range(5)))
+            last = (await jet.log()).last
+        with (
+            NatsConnection.open(Endpoint.of(settings)) as east,
+            NatsConnection.open(Endpoint((running.west.url,))) as west,
+        ):
+            streams = ("KV_town_cursors", "town")
+            await until(lambda: [west.ask(stream_info(name)).last for name in streams] == [
+                east.ask(stream_info(name)).last for name in streams
+            ])  # fmt: skip
+        after = killed(running, settings)
+        promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+        assert (promoted.end, promoted.moved, promoted.beyond) == (last, 1, ())
+        async with app.connect(after) as jet:
+            assert (await jet.init()).cursors == ()
+            async with working(app, after):
+                await jet.repository(Bell).execute("one", Bell.ring, 5)
+                await until(lambda: town.order("one") == list(range(6)))

@@ -41,3 +41,20 @@ def test_a_misspelled_variable_is_refused_with_the_one_that_was_meant(given: str
 )
 def test_a_variable_that_is_called_otherwise_is_left_to_others(given: str) -> None:
     assert Settings.load(environ={given: "x"}) == Settings()
+
+
+@pytest.mark.parametrize("value", ["west,east", "a b", "west.api", "http://127.0.0.1:4222", "west,nats://127.0.0.1"])
+def test_where_a_mirror_cannot_be_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UsageError, match="EVENTJET_READ_FROM"):
+        Settings.load(environ={"EVENTJET_READ_FROM": value})
+
+
+def test_reads_go_to_the_mirror_with_the_same_credentials_unless_its_url_has_its_own() -> None:
+    log = Settings.load({"servers": "nats://east:4222", "user": "ada", "password": "p"}, environ={})
+    assert log.for_reads() is log
+    west = log.with_overrides({"read_from": "nats://west:4222"}).for_reads()
+    assert (west.servers, west.user, west.read_from) == (("nats://west:4222",), "ada", None)
+    own = log.with_overrides({"read_from": "nats://bob:q@west:4222"}).for_reads()
+    assert (own.user, own.password) == (None, None)
+    domain = log.with_overrides({"read_from": "west"}).for_reads()
+    assert (domain.servers, domain.jetstream_domain) == (("nats://east:4222",), "west")

@@ -48,7 +48,7 @@ from eventjet.errors import (
     UniqueNotBuilt,
     UsageError,
 )
-from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent, command_deadline
+from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent, check_save, command_deadline
 from eventjet.observability import spans, tracing
 from eventjet.observability.spans import APPEND_SECONDS
 from eventjet.observability.tracing import active, current_traceparent
@@ -415,7 +415,7 @@ class Executor(Generic[S, E]):
 
     def _blobs_in(self, events: Sequence[E]) -> list[tuple[str, Blob]]:
         return [
-            (f"{event_info(type(event)).name}: {path}", blob)
+            (f"the field {path} of {event_info(type(event)).name}", blob)
             for event in events
             if type(event) in self._with_blobs
             for path, blob in blobs_in(event)
@@ -504,6 +504,7 @@ async def append(
     assert len(appends) == len(decisions), "what records nothing is not appended"
     for decision in decisions:
         if decision.blobs:
+            check_save(decision.plan.executor.app, appends)  # before anything is stored in vain
             await store_blobs(store.objects, decision.blobs)
     were_assumed = [decision.plan.executor.cache.drop(decision.plan.aggregate_id) for decision in decisions]
     began = time.perf_counter()

@@ -272,7 +272,7 @@ class Importer:
         await self._unbuild(missing)
         if self._catalog.with_blobs:
             blobs = [
-                (f"{item.new.encoded.type_name}: {path}", blob)
+                (f"the field {path} of {item.new.encoded.type_name}", blob)
                 for item in missing
                 if type(item.event) in self._catalog.with_blobs
                 for path, blob in blobs_in(item.event)

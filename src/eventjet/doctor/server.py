@@ -20,12 +20,14 @@ from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
 from eventjet.jetstream.api import call, nanoseconds
-from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
+from eventjet.jetstream.client import BEFORE_2_15, RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.login import tls_context
 from eventjet.urls import parse
 
+_DESIRED_STATE = (2, 15)
+"""The first version whose meta layer records where a stream is to be moved."""
 _NEAR, _FULL = 0.8, 0.95
 """Used shares of a limit from which on it is a warning, and a fault."""
 _BODY_MAX = 4_000_000
@@ -91,16 +93,27 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
         except Unreachable as error:
             report.fault("version", f"{where}: {error.reason}", "every connection is refused", error.remedy)
             continue
+        is_clustered = bool(greeting.info.get("cluster"))
+        step = f"Upgrade every server of the cluster to {shown_version(BEFORE_2_15)} first, one by one. "
+        first = step if is_clustered and version_of(greeting.info) < BEFORE_2_15 else ""
         if version_of(greeting.info) < RECOMMENDED_SERVER:
             report.warning(
                 "version",
                 f"{where} is {greeting.info['version']}, and eventjet is tested on {shown_version(RECOMMENDED_SERVER)}",
                 "three replicas that sync always store about a seventh under load of what they do from 2.15 on",
-                f"Upgrade it to {shown_version(RECOMMENDED_SERVER)} or newer.",
+                f"{first}Upgrade it to {shown_version(RECOMMENDED_SERVER)} or newer.",
             )
     versions = {str(greeting.info.get("version")): greeting.peer for greeting in answering}
     report.ok("version", f"nats-server {named(versions)} at {named(greeting.peer for greeting in answering)}")
-    if len(versions) > 1:
+    numbers = [version_of(greeting.info) for greeting in answering]
+    if numbers and min(numbers) < BEFORE_2_15 and max(numbers) >= _DESIRED_STATE:
+        report.warning(
+            "version",
+            f"servers older than {shown_version(BEFORE_2_15)} run beside 2.15, and were not made for that",
+            "a stream that is moved, scaled or evacuated meanwhile may not arrive",
+            f"Move nothing until each older server is {shown_version(BEFORE_2_15)}, then upgrade them to 2.15.",
+        )
+    elif len(versions) > 1:
         report.note(
             "version",
             "the servers of the cluster are of different versions",

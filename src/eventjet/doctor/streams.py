@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,8 @@ _SILENT_S = 5.0
 """Silence in seconds after which a replica counts as away: a leader hears from it every second, or more often."""
 _PAGE_BYTES = 2_000_000
 _REPAIR = "`eventjet init --repair`"
+_STUCK = ("quorum", "blocked")
+"""Types of status in which a move waits for something else than its own copies (nats-server 2.15)."""
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
 
 
@@ -62,8 +64,8 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
                 check_stream(report, app, config, state)
                 if state is None:
                     missing.add(name)
-                elif int(state.config.get("num_replicas") or 1) > 1:
-                    _check_copies(report, link, name)
+                else:
+                    check_copies(report, name, state.cluster)
         for declaration in app.publications.values():
             with report.guarded("publication"):
                 public = link.run(finding_stream(declaration.stream))
@@ -182,8 +184,22 @@ def _check_replicas(report: Report, name: str, state: StreamState, drift: Drift 
         report.ok("replicas", f"{name} has {copies} replicas")
 
 
-def _check_copies(report: Report, link: NatsConnection, name: str) -> None:
-    for replica in replicas_in(link.ask(call(f"STREAM.INFO.{name}"))):
+def check_copies(report: Report, name: str, cluster: Mapping[str, Any]) -> None:
+    """Report copies that are away or behind, and a move, a scaling or an evacuation that is under way."""
+    desired: Mapping[str, Any] = cluster.get("desired") or {}
+    if desired:
+        status: Mapping[str, Any] = desired.get("status") or {}
+        replicas: Sequence[Mapping[str, Any]] = desired.get("replicas") or ()
+        reason = ": ".join(str(status[key]) for key in ("description", "err") if status.get(key))
+        report.add(
+            Level.WARNING if status.get("err") or status.get("type") in _STUCK else Level.NOTE,
+            "move",
+            f"{name} is on its way to {named(str(replica['name']) for replica in replicas)}, since "
+            f"{desired.get('created')}{f' ({reason})' if reason else ''}",
+            "until it has arrived, fewer servers than usual have all of it",
+            f"Stop no server meanwhile. A request to $JS.API.STREAM.CANCEL_MOVE.{name} takes it back.",
+        )
+    for replica in replicas_in({"cluster": cluster}):
         if replica.is_offline or (
             not replica.is_current and (replica.silent_s is None or replica.silent_s > _SILENT_S)
         ):

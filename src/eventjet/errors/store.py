@@ -177,12 +177,14 @@ class BlobMissing(Refused):
         self.bucket = bucket
         self.where = where
         """The field of the event that refers to it; empty where only the body was asked for."""
-        super().__init__(
-            f"The body {digest}{f' of {where}' if where else ''}",
-            f"the object store {bucket!r} does not have it, or not whole",
+        owner = f", to which {where} refers" if where else ""
+        message = (
+            f"The object store {bucket!r} does not have the body {digest}{owner}, or not all of it. "
             "Store it with `await jet.blobs.put(content)`, which gives the same content the same digest. If it was "
-            "there, bring it back from an archive with `eventjet objects restore`.",
+            "there, bring it back from an archive with `eventjet objects restore`."
         )
+        super().__init__(f"The body {digest}", f"the object store {bucket!r} does not have it", message)
+        self.args = (f"{message}{' Nothing is recorded.' if where else ''}",)
 
 
 class BlobDamaged(StoreError):
@@ -198,7 +200,7 @@ class BlobDamaged(StoreError):
         self.where = where
         """The field of the event that refers to it; empty where only the body was asked for."""
         self.fault = f"it has {size:,} of {expected:,} bytes" if size != expected else "its bytes have another digest"
-        owner = f" of {where}" if where else ""
+        owner = f", to which {where} refers," if where else ""
         super().__init__(
             f"The body {digest}{owner} in the object store {bucket!r} is damaged: {self.fault}. "
             "Bring it back from an archive with `eventjet objects restore`, or from its source with "

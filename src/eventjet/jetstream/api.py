@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
@@ -102,6 +102,8 @@ class StreamState:
     """The stream's configuration as JetStream returns it."""
     created: str = ""
     """When the stream was created, as the server writes it: a stream that was made again has another time."""
+    cluster: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The servers that have copies, and those that it is moved to, as the server says; empty without a cluster."""
     mirror: Mapping[str, Any] | None = None
     """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams."""
     sources: Sequence[Mapping[str, Any]] = ()
@@ -122,6 +124,7 @@ class StreamState:
             metadata=config.get("metadata") or {},
             config=config,
             created=str(answer.get("created", "")),
+            cluster=answer.get("cluster") or {},
             mirror=answer.get("mirror"),
             sources=answer.get("sources") or (),
         )

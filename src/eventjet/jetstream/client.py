@@ -51,6 +51,8 @@ MINIMUM_SERVER = (2, 14, 4)
 Atomic batches came with 2.12; distinct expectations in one batch are checked correctly from 2.14.4 on (nats-server
 #8376).
 """
+BEFORE_2_15 = (2, 14, 7)
+"""The oldest version from which a cluster should go to 2.15, which records moves in another way (ADR-62)."""
 RECOMMENDED_SERVER = (2, 15, 1)
 """The version that the tests use. From 2.15 on several replicas sync once for each entry of their Raft log (#8447)."""
 _CREDENTIALS = (

@@ -22,6 +22,7 @@ ELSEWHERE = (
     "tests/integration/test_hostile_ids.py",
     "tests/integration/test_archive_killed.py",
     "tests/integration/test_archive_law.py",
+    "tests/integration/test_import_kills.py",
     "tests/integration/test_lake_killed.py",
     "tests/integration/test_lake_read_models.py",
     "tests/integration/test_uploads_killed.py",
