@@ -55,7 +55,7 @@ class Blobs:
             digest, size = await self._objects.put(aiter(content))
         elif isinstance(content, bytes):
             blob = Blob.of(content)
-            if not await self._objects.claim(blob.digest):
+            if not await self._objects.claim(blob.digest, blob.size):
                 await self._objects.put(_one(content))
             digest, size = blob.digest, blob.size
         elif isinstance(content, os.PathLike):
@@ -89,7 +89,7 @@ class Blobs:
         return GuardedIterator(self._chunks(blob), self._guard)
 
     async def _chunks(self, blob: Blob) -> AsyncGenerator[bytes]:
-        async for chunk in self._objects.chunks(blob.digest):
+        async for chunk in self._objects.chunks(blob.digest, blob.size):
             yield chunk
 
     async def save(self, blob: Blob, target: str | os.PathLike[str] | BinaryIO, /) -> None:
@@ -124,7 +124,7 @@ async def store_blobs(objects: ObjectStore, blobs: Iterable[tuple[str, Blob]]) -
     """
     began = time.monotonic()
     for where, blob in blobs:
-        if await objects.claim(blob.digest):
+        if await objects.claim(blob.digest, blob.size):
             continue
         source = source_of(blob)
         if source is None:

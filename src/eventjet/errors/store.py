@@ -179,7 +179,7 @@ class BlobMissing(Refused):
         """The field of the event that refers to it; empty where only the body was asked for."""
         owner = f", to which {where} refers" if where else ""
         message = (
-            f"The object store {bucket!r} does not have the body {digest}{owner}. "
+            f"The object store {bucket!r} does not have the body {digest}{owner}, or not all of it. "
             "Store it with `await jet.blobs.put(content)`, which gives the same content the same digest. If it was "
             "there, bring it back from an archive with `eventjet objects restore`."
         )

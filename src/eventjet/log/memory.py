@@ -21,6 +21,7 @@ from eventjet.log.store import (
     changed_content,
     check_save,
     event_headers,
+    wrong_size,
 )
 
 
@@ -32,7 +33,9 @@ class MemoryObjects(ObjectStore):
     def __init__(self) -> None:
         self._bodies: dict[str, bytes] = {}
 
-    async def claim(self, digest: str) -> bool:
+    async def claim(self, digest: str, size: int) -> bool:
+        if digest in self._bodies and len(self._bodies[digest]) != size:
+            raise wrong_size(digest, size, len(self._bodies[digest]))
         return digest in self._bodies
 
     async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
@@ -46,9 +49,11 @@ class MemoryObjects(ObjectStore):
     async def size(self, digest: str) -> int | None:
         return len(self._bodies[digest]) if digest in self._bodies else None
 
-    async def chunks(self, digest: str) -> AsyncIterator[bytes]:
+    async def chunks(self, digest: str, size: int | None = None) -> AsyncIterator[bytes]:
         if digest not in self._bodies:
             raise BlobMissing(digest, self.name)
+        if size not in (None, len(self._bodies[digest])):
+            raise wrong_size(digest, size, len(self._bodies[digest]))
         for start in range(0, len(self._bodies[digest]), CHUNK_BYTES):
             yield self._bodies[digest][start : start + CHUNK_BYTES]
 

@@ -16,7 +16,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ from eventjet.jetstream.api import (
     stream_info,
 )
 from eventjet.jetstream.client import Client
-from eventjet.log.store import ObjectStore, changed_content
+from eventjet.log.store import ObjectStore, changed_content, wrong_size
 from eventjet.log.topology import full_stream
 from eventjet.nats.protocol import Frame
 
@@ -70,9 +70,6 @@ _LAGS_MAX = 30
 """How often a replica is asked again that has not got the last chunks yet."""
 _TRIES_MAX = 20
 """How often an object's metadata is read again because somebody else wrote it."""
-_CLAIM_S = 60.0
-"""How long a digest counts as there after a claim, which is far less than the age at which a sweep removes it."""
-_CLAIMS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,32 +125,29 @@ class Bucket:
     def reading(self, digest: str) -> Conversation[StoredObject | None]:
         """Return the object of a digest, as the leader has it; None if there is none."""
         stored = yield from self.meta(_name(digest))
-        return None if stored is None or stored.is_deleted else stored
+        return None if stored is None or stored.is_deleted or stored.digest != digest else stored
 
-    def claiming(self, digest: str) -> Conversation[bool]:
-        """Write the metadata of a digest's object again, so that no sweep removes it now; False if it is not whole."""
-        for _ in range(_TRIES_MAX):
-            stored = yield from self.reading(digest)
-            if stored is None:
-                return False
-            position, is_whole = yield from self.claiming_at(stored)
-            if position is not None:
-                return is_whole
-        raise _contended(digest)
-
-    def claiming_at(self, stored: StoredObject) -> Conversation[tuple[int | None, bool]]:
-        """Write the metadata again; return its new position, None if it was removed, and whether all chunks are there.
+    def claiming(self, digest: str) -> Conversation[StoredObject | None]:
+        """Write the metadata of a digest's object again, so that no sweep removes it now; return None if there is none.
 
         Metadata that somebody else wrote meanwhile is as new as one's own.
         """
-        position = yield from self.writing_meta(stored)
-        if position is None:
-            newer = yield from self.meta(stored.name)
-            if newer is None or newer.is_deleted:
-                return None, False
-            stored, position = newer, newer.position
+        for _ in range(_TRIES_MAX):
+            stored = yield from self.reading(digest)
+            if stored is None:
+                return None
+            position = yield from self.writing_meta(stored)
+            if position is not None:
+                return replace(stored, position=position)
+            newer = yield from self.reading(digest)
+            if newer is not None and newer.position > stored.position:
+                return newer
+        raise _contended(digest)
+
+    def is_whole(self, stored: StoredObject) -> Conversation[bool]:
+        """Return whether all chunks of an object are there; their content is not read."""
         chunks: int = yield messages_of(self.stream, self.chunk_subject(stored.token))
-        return position, chunks == stored.chunks
+        return chunks == stored.chunks
 
     def removing(self, stored: StoredObject) -> Conversation[bool]:
         """Remove an object whose metadata nobody has written since it was read; False if somebody has."""
@@ -165,23 +159,23 @@ class Bucket:
         return True
 
     def reading_metas(self) -> Conversation[list[StoredObject]]:
-        """Return the metadata of all objects."""
+        """Return the metadata of all objects, also of those that are claimed meanwhile: a claim moves it to the end."""
         metas: dict[str, StoredObject] = {}
-        start, lags = 1, 0
-        last: RawRecord | None = yield last_message(self.stream, self.meta_subject("*"))
-        while last is not None and start <= last[0]:
-            request = direct_page(self.stream, start, self.meta_subject("*"), count=_PAGE_METAS, size=_PAGE_BYTES)
+        subject, start, lags = self.meta_subject("*"), 1, 0
+        while True:
+            request = direct_page(self.stream, start, subject, count=_PAGE_METAS, size=_PAGE_BYTES)
             page = yield from _page(request, self.stream)
             if page:
                 start = page[-1][0] + 1
                 metas |= {stored.name: stored for record in page if (stored := StoredObject.of(record)) is not None}
                 continue
+            last: RawRecord | None = yield last_message(self.stream, subject)
+            if last is None or last[0] < start:
+                return list(metas.values())
             lags += 1
             if lags > _LAGS_MAX:
                 raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
             yield None
-            last = yield last_message(self.stream, self.meta_subject("*"))  # it may have been removed meanwhile
-        return list(metas.values())
 
     def writing(self, subject: str, payload: bytes, expected: int, *, rollup: bool = False) -> Conversation[int | None]:
         """Write a message after the one at `expected` (0 for none), and return where it is; None if another is there.
@@ -202,9 +196,14 @@ class Bucket:
         return last[0] if last is not None and last[0] > expected and last[4] == payload else None
 
     def meta(self, name: str) -> Conversation[StoredObject | None]:
-        """Return the metadata of a name, of a removed object as well; None if there is none."""
+        """Return the metadata of a name, of a removed object as well; None if there is none.
+
+        Metadata of another form, which another program wrote, is that of an object with another digest.
+        """
         record: RawRecord | None = yield last_message(self.stream, self.meta_subject(name))
-        return None if record is None else StoredObject.of(record)
+        if record is None:
+            return None
+        return StoredObject.of(record) or StoredObject(name, "", 0, 0, record[0], record[1], False, "")
 
     def writing_meta(self, stored: StoredObject, *, is_deleted: bool = False) -> Conversation[int | None]:
         """Write an object's metadata over that at `stored.position`; None if it is another now."""
@@ -235,6 +234,8 @@ class ContentWriter:
         self._rest = bytearray()
         self._hash = sha256()
         self._size = self._chunks = self._last = 0
+        self._is_visible = False
+        """Whether its metadata may be stored, so that others may refer to its chunks."""
 
     def write(self, piece: bytes) -> Conversation[None]:
         """Store the next bytes, and keep those that fill no chunk yet."""
@@ -256,15 +257,18 @@ class ContentWriter:
             raise changed_content(expected, digest)
         for _ in range(_TRIES_MAX):
             seen = yield from self._bucket.meta(_name(digest))
-            position = 0 if seen is None else seen.position
-            if seen is not None and not seen.is_deleted and not self._replaces:
-                position, is_whole = yield from self._bucket.claiming_at(seen)
-                if is_whole:
-                    yield from self.discard()
+            if seen is not None and seen.digest == digest and not seen.is_deleted and not self._replaces:
+                seen = yield from self._bucket.claiming(digest)
+                if seen is None:
+                    continue  # a sweep removed it
+                if seen.token == self._token:
+                    break  # the answer to its own metadata was lost
+                if (yield from self._bucket.is_whole(seen)):
+                    yield from self._purge()
                     return digest, self._size
-                if position is None:
-                    continue
+            position = 0 if seen is None else seen.position
             stored = StoredObject(_name(digest), self._token, self._size, self._chunks, position, 0, False, digest)
+            self._is_visible = True
             if (yield from self._bucket.writing_meta(stored)) is not None:
                 break
         else:
@@ -277,7 +281,12 @@ class ContentWriter:
         return digest, self._size
 
     def discard(self) -> Conversation[None]:
-        """Remove what was stored, if these credentials may; otherwise a sweep does."""
+        """Remove the chunks of an upload that failed, unless others may refer to them by now: a sweep tells that."""
+        if not self._is_visible:
+            yield from self._purge()
+
+    def _purge(self) -> Conversation[None]:
+        """Remove the chunks, if these credentials may; otherwise a sweep does."""
         if self._last:
             with suppress(StoreError):
                 yield self._bucket.purging(self._token, self._last)
@@ -292,11 +301,13 @@ class ContentWriter:
 
 
 class ContentReader:
-    """Reads the content of one digest in chunks; the last comes once size and digest are those of the reference."""
+    """Reads the content of one digest in chunks; the last comes once all of them have the digest."""
 
-    def __init__(self, bucket: Bucket, digest: str) -> None:
+    def __init__(self, bucket: Bucket, digest: str, size: int | None = None) -> None:
+        """`size` is that of the reference."""
         self._bucket = bucket
         self._digest = digest
+        self._expected_size = size
         self._stored: StoredObject | None = None
         self._hash = sha256()
         self._size = self._last = 0
@@ -304,10 +315,15 @@ class ContentReader:
         self._is_ended = False
 
     def next(self) -> Conversation[bytes | None]:
-        """Return the next chunk, None after the last; raises `BlobMissing` and `BlobDamaged`."""
+        """Return the next chunk, None after the last.
+
+        Raises `BlobMissing`, `BlobDamaged`, and `Refused` for a reference with another size.
+        """
         stored = self._stored = self._stored or (yield from self._bucket.reading(self._digest))
         if stored is None:
             raise BlobMissing(self._digest, self._bucket.name)
+        if self._expected_size not in (None, stored.size):
+            raise wrong_size(self._digest, self._expected_size, stored.size)
         lags = 0
         # Two chunks have to be there, unless all have come: the last is handed on after the comparison.
         while len(self._ready) < 2 and self._size < stored.size:
@@ -321,7 +337,7 @@ class ContentReader:
             if not page:
                 lags += 1
                 if lags > _LAGS_MAX:
-                    if (yield messages_of(self._bucket.stream, subject)) == stored.chunks:
+                    if (yield from self._bucket.is_whole(stored)):
                         raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
                     break
                 yield None
@@ -342,42 +358,33 @@ class JetStreamObjects(ObjectStore):
         self.name = self._bucket.name
         self._client = client
         self._timeout_s = timeout_s
-        self._claimed: dict[str, float] = {}
-        """Digest → when it was claimed, so that a decision that is made again sends nothing again."""
 
-    async def claim(self, digest: str) -> bool:
-        if time.monotonic() - self._claimed.get(digest, -_CLAIM_S) < _CLAIM_S:
-            return True
-        is_whole = await self._run(self._bucket.claiming(digest))
-        if is_whole:
-            self._note(digest)
-        return is_whole
+    async def claim(self, digest: str, size: int) -> bool:
+        claimed = await self._run(self._bucket.claiming(digest))
+        if claimed is None:
+            return False
+        if claimed.size != size:
+            raise wrong_size(digest, size, claimed.size)
+        return await self._run(self._bucket.is_whole(claimed))
 
     async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
         writer = ContentWriter(self._bucket)
         try:
             async for piece in content:
                 await self._run(writer.write(piece))
-            stored = await self._run(writer.finish(digest))
+            return await self._run(writer.finish(digest))
         except Exception:
             await self._run(writer.discard())
             raise
-        self._note(stored[0])
-        return stored
 
     async def size(self, digest: str) -> int | None:
         stored = await self._run(self._bucket.reading(digest))
         return None if stored is None else stored.size
 
-    async def chunks(self, digest: str) -> AsyncIterator[bytes]:
-        reader = ContentReader(self._bucket, digest)
+    async def chunks(self, digest: str, size: int | None = None) -> AsyncIterator[bytes]:
+        reader = ContentReader(self._bucket, digest, size)
         while (chunk := await self._run(reader.next())) is not None:
             yield chunk
-
-    def _note(self, digest: str) -> None:
-        if len(self._claimed) >= _CLAIMS_MAX:
-            self._claimed.clear()
-        self._claimed[digest] = time.monotonic()
 
     async def _run(self, conversation: Conversation[T]) -> T:
         return await self._client.run(patiently(conversation, self._bucket, self._timeout_s))

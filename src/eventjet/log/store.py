@@ -69,8 +69,11 @@ class ObjectStore(Protocol):
     name: str
     """The name of the store, for messages."""
 
-    async def claim(self, digest: str) -> bool:
-        """Return whether the store has a body whole; a sweep then leaves it for the event that will refer to it."""
+    async def claim(self, digest: str, size: int) -> bool:
+        """Return whether the store has a body whole; a sweep then leaves it for the event that will refer to it.
+
+        Raises `Refused` if its size is another than that of the reference.
+        """
         ...
 
     async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
@@ -84,8 +87,11 @@ class ObjectStore(Protocol):
         """Return the size of a body in bytes; None if the store does not have it."""
         ...
 
-    def chunks(self, digest: str) -> AsyncIterator[bytes]:
-        """Yield a body in chunks, the last once all of them have the digest; raises `BlobMissing`, `BlobDamaged`."""
+    def chunks(self, digest: str, size: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a body in chunks, the last once all of them have the digest.
+
+        Raises `BlobMissing`, `BlobDamaged`, and `Refused` before the first if `size` is not that of the body.
+        """
         ...
 
 
@@ -209,6 +215,15 @@ def changed_content(digest: str, other: str) -> Refused:
         f"The content of the body {digest}",
         f"it has the digest {other} now: what it is read from has changed since the blob was made",
         "Make the blob again; nothing refers to the old one.",
+    )
+
+
+def wrong_size(digest: str, said: int | None, size: int) -> Refused:
+    """Return the error for a reference whose size is not that of the body."""
+    return Refused(
+        f"The body {digest}",
+        f"the reference says that it has {said:,} bytes, and it has {size:,}",
+        "Refer to it with the `Blob` that `put`, `Blob.of` or `Blob.from_file` returned.",
     )
 
 

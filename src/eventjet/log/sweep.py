@@ -9,7 +9,7 @@ refers to an object. What runs longer than the age between its claim and its app
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from eventjet import failpoints
@@ -29,6 +29,8 @@ AGE_S = 24 * 3600.0
 AGE_MIN_S = 3600.0
 """The least age that may be given while commands run: far more than a command takes after its upload."""
 _REQUEST_S = 30.0
+_TRIES_MAX = 20
+"""How often metadata is written over that of commands that claim the object at the same time."""
 
 T = TypeVar("T")
 Tell: TypeAlias = Callable[[int, int], object]
@@ -234,11 +236,26 @@ def _removing_uploads(bucket: Bucket, uploads: Collection[tuple[str, int]]) -> C
             marked[token] = position
     if not marked:
         return 0
-    ended = {stored.token for stored in (yield from bucket.reading_metas()) if not stored.is_deleted}
-    abandoned = {token: position for token, position in marked.items() if token not in ended}
-    for token, position in abandoned.items():
-        yield bucket.purging(token, position)
-    return len(abandoned)
+    ended = {stored.token: stored for stored in (yield from bucket.reading_metas()) if not stored.is_deleted}
+    removed = 0
+    for token, position in marked.items():
+        if token in ended:
+            yield from _keeping_mark(bucket, ended[token])
+        else:
+            yield bucket.purging(token, position)
+            removed += 1
+    return removed
+
+
+def _keeping_mark(bucket: Bucket, ended: StoredObject) -> Conversation[None]:
+    """Count the mark among the chunks of an upload that has ended meanwhile, so that its object is whole."""
+    stored: StoredObject | None = ended
+    for _ in range(_TRIES_MAX):
+        if stored is None or (stored.token, stored.chunks) != (ended.token, ended.chunks):
+            return
+        if (yield from bucket.writing_meta(replace(stored, chunks=ended.chunks + 1))) is not None:
+            return
+        stored = yield from bucket.reading(ended.digest)
 
 
 def _run(link: NatsConnection, bucket: Bucket, conversation: Conversation[T]) -> T:
