@@ -253,7 +253,10 @@ def made_again(store: Store, declared: LakeTable) -> str:
 def open_tables(
     job: Job, store: Store, url: str, declared_tables: Sequence[LakeTable], *, personal: bool
 ) -> list[OpenForWriting]:
-    """Open, create and widen the tables; nothing is changed if any of them is refused."""
+    """Open, create and widen the tables; nothing is changed if any of them is refused before.
+
+    A table that the format cannot widen is refused when those before it have been widened.
+    """
     with job.watch.phase("check"):
         job.source.check_integrity(job.log.state)
         archive = job.source.archive
@@ -278,7 +281,7 @@ def open_tables(
     for declared, stored in zip(declared_tables, stored_tables, strict=True):
         if stored is None:
             start = Mark(job.source.first - 1, 0, 0)
-            whose = Origin(*origin, declared.content, personal)
+            whose = Origin(*origin, declared.content, _has_personal(declared, personal))
             stored_now = store.create(declared.name, declared.schema, whose, start)
             failpoints.reach("lake.created")
             opened.append(OpenForWriting(declared, stored_now, created=True))
@@ -287,11 +290,16 @@ def open_tables(
     return opened
 
 
+def _has_personal(declared: LakeTable, wanted: bool) -> bool:
+    """Return whether a table has personal fields: a read model all of its columns, others those that are wanted."""
+    return wanted if declared.read_model is None else declared.read_model.is_private
+
+
 def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable, *, personal: bool) -> bool:
     """Return whether a table has to be widened; raises `LakeRefused` for one that cannot be gone on with."""
     check_same_log(job, stored, declared, url)
     again = made_again(store, declared)
-    if stored.origin.personal != personal:
+    if stored.origin.personal != _has_personal(declared, personal):
         what, verb = ("has", "Give") if stored.origin.personal else ("does not have", "Leave out")
         reason = f"it {what} the personal fields, and this run is asked for the opposite"
         raise LakeRefused(url, stored.name, reason, f"{verb} `--personal`, as the run did that made it. {again}")

@@ -139,6 +139,7 @@ class _Compared:
             read_model = self.declared.read_model
             if read_model is not None and not read_model.is_private:
                 reason = f"{reason} (key {', '.join(map(str, key))})"
+            reason += "; if the projection was changed since the export, run `eventjet lake export` again"
             self.difference = RangeDifference(first, position, expected.num_rows, stored.num_rows, position, reason)
 
     def _in_order(self, stored: Any) -> Any:
