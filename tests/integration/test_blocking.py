@@ -41,7 +41,7 @@ from tests.logs import fresh_name
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120.0
-ASYNC_ONLY = {"service", "close", "run", "forget", "decode", "masked"}
+ASYNC_ONLY = {"service", "close", "run", "forget", "decode", "masked", "reader"}
 """What is not offered without `await`: serving, which is a whole program, `close`, and what only eventjet calls."""
 
 
