@@ -88,6 +88,27 @@ async def test_an_audit_names_each_body_that_is_missing(nats: NatsServer) -> Non
     assert Blob.of(b"second").digest in place.what
 
 
+async def test_an_archive_gets_a_body_that_was_missing_once_and_one_of_a_retired_event(
+    nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
+    async with filed(app, settings, LARGE, b"second") as jet:
+        seal(tmp_path / "archive", records_of(nats.url, app.name), jet.store.identity, name=app.name)
+        await lose(jet, b"second")
+        report = await archive(app, url, settings)
+        assert (report.bodies.copied, len(report.bodies.missing), report.sealed) == (1, 1, ())
+        await jet.blobs.put(b"second")
+        monkeypatch.setattr(app.catalog, "with_blobs", frozenset[type]())
+        report = await archive(app, url, settings)
+        assert (report.bodies.copied, report.bodies.present, report.bodies.missing) == (1, 1, ())
+        assert ArchivedBodies(url).read(Blob.of(b"second")) == b"second"
+        await lose(jet, b"second")
+        assert not (await audit(app, settings)).sound
+    with NatsServer(sync_interval="1m") as other:
+        report = await restore(app, url, Settings(servers=(other.url,)), engine="local")
+        assert (report.bodies.copied, report.bodies.missing) == (2, ())
+
+
 async def test_a_restore_stores_the_bodies_of_the_events_and_names_those_that_the_archive_lacks(
     nats: NatsServer, tmp_path: Path
 ) -> None:

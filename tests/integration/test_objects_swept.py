@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eventjet import App, Blob, BlobMissing, Jet, Refused, UsageError
 from eventjet.archive.bodies import ArchivedBodies, archive_bodies, restore_bodies
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import BlobDamaged
-from eventjet.jetstream.api import last_message, purge_stream, stream_info
+from eventjet.errors import BlobDamaged, LogIncomplete, LogUnusable
+from eventjet.jetstream.api import Conversation, last_message, purge_stream, stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log import sweep
+from eventjet.log import objects, sweep
 from eventjet.log.objects import Bucket, ContentWriter, patiently
 from eventjet.log.sweep import Objects, age_in, faults_of, objects_of, references_of
 from eventjet.nats.endpoint import Endpoint
@@ -166,6 +167,81 @@ async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archiv
     (tmp_path / "archive" / "objects" / name[:2] / name).write_bytes(b"other")
     with pytest.raises(BlobDamaged):
         bodies.read(blobs[0].digest)
+
+
+async def test_a_sweep_refuses_a_log_that_is_not_whole(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
+    await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+    await jet.repository(Document).execute("d-1", Document.note, "later")
+    state = await asyncio.to_thread(link.ask, stream_info(jet.name))
+    await asyncio.to_thread(link.ask, update_stream({**state.config, "max_msgs": 1, "discard": "old"}))
+    with pytest.raises(LogIncomplete):
+        await swept(link, endpoint, jet.name)
+    assert await jet.blobs.read(Blob.of(CONTENT)) == CONTENT
+
+
+async def test_a_sweep_refuses_the_bodies_of_another_log_until_somebody_says_whose_they_are(
+    jet: Jet, link: NatsConnection, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    bucket, bodies = Bucket(jet.name), ArchivedBodies(str(tmp_path))
+    await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+    references = await asyncio.to_thread(references_of, link, endpoint, jet.name)
+    await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
+    assert jet.client is not None
+    await jet.client.api(f"STREAM.DELETE.{jet.name}")
+    topology = await jet.init()
+    assert (await swept(link, endpoint, jet.name, removes=False)).orphans
+    with pytest.raises(LogUnusable, match=f"nats stream edit {bucket.stream}"):
+        await swept(link, endpoint, jet.name)
+    before = await asyncio.to_thread(link.run, bucket.reading(Blob.of(CONTENT).digest))
+    restored = await asyncio.to_thread(restore_bodies, link, jet.name, bodies, references.values())
+    assert (restored.present, restored.copied) == (1, 0)
+    claimed = await asyncio.to_thread(link.run, bucket.reading(Blob.of(CONTENT).digest))
+    assert before is not None
+    assert claimed is not None
+    assert claimed.position > before.position
+    state = await asyncio.to_thread(link.ask, stream_info(bucket.stream))
+    noted = {**state.metadata, "eventjet.log": topology.identity}
+    await asyncio.to_thread(link.ask, update_stream({**state.config, "metadata": noted}))
+    assert (await swept(link, endpoint, jet.name)).removed == 1
+
+
+async def test_a_body_that_is_stored_and_recorded_while_objects_are_counted_is_not_missing(
+    jet: Jet, link: NatsConnection, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, read = asyncio.get_running_loop(), sweep.references_of
+    repository = jet.repository(Document)
+
+    def before_reading(*args: Any) -> sweep.References:
+        filing = repository.execute("d-1", Document.file, Blob.of(CONTENT))
+        asyncio.run_coroutine_threadsafe(filing, loop).result()
+        return read(*args)
+
+    monkeypatch.setattr(sweep, "references_of", before_reading)
+    counted = await swept(link, endpoint, jet.name, removes=False)
+    assert (counted.referenced, counted.missing) == (1, ())
+
+
+async def test_an_object_that_is_claimed_while_the_bucket_is_read_is_among_its_objects(
+    jet: Jet, link: NatsConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, blobs = Bucket(jet.name), [await jet.blobs.put(b"%d" % number) for number in range(4)]
+    monkeypatch.setattr(objects, "_PAGE_METAS", 1)
+
+    def reading() -> set[str]:
+        conversation, answer, claims = bucket.reading_metas(), None, [blobs[3], blobs[2]]
+        while True:
+            try:
+                request = conversation.send(answer)
+            except StopIteration as stop:
+                return {stored.digest for stored in stop.value}
+            answer = link.run(answered(request))
+            if claims:
+                link.run(bucket.claiming(claims.pop().digest), writes=True)
+
+    def answered(request: Any) -> Conversation[Any]:
+        return (yield request)
+
+    assert await asyncio.to_thread(reading) == {blob.digest for blob in blobs}
 
 
 def test_an_age_is_an_hour_at_least() -> None:

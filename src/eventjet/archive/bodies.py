@@ -103,6 +103,11 @@ class ArchivedBodies:
             raise ArchiveBroken(self.url, f"the body {digest} cannot be written ({error})") from error
         return size
 
+    def exist(self) -> bool:
+        """Return whether the archive has bodies."""
+        files, path = self._file("")
+        return bool(files.get_file_info(path.rstrip("/")).type.value)
+
     def _file(self, digest: str) -> tuple[Any, str]:
         folder = folder_of(self.url)
         arrow = import_arrow("pyarrow.fs")
@@ -145,7 +150,7 @@ def restore_bodies(
     references: Iterable[Reference],
     tell: Callable[[int], object] = lambda _: None,
 ) -> Carried:
-    """Store bodies that the object store of an app lacks, or has not whole, from an archive.
+    """Store bodies that the object store of an app lacks, or has not whole, from an archive, and claim the others.
 
     Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
     """
@@ -169,7 +174,7 @@ def restore_bodies(
                 pass
         except (BlobMissing, BlobDamaged):
             return False
-        return True
+        return run(bucket.claiming(digest)) is not None
 
     return _carried(copy, references, tell)
 

@@ -2,8 +2,9 @@
 
 Everything here blocks. An object is removed only if all of this is so: it was there before the log was read; its
 metadata is older than the age that is given; no event up to the end of the log has anything that looks like its
-digest, whatever the app declares; and nobody has written its metadata again meanwhile, as every command does before it
-refers to an object. What runs longer than the age between its claim and its append is not protected.
+digest, whatever the app declares; that log is whole, and the one for which the bucket was made; and nobody has written
+the object's metadata again meanwhile, as every command does before it refers to it. What runs longer than the age
+between its claim and its append is not protected.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ from typing import TypeAlias, TypeVar
 from eventjet import failpoints
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.blob import DIGEST
-from eventjet.errors import BlobDamaged, BlobMissing, UsageError
-from eventjet.jetstream.api import Conversation, Request, last_message, server_time, subjects_of
+from eventjet.errors import BlobDamaged, BlobMissing, Forbidden, LogUnusable, UsageError
+from eventjet.jetstream.api import (
+    Conversation,
+    Request,
+    StreamState,
+    last_message,
+    server_time,
+    stream_info,
+    subjects_of,
+)
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import first_position
+from eventjet.log.integrity import check_integrity, earlier_logs, first_position
 from eventjet.log.objects import Bucket, ContentReader, StoredObject, patiently
-from eventjet.log.topology import reading_log_state
+from eventjet.log.topology import IDENTITY, finding_stream, identity_of, reading_log_state
 from eventjet.nats.endpoint import Endpoint
 
 AGE_S = 24 * 3600.0
@@ -138,6 +147,7 @@ def objects_of(
     """Read the bucket and then the log, and with `removes` remove the orphans.
 
     Raises `LogUnusable` if the bucket or the log does not exist, `StoreUnavailable`, `Forbidden` and `Unreachable`.
+    With `removes` it also raises `LogIncomplete`, and `LogUnusable` if the bucket was made for another log.
     """
     bucket = Bucket(app)
     # In this order: what is written after it was read here is protected by the comparison when it is removed.
@@ -149,18 +159,21 @@ def objects_of(
     orphans = [stored for stored in unused if stored.time_ns < oldest_ns]
     removed = removed_uploads = 0
     if removes:
+        _run(link, bucket, _checking_log(bucket, app))
         for orphan in orphans:
             failpoints.reach("objects.sweep")
             removed += _run(link, bucket, bucket.removing(orphan))
         removed_uploads = _run(link, bucket, _removing_uploads(bucket, uploads))
-    present = {stored.digest for stored in metas}
+    present = {stored.digest for stored in metas if stored.digest == f"sha256:{stored.name}"}
+    # What was stored after the bucket was read is asked for alone.
+    missing = (digest for digest in references if digest not in present)
     return Objects(
         bucket=bucket.name,
         position=references.last,
         objects=len(metas),
         bytes=sum(stored.size for stored in metas),
         referenced=len(references),
-        missing=tuple(references[digest] for digest in references if digest not in present),
+        missing=tuple(references[digest] for digest in missing if _run(link, bucket, bucket.reading(digest)) is None),
         orphans=tuple(orphans),
         young=len(unused) - len(orphans),
         unfinished=len(uploads),
@@ -199,6 +212,29 @@ def age_in(text: str) -> float:
             "2d: younger objects may belong to a command that has not recorded its events yet."
         )
     return age_s
+
+
+def has_bucket(link: NatsConnection, app: str) -> bool:
+    """Return whether an app has a bucket, whatever it declares now; False if these credentials may not ask."""
+    try:
+        return link.run(finding_stream(Bucket(app).stream)) is not None
+    except Forbidden:
+        return False
+
+
+def _checking_log(bucket: Bucket, app: str) -> Conversation[None]:
+    log = yield from reading_log_state(app)
+    check_integrity(log)
+    objects: StreamState = yield stream_info(bucket.stream)
+    noted, identity = objects.metadata.get(IDENTITY, ""), identity_of(log)
+    if noted != identity and noted not in earlier_logs(log):
+        raise LogUnusable(
+            f"The log {app!r}",
+            f"it is the log {identity}, and the object store {bucket.name!r} was made for the log {noted or '?'}, "
+            "whose events may refer to what these do not",
+            "Nothing was removed. Restore that log; if nobody needs it, say that the bodies are of this one: "
+            f"`nats stream edit {bucket.stream} --metadata {IDENTITY}={identity}`.",
+        )
 
 
 def _asking(request: Request[T]) -> Conversation[T]:

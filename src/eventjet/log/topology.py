@@ -46,7 +46,7 @@ from eventjet.jetstream.api import (
 from eventjet.jetstream.client import Client
 
 IDENTITY = "eventjet.log"
-"""Metadata key of the stream for the log's UUID; a restore copies it."""
+"""Metadata key for the log's UUID, in its stream and in that of its large bodies; a restore copies it."""
 AGGREGATES = "eventjet.aggregates"
 """Metadata key for the names of all aggregates that `init` was run for over this log, separated by blanks."""
 FIRST = "eventjet.first"
@@ -312,10 +312,11 @@ async def declare(
         name = str(config["name"])
         state = await client.run(finding_stream(name))
         if state is None:
-            metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted_aggregates({}, aggregates)}
-            new_config = {**config, "metadata": metadata} if name == app else config
-            state = await _create(client, new_config)
-            if name == app and state.last and identity_of(state) == new_config["metadata"][IDENTITY]:
+            metadata = {IDENTITY: identity} if config == objects_config(app, replicas) else {}
+            if name == app:
+                metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted_aggregates({}, aggregates)}
+            state = await _create(client, {**config, "metadata": metadata})
+            if name == app and state.last and identity_of(state) == metadata[IDENTITY]:
                 raise await _existing_events_error(client, config, state)
             created.append(name)
         else:

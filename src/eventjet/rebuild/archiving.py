@@ -16,11 +16,11 @@ from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folde
 from eventjet.archive.republish import Restored
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
-from eventjet.jetstream.api import create_stream
+from eventjet.jetstream.api import create_stream, update_stream
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.sweep import References
-from eventjet.log.topology import finding_stream, objects_config
+from eventjet.log.sweep import References, has_bucket
+from eventjet.log.topology import IDENTITY, finding_stream, objects_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine, options_of
@@ -50,7 +50,7 @@ class ArchiveReport:
     seconds: Mapping[str, float]
     """Wall time by phase."""
     bodies: Carried = NOTHING_CARRIED
-    """The large bodies of the events that this run sealed."""
+    """The large bodies of all events up to `last`, of which this run copied those that the archive lacked."""
 
 
 async def archive(
@@ -69,8 +69,9 @@ async def archive(
     may write to an archive at a time, and only Spark writes archives.
 
     `url` is a local folder, or a URL of any Hadoop file system. A segment has at most `segment_events` positions. The
-    large bodies of its events are copied first; the report names those that the object store does not have.
-    `progress` is called from another thread.
+    large bodies of all events are looked for first, and copied where the archive lacks them, so that a body that was
+    missing once comes with a later run; the report names those that the object store does not have. `progress` is
+    called from another thread.
 
     Raises `ArchiveBroken` when the archive is of another log, has another past or cannot go on where it ends;
     `RebuildError`, `Unreachable` and `UsageError`.
@@ -94,7 +95,7 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
         if manifest.segments:
             check_same_past(log, manifest)
         first = manifest.last + 1 if manifest.segments else log.first
-    bodies = _archive_bodies(job, url, first, end) if job.app.catalog.with_blobs and first <= end else NOTHING_CARRIED
+    bodies = _archive_bodies(job, url, end)
     # The engine is not started for an archive that is up to date.
     sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
     whole = Archive(url, (*manifest.segments, *sealed))
@@ -103,11 +104,14 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
     )
 
 
-def _archive_bodies(job: Job, url: str, first: int, last: int) -> Carried:
-    """Copy the large bodies of a range of events, before the events are sealed."""
+def _archive_bodies(job: Job, url: str, last: int) -> Carried:
+    """Copy the large bodies of all events that the archive lacks, before the events are sealed."""
     log, watch, references = job.log, job.watch, References()
+    with NatsConnection.open(log.endpoint) as link:
+        if not log.last or not (job.app.catalog.with_blobs or has_bucket(link, log.stream)):
+            return NOTHING_CARRIED
     with watch.phase("bodies"), NatsConnection.open(log.endpoint) as link:
-        for batch in read_range(log.endpoint, log.stream, first, last + 1):
+        for batch in read_range(log.endpoint, log.stream, log.first, last + 1, allow_holes=True):
             for record in batch:
                 references.take(record)
             watch.check()
@@ -115,9 +119,12 @@ def _archive_bodies(job: Job, url: str, first: int, last: int) -> Carried:
         return archive_bodies(link, log.stream, ArchivedBodies(url), references.values(), progress)
 
 
-def _restore_bodies(stream: str, archive: ArchiveReader, settings: Settings, watch: Watch) -> Carried:
+def _restore_bodies(app: Application, archive: ArchiveReader, settings: Settings, watch: Watch) -> Carried:
     """Store the large bodies of an archive's events, before the events are published; make the bucket if necessary."""
     manifest, references = archive.manifest, References()
+    bodies = ArchivedBodies(manifest.url)
+    if not app.catalog.with_blobs and not bodies.exist():
+        return NOTHING_CARRIED
     for batch in archive.records(manifest.first, manifest.last + 1):
         for record in batch:
             references.take(record)
@@ -125,11 +132,14 @@ def _restore_bodies(stream: str, archive: ArchiveReader, settings: Settings, wat
     if not references:
         return NOTHING_CARRIED
     with watch.phase("bodies"), NatsConnection.open(Endpoint.of(settings).with_name("eventjet-restore")) as link:
-        config = objects_config(stream, settings.replicas)
-        if link.run(finding_stream(config["name"])) is None:
-            link.ask(create_stream(config))
+        config = objects_config(app.name, settings.replicas)
+        state, note = link.run(finding_stream(config["name"])), {IDENTITY: manifest.log}
+        if state is None:
+            link.ask(create_stream({**config, "metadata": note}))
+        elif state.metadata.get(IDENTITY) != manifest.log:
+            link.ask(update_stream({**state.config, "metadata": {**state.metadata, **note}}))
         progress = partial(watch.tell, "bodies", total=len(references))
-        return restore_bodies(link, stream, ArchivedBodies(manifest.url), references.values(), progress)
+        return restore_bodies(link, app.name, bodies, references.values(), progress)
 
 
 async def restore(
@@ -158,8 +168,7 @@ async def restore(
         with open_engine("local" if options.name == "local" else "spark", options, watch) as running_engine:
             archive = ArchiveReader(running_engine.archive_files(url))
             _check(stream, archive, watch)
-            has_blobs = bool(loaded(app).catalog.with_blobs)
-            bodies = _restore_bodies(stream, archive, settings, watch) if has_blobs else NOTHING_CARRIED
+            bodies = _restore_bodies(loaded(app), archive, settings, watch)
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
                 archive,

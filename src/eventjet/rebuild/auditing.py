@@ -14,7 +14,7 @@ from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import accepted_missing, first_position
-from eventjet.log.sweep import References, faults_of
+from eventjet.log.sweep import References, faults_of, has_bucket
 from eventjet.log.topology import compare, stream_config
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import EngineOptions, Job, in_job
@@ -126,7 +126,8 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         if drift.setting in _RETENTION_SETTINGS:
             audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")
     archive = None if url is None else _open_archive(job, url)
-    references = References() if job.app.catalog.with_blobs else None
+    with NatsConnection.open(log.endpoint) as link:
+        references = References() if job.app.catalog.with_blobs or has_bucket(link, log.stream) else None
     _walk(audit, job, archive, references)
     if references:
         _check_bodies(audit, job, references)
