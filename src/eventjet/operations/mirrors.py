@@ -176,7 +176,8 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
     where, created = _where(settings), list[str]()
     with _log_link(settings) as log_link, _mirror_link(settings) as link:
         log = log_link.run(reading_log_state(app))
-        _check_apart(log, link.run(finding_stream(app)), settings)
+        if log.mirror is not None or api_prefix:
+            _check_apart(log, link.run(finding_stream(app)), settings)
         identity_of(log)
         if missing := missing_range(log):
             raise LogUnusable(f"The log {app!r}", missing, "Restore it first: a mirror would lack the same events.")
@@ -214,8 +215,8 @@ def _check_apart(log: StreamState, mirror: StreamState | None, settings: Setting
     if log.mirror is not None or (mirror is not None and mirror.created == log.created):
         raise UsageError(
             f"EVENTJET_SERVERS ({', '.join(settings.servers)}) lead to the stream {log.name!r} that EVENTJET_READ_FROM "
-            "names, not to the log that it is a mirror of. Name only the log's own servers in EVENTJET_SERVERS, also if "
-            "they do not answer. Nothing was changed."
+            "names, not to the log that it is a mirror of. Name only the log's own servers in EVENTJET_SERVERS, also "
+            "if they do not answer. Nothing was changed."
         )
 
 
@@ -412,8 +413,8 @@ def _await_silence(link: NatsConnection, app: str) -> None:
             raise UsageError(
                 f"The log {app!r} is not reached at EVENTJET_SERVERS, and the mirror heard from it {seconds:.1f} s "
                 "ago: it is alive, and would go on beside the promoted mirror. Name its servers in EVENTJET_SERVERS, "
-                "so that it is sealed first; or cut its link to the mirror and end its servers; or give --log-is-gone if you "
-                "know that nobody records there any more. Nothing was changed."
+                "so that it is sealed first; or cut its link to the mirror and end its servers; or give --log-is-gone "
+                "if you know that nobody records there any more. Nothing was changed."
             )
         if now - heard_at >= GONE_S:
             return
