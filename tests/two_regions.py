@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
+from eventjet.log.topology import every_config
 from eventjet.settings import Settings
 
 
@@ -30,7 +32,8 @@ class Regions:
 @contextmanager
 def two_regions(folder: Path, app: str) -> Generator[Regions]:
     """Start both regions; events of the app do not cross the link."""
-    deny = f'deny_imports: ["{app}.>"], deny_exports: ["{app}.>"]'
+    subjects = json.dumps([subject for config in every_config(app, 1) for subject in config["subjects"]])
+    deny = f"deny_imports: {subjects}, deny_exports: {subjects}"
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())
         east = NatsServer(

@@ -34,11 +34,12 @@ _STEPS = {
     "restore": "batch_sent batch_stored",
     "lake": "created read committed",
     "objects": "chunk_stored put sweep",
+    "promote": "ready sealed stream promoted checkpoints",
 }
 """Each in the order in which it is reached: by the lease session of a projection's worker, by that of a reactor or a
 process, by a revision that takes over from another revision, by a rebuild, by a verification, by a Spark task of
-either, which loads its parts itself, by the writing of an archive, by a restore, by the sync of a lake, and by the
-storing of a large body or a sweep of those that nobody needs."""
+either, which loads its parts itself, by the writing of an archive, by a restore, by the sync of a lake, by the
+storing of a large body or a sweep of those that nobody needs, and by the promotion of a mirror."""
 NAMES = tuple(f"{group}.{step}" for group, steps in _STEPS.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 

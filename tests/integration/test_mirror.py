@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from eventjet import Jet
+from eventjet import App, Jet, Reaction, Recorded, failpoints, reactor
 from eventjet.cli.main import main
-from eventjet.codec.subjects import object_bucket
+from eventjet.codec.subjects import cursor_bucket, object_bucket
 from eventjet.errors import LogUnusable, NotCaughtUp, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.mirror import mirrored_configs
 from eventjet.log.topology import objects_config, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations import mirrors
@@ -29,6 +30,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
+from tests.blobs import Document, Filed
 from tests.integration.reacting import Bell, Town, app_of, until, working
 from tests.two_regions import Regions, two_regions
 
@@ -432,3 +434,95 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
             async with working(app, after):
                 await jet.repository(Bell).execute("one", Bell.ring, 5)
                 await until(lambda: town.order("one") == list(range(6)))
+
+
+class Filing:
+    """An app with a reactor and with events that refer to large bodies; it is where a promotion is interrupted."""
+
+    def __init__(self) -> None:
+        self.filed: list[int] = []
+        seen = self.filed
+
+        @reactor("filing", start="beginning")
+        async def filing(event: Recorded[Filed], to: Reaction[None]) -> None:
+            seen.append(event.position)
+
+        self.app = App("papers", aggregates=[Document], reactors=[filing])
+
+    async def file(self, jet: Jet, number: int) -> bytes:
+        """File a document with a body of its own, and return that."""
+        body = f"document {number} ".encode() * 40_000
+        blob = await jet.blobs.put(body, media_type="text/plain", name="scan")
+        await jet.repository(Document).execute(f"d-{number}", Document.file, blob)
+        return body
+
+
+class Interrupted(Exception):
+    """A promotion that ends at a failpoint."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_a_promotion_that_was_interrupted_anywhere_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    filing = Filing()
+    app = filing.app
+    places = ["ready", "sealed", "stream", "stream", "stream", "promoted", "checkpoints"]
+    with two_regions(tmp_path, app.name) as running:
+        settings = running.settings(tmp_path)
+        async with app.connect(settings) as jet:
+            await jet.init()
+            assert len(await asyncio.to_thread(mirrors.create, app.name, settings, 1)) == 3
+            bodies = [await filing.file(jet, number) for number in range(3)]
+            async with working(app, settings):
+                await until(lambda: len(filing.filed) == 3)
+        with (
+            NatsConnection.open(Endpoint.of(settings)) as east,
+            NatsConnection.open(Endpoint((running.west.url,))) as west,
+        ):
+            names = [str(each["name"]) for each in mirrored_configs(app.name, 1)]
+            await until(lambda: [west.ask(stream_info(name)).last for name in names] == [
+                east.ask(stream_info(name)).last for name in names
+            ])  # fmt: skip
+        after = replace(settings.for_reads(), database=settings.database)
+        if not is_alive:
+            running.east.kill()
+            del places[:2]
+        for number, place in enumerate(places):
+            rest = places[number:].count(place) and places[: number + 1].count(place)
+
+            def reach(name: str, wanted: str = f"promote.{place}", left: list[int] = [rest]) -> None:  # noqa: B006
+                left[0] -= name == wanted
+                if name == wanted and not left[0]:
+                    raise Interrupted
+
+            with monkeypatch.context() as patch:
+                patch.setattr(failpoints, "reach", reach)
+                with pytest.raises(Interrupted):
+                    await asyncio.to_thread(mirrors.promote, app, settings, log_is_gone=True)
+        if is_alive:
+            promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+            assert (promoted.end, promoted.sealed, promoted.beyond) == (3, True, ())
+        async with app.connect(after) as jet:  # the worker adopts a cursor that the promotion has not moved
+            await jet.init()
+            async with working(app, after):
+                bodies.append(await filing.file(jet, 3))
+                await until(lambda: len(filing.filed) == 4)
+            assert sorted(filing.filed) == [1, 2, 3, 4]
+            read = [await jet.blobs.read(event.data.scan, max_bytes=1 << 20) async for event in jet.tail()]
+            assert read == bodies
+
+
+async def test_a_damaged_cursor_is_named_and_the_promotion_goes_on(settings: Settings) -> None:
+    filing = Filing()
+    app = App(APP, aggregates=[Document], reactors=list(filing.app.reactors.values()))
+    async with app.connect(settings) as jet:
+        await jet.init()
+        with NatsConnection.open(Endpoint.of(settings)) as east:
+            east.request(f"$KV.{cursor_bucket(APP)}.c.harmed", b'{"x": 1}')
+        await filing.file(jet, 1)
+        await asyncio.to_thread(mirrors.create, APP, settings, 1)
+    promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+    assert promoted.moved == 1
+    assert any("'harmed'" in reason for reason in promoted.unknown)

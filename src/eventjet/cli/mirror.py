@@ -96,10 +96,11 @@ def _status_lines(status: MirrorStatus) -> Iterator[str]:
     if status.silent_s is not None:
         yield f"heard    from the log {status.silent_s:.1f} s ago"
     if status.crosses:
-        subjects = f"{status.stream}.>"
+        app = status.stream
         yield (
-            f"crosses  the link between the servers: events. Deny {subjects} on the leaf node's remote (deny_imports, "
-            "deny_exports), or after a promotion both logs store them."
+            f"crosses  the link between the servers: events, cursors or bodies. Deny {app}.>, $KV.{app}_cursors.>, "
+            f"$KV.{app}_snapshots.>, $O.{app}_objects.> and _EJ.{app}.> on the leaf node's remote (deny_imports, "
+            "deny_exports), or after a promotion both sides store them."
         )
     if status.fault is not None:
         yield f"wrong    {status.fault}"

@@ -14,10 +14,13 @@ from uuid import uuid4
 
 from sqlalchemy import update
 
+from eventjet import failpoints
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.domain.position import RETIRED
 from eventjet.errors import (
     ApiRefused,
+    CursorDamaged,
+    CursorFenced,
     EventjetError,
     Forbidden,
     LogUnusable,
@@ -44,6 +47,7 @@ from eventjet.log.mirror import (
 from eventjet.log.topology import (
     CONTINUES,
     IDENTITY,
+    every_config,
     finding_stream,
     identity_of,
     not_created,
@@ -57,8 +61,7 @@ from eventjet.sql import migrations
 from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
-from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors
+from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import cursors_seen
 
@@ -204,7 +207,7 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
                     "Delete it there, then `eventjet mirror create` makes it.",
                 )
         for name in states:
-            _await_first_word(link, log_link, name, where)
+            _await_first_word(link, log_link, name, where, is_log=name == app)
         if differs := log_link.run(comparing(_state(link, app), link)):
             raise LogUnusable(f"The mirror of {app!r} at {where}", differs, "Delete it and create it again.")
     return created
@@ -241,13 +244,13 @@ def _in_the_way(name: str, where: str) -> LogUnusable:
     return LogUnusable(f"The stream {name!r} at {where}", "it is no mirror", remedy)
 
 
-def _await_first_word(link: NatsConnection, log_link: NatsConnection, name: str, where: str) -> None:
+def _await_first_word(link: NatsConnection, log_link: NatsConnection, name: str, where: str, *, is_log: bool) -> None:
     deadline = time.monotonic() + FIRST_WORD_S
     while True:
         mirror, log = link.run(finding_stream(name)), log_link.run(finding_stream(name))
         if log is None:
             return
-        if IDENTITY in log.metadata and (fault := mirror_fault(mirror, log, where, name)):
+        if is_log and (fault := mirror_fault(mirror, log, where, name)):
             raise fault
         if mirror is not None and silent_s(mirror) is not None and (mirror.last or not log.messages):
             return
@@ -302,12 +305,16 @@ def status(app: str, settings: Settings) -> MirrorStatus:
 
 
 def _crosses(link: NatsConnection, app: str) -> bool:
-    """Return whether anybody answers an event that is published at the mirror, which takes none; none is stored."""
-    try:
-        link.request(f"{app}._probe._probe", headers=PROBE, timeout_s=_ANSWER_S)
-    except (StoreUnavailable, Forbidden):
-        return False
-    return True
+    """Return whether anybody answers what is published at the mirror, which takes nothing; nothing is stored."""
+    for subject in (subject for config in every_config(app, 1) for subject in config["subjects"]):
+        try:
+            link.request(
+                subject.replace("*", "_probe").replace(">", "_probe._probe"), headers=PROBE, timeout_s=_ANSWER_S
+            )
+        except (StoreUnavailable, Forbidden):
+            continue
+        return True
+    return False
 
 
 def _unfit_buckets(link: NatsConnection, log_link: NatsConnection, app: str) -> Generator[str]:
@@ -371,16 +378,32 @@ def promote(app: Application, settings: Settings, *, log_is_gone: bool = False) 
             with _log_link(settings) as log_link:
                 if mirror.mirror is not None:
                     _await_copies(link, log_link, app.name, settings, is_sealed=False)
+                failpoints.reach("promote.ready")
                 _seal(app.name, log_link)
+                failpoints.reach("promote.sealed")
                 if mirror.mirror is not None:
                     _await_copies(link, log_link, app.name, settings, is_sealed=True)
         elif mirror.mirror is not None and not log_is_gone:
             _await_silence(link, app.name)
         for declared in mirrored_configs(app.name, settings.replicas):
+            failpoints.reach("promote.stream")
             _promote_stream(link, declared, app.name, plan.old)
-        plan = replace(_plan(app, settings, link, _state(link, app.name)), sealed=plan.log_last is not None)
-    moved = _move_checkpoints(app, settings, plan) + run_async(_move_cursors(app.name, settings, plan))
-    return replace(plan, moved=moved)
+        failpoints.reach("promote.promoted")
+        is_sealed = plan.log_last is not None
+        plan = _plan(app, settings, link, _state(link, app.name))
+        moved, unmoved = _move_checkpoints(app, settings, plan)
+        failpoints.reach("promote.checkpoints")
+        moved_cursors = run_async(_move_cursors(app.name, settings, plan, unmoved))
+        # Once more: a worker may have gone on under the old identity until its consumer was deleted.
+        after = _plan(app, settings, link, _state(link, app.name))
+    furthest = {each.what: each for each in sorted((*plan.beyond, *after.beyond), key=lambda each: each.position)}
+    return replace(
+        after,
+        sealed=is_sealed,
+        beyond=tuple(furthest.values()),
+        unknown=tuple(dict.fromkeys((*plan.unknown, *after.unknown, *unmoved))),
+        moved=moved + moved_cursors,
+    )
 
 
 def _promotable(app: str, settings: Settings, link: NatsConnection) -> StreamState:
@@ -464,8 +487,8 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
         for cursor in (seen.cursor for seen in cursors_seen(link, app)):
             if not cursor.log:
                 unknown.append(f"how far the cursor of {cursor.name!r} has come: {cursor.reason}")
-            elif cursor.log == old and _furthest(cursor) > end:
-                beyond.append(Beyond(f"the cursor of {cursor.name!r}", _furthest(cursor)))
+            elif cursor.log == old and cursor.furthest > end:
+                beyond.append(Beyond(f"the cursor of {cursor.name!r}", cursor.furthest))
     except (StoreError, Unreachable) as error:
         unknown.append(f"how far cursors have come: they cannot be read ({error})")
     unknown += _unknown_of_buckets(app, link, is_reached=log is not None)
@@ -513,10 +536,6 @@ def _unknown_of_buckets(app: Application, link: NatsConnection, *, is_reached: b
         yield "how far reactors and processes have come: their cursors have no mirror, so they begin anew"
     if bodies is not None:
         yield "which large bodies arrived: `eventjet objects status` names the events whose body is missing"
-
-
-def _furthest(cursor: Cursor) -> int:
-    return max([cursor.position, *(last for _, last in cursor.done)])
 
 
 def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
@@ -624,14 +643,16 @@ def _delete_consumers(link: NatsConnection, stream: str) -> None:
             link.ask(delete_consumer(stream, consumer))
 
 
-def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> int:
-    """Give the checkpoints that the new log continues its identity; a database that is not reached is left as it is.
+def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> tuple[int, list[str]]:
+    """Give the checkpoints that the new log continues its identity; return how many, and why others have the old one.
 
     A worker does the same when it begins, and compares the event at the position with the log first.
     """
     database = Database(settings.database)
     try:
         rows = [row for row in _checkpoints(app, settings) if row.log == plan.old and row.position <= plan.end]
+        if not rows:
+            return 0, []
         with database.reaching_sync(), database.sync_engine("eventjet mirror").begin() as connection:
             for row in rows:
                 change = update(projections).where(
@@ -641,29 +662,29 @@ def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> 
                     projections.c.position <= plan.end,
                 )
                 connection.execute(change.values(log=plan.new))
-        return len(rows)
-    except (EventjetError, OSError):
-        return 0
+        return len(rows), []
+    except (EventjetError, OSError) as error:
+        return 0, [f"how far read models go on: their checkpoints were left as they are ({error}); workers move them"]
 
 
-async def _move_cursors(app: str, settings: Settings, plan: Promotion) -> int:
-    """Give the cursors that the new log continues, and their quarantine, its identity; return how many."""
+async def _move_cursors(app: str, settings: Settings, plan: Promotion, unmoved: list[str]) -> int:
+    """Give the cursors that the new log continues, and their quarantine, its identity; return how many.
+
+    What keeps the old one is added to `unmoved`, in words: a worker does the same when it begins.
+    """
     moved = 0
-    async with connected(settings.for_reads()) as client:
-        cursors = Cursors(client, app)
-        for record in await client.values(cursor_bucket(app), "c.*"):
-            cursor = Cursor.decoded(record[4])
-            stored = await cursors.find(cursor.name)
-            if stored is None or stored.cursor.log != plan.old or _furthest(stored.cursor) > plan.end:
-                continue
-            entries = [
-                replace(entry, log=plan.new)
-                for entry in await cursors.parked(cursor.name, resolved=True)
-                if entry.log == plan.old
-            ]
-            parts = [entries[at : at + CHANGES_MAX] for at in range(0, len(entries), CHANGES_MAX)] or [[]]
-            for part in parts[:-1]:
-                await cursors.decide(stored, stored.cursor, part)
-            await cursors.decide(stored, replace(stored.cursor, log=plan.new, owner=None), parts[-1])
-            moved += 1
+    try:
+        async with connected(settings.for_reads()) as client:
+            cursors = Cursors(client, app)
+            for record in await client.values(cursor_bucket(app), "c.*"):
+                name = record[2].decode().rpartition(".c.")[2]
+                try:
+                    stored = await cursors.find(name)
+                    if stored is not None and stored.cursor.log == plan.old and stored.cursor.furthest <= plan.end:
+                        await cursors.adopt(stored, replace(stored.cursor, log=plan.new, owner=None))
+                        moved += 1
+                except (CursorDamaged, CursorFenced) as error:
+                    unmoved.append(f"whether the cursor of {name!r} goes on: it was left as it is ({error})")
+    except (StoreError, Unreachable) as error:
+        unmoved.append(f"whether cursors go on: some were left as they are ({error}); workers move them")
     return moved

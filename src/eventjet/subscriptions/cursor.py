@@ -89,6 +89,11 @@ class Cursor:
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
+    @property
+    def furthest(self) -> int:
+        """The last position that is done, also beyond positions that are not."""
+        return max([self.position, *(last for _, last in self.done)])
+
     def is_done(self, position: int) -> bool:
         """Return whether the event at this position is done."""
         return position <= self.position or any(first <= position <= last for first, last in self.done)

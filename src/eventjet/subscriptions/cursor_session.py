@@ -197,7 +197,10 @@ class CursorSession:
             await cursors.write(stored, stored.cursor)
 
         # The lease is renewed however long these take: the next owner would have to do them as well.
-        await renewing(source.check(cursor), renew, every_s)
+        identity = await renewing(source.check(cursor), renew, every_s)
+        if identity != cursor.log:  # a mirror that was promoted continues the log
+            await cursors.adopt(stored, replace(stored.cursor, log=identity))
+            self._initial_cursor = self._noted_cursor = cursor = stored.cursor
         await renewing(self._handler.check(), renew, every_s)
         parked = await renewing(cursors.parked(cursor.name), renew, every_s)
         consumer = Source(source.endpoint, source.stream, self._handler.durable)

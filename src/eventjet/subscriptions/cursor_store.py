@@ -196,6 +196,21 @@ class Cursors:
         expecting = [(_key(name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries]
         await self._replace(stored, cursor, expecting)
 
+    async def adopt(self, stored: StoredCursor, cursor: Cursor) -> None:
+        """Replace a cursor by one of the log that continues its own, and its quarantine with it; raises as `decide`.
+
+        It may be repeated where it was interrupted (ADR 0071).
+        """
+        entries = [
+            replace(entry, log=cursor.log)
+            for entry in await self.parked(cursor.name, resolved=True)
+            if entry.log == stored.cursor.log
+        ]
+        while len(entries) > CHANGES_MAX:
+            await self.decide(stored, stored.cursor, entries[:CHANGES_MAX])
+            entries = entries[CHANGES_MAX:]
+        await self.decide(stored, cursor, entries)
+
     async def _replace(self, stored: StoredCursor, cursor: Cursor, changes: Sequence[_Message]) -> None:
         base = stored.value  # what `cursor` was made from
         while True:

@@ -15,10 +15,11 @@ from eventjet.errors import LogRolledBack, StoreError, StreamMissing, Unexpected
 from eventjet.jetstream.api import StreamState, message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.gathering import check_gathering, source_names, stalled_sources
-from eventjet.log.integrity import pause_of
+from eventjet.log.integrity import pause_of, succession_fault
 from eventjet.log.mirror import LogReader
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.topology import reading_log_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
@@ -38,8 +39,11 @@ class EventSource(Protocol):
     forgets: bool
     """Whether the stream may drop old records as part of its normal operation."""
 
-    async def check(self, cursor: Cursor) -> None:
-        """Raise when a cursor cannot continue in this stream."""
+    async def check(self, cursor: Cursor) -> str:
+        """Return what identifies the stream, which may be another one if it continues that of the cursor.
+
+        Raises when a cursor cannot continue in it.
+        """
         ...
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
@@ -79,12 +83,15 @@ class LogSource:
         self._log = log
         self._declaration = declaration
 
-    async def check(self, cursor: Cursor) -> None:
+    async def check(self, cursor: Cursor) -> str:
         identity = await self._log.check(cursor)
         if identity != cursor.log:
-            raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
+            state = await self._log.client.run(reading_log_state(self.stream))
+            if reason := succession_fault(state, cursor.log, cursor.furthest):
+                raise LogRolledBack(cursor.name, cursor.furthest, reason)
         skip_markers = await self._log.client.run(reading_skip_markers(self.stream))
         self._repositories.catalog.skipped.update(skip_markers)
+        return identity
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
         return await self._log.look(cursor, cursor.log, durable)
@@ -119,13 +126,14 @@ class StreamSource:
         self._origins: dict[str, str] = {}
         """When the origins of a gathered stream were made, by their names; replaced, since another thread reads it."""
 
-    async def check(self, cursor: Cursor) -> None:
+    async def check(self, cursor: Cursor) -> str:
         state = await self._check(cursor)
         if self._inbox.sources:
             check_gathering(state, self._inbox)
         # The stream is part of the id of a message without one, and may have been created anew since the last session.
         self._decoder = IncomingDecoder(self._inbox.type, cursor.log, source_names(state))
         self._origins = dict(cursor.origins)
+        return cursor.log
 
     async def _check(self, cursor: Cursor) -> StreamState:
         try:

@@ -30,7 +30,7 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import log_fault
+from eventjet.log.integrity import log_fault, succession_fault
 from eventjet.log.public_stream import check_public
 from eventjet.log.topology import cursors_config, identity_of, reading_log_state, timer_config
 from eventjet.log.topology import standstill as standstill_of
@@ -118,9 +118,8 @@ def cursor_fault(
         return cursor.reason
     if cursor.kind == INBOX:
         return None
-    if cursor.log != (identity := identity_of(state)):
-        reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
-        return LogRolledBack(cursor.name, cursor.position, reason)
+    if reason := succession_fault(state, cursor.log, cursor.furthest):
+        return LogRolledBack(cursor.name, cursor.furthest, reason)
     return connection.run(log_fault(state, cursor))
 
 
