@@ -241,7 +241,7 @@ async def test_a_log_that_its_mirror_hears_is_not_promoted_away(settings: Settin
     last = await mirrored(settings)
     unreached = replace(settings, servers=("nats://127.0.0.1:9",))
     plan = await asyncio.to_thread(mirrors.preview, bank, unreached)
-    assert any("the mirror heard from it" in reason for reason in plan.unknown)
+    assert any("The mirror heard from it" in reason for reason in plan.unknown)
     with pytest.raises(UsageError, match=r"heard from it .* s ago: it is alive"):
         await asyncio.to_thread(mirrors.promote, bank, unreached)
     assert "mirror" in west_api(settings, f"STREAM.INFO.{APP}")
@@ -444,7 +444,7 @@ class Filing:
         seen = self.filed
 
         @reactor("filing", start="beginning")
-        async def filing(event: Recorded[Filed], to: Reaction[None]) -> None:
+        async def filing(event: Recorded[Filed], to: Reaction[object]) -> None:
             seen.append(event.position)
 
         self.app = App("papers", aggregates=[Document], reactors=[filing])

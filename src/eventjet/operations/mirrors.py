@@ -469,10 +469,10 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
             raise LogUnusable(f"The mirror of {app.name!r} at {where}", missing, remedy)
     beyond: list[Beyond] = []
     if log is None:
-        unknown.append(f"whether more was acknowledged: the old log is not reached ({unreached})")
         heard_s = silent_s(mirror)
-        if heard_s is not None and heard_s < GONE_S:
-            unknown.append(f"whether the old log is gone: the mirror heard from it {heard_s:.1f} s ago")
+        heard = "" if heard_s is None or heard_s >= GONE_S else f" The mirror heard from it {heard_s:.1f} s ago."
+        unknown.append("whether more was acknowledged: the old log is not reached")
+        unknown.append(f"whether the old log is gone: {unreached}{heard}")
     elif log.last > end:
         beyond.append(Beyond("the old log", log.last))
     try:
