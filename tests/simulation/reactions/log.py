@@ -148,15 +148,16 @@ class SimulatedFeed(LogSource):
     truth: Truth
     link: Link
 
-    async def check(self, cursor: Cursor) -> None:
+    async def check(self, cursor: Cursor) -> str:
         if self.link.network.weather.is_out(self.link.network.loop.now):
             raise Unreachable("The server", "it is away", "Wait.")
         await self.look(cursor, cursor.name)
         if not cursor.position:
-            return
+            return cursor.log
         record = at_once(self.truth.at(cursor.position))
         if record is None or header(record[3], MSG_ID) != cursor.event_id:
             raise LogRolledBack(cursor.name, cursor.position, "the event there is another")
+        return cursor.log
 
     async def look(self, cursor: Cursor, durable: str) -> None:
         if cursor.log != self.truth.identity:
