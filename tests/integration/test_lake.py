@@ -324,6 +324,7 @@ async def test_snapshots_of_others_and_expired_ones_leave_the_mark(nats: NatsSer
         others.append(others.schema().as_arrow().empty_table())
     others.refresh()
     others.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+    others.catalog.close()  # writing has connected it again
     with open_store(str(tmp_path), "iceberg", log.name, None) as store:
         table = store.table(EVENTS)
         assert table is not None
@@ -357,6 +358,7 @@ async def test_rows_that_were_taken_away_are_noticed(nats: NatsServer, tmp_path:
     table = iceberg_of(tmp_path, EVENTS)
     earlier = table.current_snapshot().parent_snapshot_id
     table.manage_snapshots().rollback_to_snapshot(earlier).commit()
+    table.catalog.close()  # as above
     await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 21))
 
