@@ -31,6 +31,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations import mirrors
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.spark.source import LogOptions
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.integration.reacting import Bell, Town, app_of, until, working
@@ -218,7 +219,9 @@ async def exchanged(settings: Settings, kept: int, to: int) -> None:
             await jet.repository(Account).execute(f"c-{number}", Account.open, "eve")
 
 
-async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(settings: Settings) -> None:
+async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = await mirrored(settings)
     async with bank.connect(settings) as jet, working(bank, settings):
         await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
@@ -229,6 +232,11 @@ async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(settings:
             _ = [event async for event in jet.tail()]
         with pytest.raises(LogUnusable, match=differs):
             await rebuild(bank, ["balances"], settings, engine="local")
+        assert settings.read_from is not None
+        monkeypatch.setenv("EVENTJET_SERVERS", settings.servers[0])
+        monkeypatch.setenv("EVENTJET_READ_FROM", settings.read_from[0])
+        with pytest.raises(LogUnusable, match=differs):
+            LogOptions.parse({"stream": APP}).open()
         async with working(bank, settings):
             with pytest.raises(NotCaughtUp, match=f"at position {last} it has the event"):
                 await jet.caught_up(balances, position=last + 1, timeout_s=5.0)
