@@ -145,33 +145,23 @@ async def test_a_resumed_import_keeps_no_bodies() -> None:
     assert sum(len(record[4]) for record in records if record is not None) == 0
 
 
-async def test_records_that_are_kept_until_their_events_come_are_bounded_by_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(importing, "_BYTES_MAX", 20_000)
-    monkeypatch.setattr(importing, "_NOTED_MAX", 1_000_000)
-    events = [Imported(Account, f"a-{number}", Opened(owner="x" * 2_000)) for number in range(200)]
-    simulation = Simulation(1)
-    await simulation.run(events)
-    importer = Importer(Repositories(APP, simulation.store), "old")
-    report = await importer.run(simulation.chance.sample(events, len(events)), None)
-    assert report.skipped == len(events)
-    assert sum(len(record[4]) for record in importer._noted.values()) <= 20_000
-
-
 async def test_large_events_are_encoded_while_the_batch_before_them_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch that ends by its bytes, after a few events, leaves turns to the one that is being stored."""
     monkeypatch.setattr(importing, "_BYTES_MAX", 20_000)
     store, given, begun_at = MemoryStore("bank"), 0, []
-    append = store.append
+    append, confirm = store.append, store.confirm
+
+    async def slow() -> bool:
+        await asyncio.sleep(0)
+        return await confirm()
 
     async def noted(writes: Any) -> int:
         begun_at.append(given)
         return await append(writes)
 
-    store.append = noted  # type: ignore[method-assign]
+    store.append, store.confirm = noted, slow  # type: ignore[method-assign]
 
     def source() -> Any:
         nonlocal given
