@@ -22,7 +22,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.blob import blobs_in, source_of
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.objects import Bucket
-from eventjet.log.sweep import objects_of, references_of
+from eventjet.log.sweep import references_of, sweep_objects
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.rebuild import Kind, archive, audit, restore
@@ -244,7 +244,7 @@ async def test_with_its_roles_an_app_stores_reads_and_sweeps_and_a_reader_only_r
                 await jet.blobs.put(b"of a reader")
         admin = Endpoint.of(settings_of(server, "admin"))
         with NatsConnection.open(admin) as link:
-            outcome = objects_of(link, admin, "docs", age_s=0, removes=True)
+            outcome = sweep_objects(link, admin, "docs", age_s=0, removes=True)
         assert (outcome.removed, outcome.objects, outcome.missing) == (1, 4, ())
         rebuilding = Endpoint.of(settings_of(server, "rebuild"))
         await asyncio.to_thread(_archive_as, rebuilding, tmp_path / "archive")

@@ -15,7 +15,7 @@ from eventjet.jetstream.api import Request
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log import sweep
 from eventjet.log.objects import Bucket, ContentWriter, JetStreamObjects
-from eventjet.log.sweep import Objects, objects_of
+from eventjet.log.sweep import Objects, sweep_objects
 from eventjet.nats.endpoint import Endpoint
 from tests.blobs import Document, documents
 from tests.logs import fresh_name
@@ -156,7 +156,7 @@ async def test_an_upload_that_ends_while_a_sweep_looks_stays_whole(
                 return read(*args)
 
             monkeypatch.setattr(sweep, "references_of", ending)
-            return objects_of(link, endpoint, jet.name, age_s=0, removes=True)
+            return sweep_objects(link, endpoint, jet.name, age_s=0, removes=True)
 
     swept = await asyncio.to_thread(sweeping)
     assert (swept.unfinished, swept.removed_uploads) == (1, 0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
-from eventjet import App, Blob, BlobDamaged, BlobMissing, Imported, Jet, Refused, UsageError
+from eventjet import App, Blob, BlobDamaged, BlobMissing, DefinitionError, Imported, Jet, Refused, UsageError
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.blob import CHUNK_BYTES, blobs_in, source_of
 from eventjet.errors import StreamFull
@@ -99,9 +101,83 @@ async def test_content_comes_from_bytes_paths_files_and_what_arrives_only_once(j
         blobs = [await jet.blobs.put(content) for content in (LARGE, file, opened, arriving())]
     assert {blob.digest for blob in blobs} == {f"sha256:{sha256(LARGE).hexdigest()}"}
     assert await jet.blobs.read(blobs[0]) == LARGE
-    for text in ("a path as text", 3, io.StringIO("text")):
-        with pytest.raises((UsageError, TypeError)):
+
+    async def texts() -> AsyncIterator[str]:
+        yield "text"
+
+    for text in ("a path as text", 3, io.StringIO("text"), texts()):
+        with pytest.raises(UsageError, match="is no content"):
             await jet.blobs.put(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_saved_file_keeps_the_mode_of_its_predecessor_or_has_that_of_any_new_file(
+    jet: Jet, tmp_path: Path
+) -> None:
+    blob = await jet.blobs.put(b"content")
+    (tmp_path / "old").write_bytes(b"old")
+    (tmp_path / "old").chmod(0o640)
+    (tmp_path / "other").write_bytes(b"")
+    for name in ("old", "new"):
+        await jet.blobs.save(blob, tmp_path / name)
+    assert (tmp_path / "old").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+async def test_a_save_that_is_cancelled_at_its_end_is_cancelled(
+    jet: Jet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, replace_file = await jet.blobs.put(b"content"), Path.replace
+    replaced, cancelled = threading.Event(), threading.Event()
+
+    def slowly(self: Path, target: Path) -> Path:
+        path = replace_file(self, target)
+        replaced.set()
+        cancelled.wait(60)
+        return path
+
+    monkeypatch.setattr(Path, "replace", slowly)
+    saving = asyncio.create_task(jet.blobs.save(blob, tmp_path / "file"))
+    await asyncio.to_thread(replaced.wait, 60)
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    cancelled.set()
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+async def test_raw_files_get_and_give_all_of_a_body(jet: Jet) -> None:
+    class Slow(io.RawIOBase):
+        content = b""
+        reads = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def read(self, size: int = -1) -> bytes | None:
+            self.reads += 1
+            return None if self.reads % 2 else LARGE[(start := (self.reads // 2 - 1) * size) : start + size]
+
+        def write(self, data: Any) -> int:
+            part = bytes(data)[:65_536]
+            self.content += part
+            return len(part)
+
+    sink = Slow()
+    blob = await jet.blobs.put(cast("BinaryIO", Slow()))
+    assert blob.size == len(LARGE)
+    await jet.blobs.save(blob, cast("BinaryIO", sink))
+    assert sink.content == LARGE
+
+
+async def test_a_copy_of_a_blob_says_that_it_has_no_content(jet: Jet) -> None:
+    copy = replace(Blob.of(b"content"), name="other.txt")
+    with pytest.raises(BlobMissing, match=r"This `Blob` has no content with it, nor has a copy that `replace` made"):
+        await jet.repository(Document).execute("d-1", Document.file, copy)
+
+
+def test_a_blob_has_no_subclasses() -> None:
+    with pytest.raises(DefinitionError, match="Scan: `Blob` has no subclasses"):
+        type("Scan", (Blob,), {})
 
 
 async def test_a_large_body_is_read_in_chunks_or_with_a_limit_of_its_own(jet: Jet) -> None:

@@ -10,22 +10,28 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 
 from eventjet import Jet
 from eventjet.cli.main import main
+from eventjet.codec.subjects import object_bucket
 from eventjet.errors import LogUnusable, NotCaughtUp, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances
-from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.api import StreamState, message_at, stream_info, update_stream
+from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.topology import stream_config
+from eventjet.log.mirror import LogReader, compared_positions
+from eventjet.log.topology import IDENTITY, identity_of, objects_config, reading_log_state, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations import mirrors
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.spark.source import LogOptions
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.integration.reacting import Bell, Town, app_of, until, working
@@ -198,6 +204,68 @@ async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Setti
             await jet.caught_up(balances, position=last, timeout_s=3.0)
 
 
+async def exchanged(settings: Settings, kept: int, to: int) -> None:
+    """Let the log lose its events after a position, keep its identity, and grow again with others."""
+    with NatsConnection.open(Endpoint.of(settings)) as east:
+        state = east.ask(stream_info(APP))
+        records = [east.ask(message_at(APP, position)) for position in range(1, kept + 1)]
+        east.api(f"STREAM.DELETE.{APP}")
+        east.api(f"STREAM.CREATE.{APP}", {**state.config, "metadata": state.metadata})
+        for record in records:
+            assert record is not None
+            east.request(record[2].decode(), record[4], headers=record[3])
+    async with bank.connect(settings.for_log()) as jet:
+        for number in range(to - kept):
+            await jet.repository(Account).execute(f"c-{number}", Account.open, "eve")
+
+
+async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = await mirrored(settings)
+    async with bank.connect(settings) as jet, working(bank, settings):
+        await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
+    await exchanged(settings, 6, last)
+    differs = f"at position {last} it has the event .*, and the log has .*mirror create"
+    async with bank.connect(settings) as jet:
+        with pytest.raises(LogUnusable, match=differs):
+            _ = [event async for event in jet.tail()]
+        with pytest.raises(LogUnusable, match=differs):
+            await rebuild(bank, ["balances"], settings, engine="local")
+        assert settings.read_from is not None
+        monkeypatch.setenv("EVENTJET_SERVERS", settings.servers[0])
+        monkeypatch.setenv("EVENTJET_READ_FROM", settings.read_from[0])
+        with pytest.raises(LogUnusable, match=differs):
+            LogOptions.parse({"stream": APP}).open()
+        async with working(bank, settings):
+            with pytest.raises(NotCaughtUp, match=f"at position {last} it has the event"):
+                await jet.caught_up(balances, position=last + 1, timeout_s=5.0)
+
+
+def test_events_that_were_exchanged_are_noticed_until_as_many_came_after_them() -> None:
+    state = StreamState(APP, first=1, last=20, messages=20, deleted=0, bytes=0, subjects=1, metadata={}, config={})
+    assert compared_positions(state) == [20, 19, 17, 13, 5]
+    assert compared_positions(replace(state, first=14, messages=7)) == [20, 19, 17]
+
+
+async def test_a_worker_sees_that_the_mirror_was_promoted_though_the_log_is_silent(settings: Settings) -> None:
+    last = await mirrored(settings)
+    stand = SimpleNamespace(name="balances", log="", position=last, event_id="")
+    async with connected(settings.for_reads()) as west:
+        log = identity_of(await west.run(reading_log_state(APP)))
+        nobody = SimpleNamespace(run=_never)
+        reader = LogReader(APP, cast("Client", nobody), west)
+        state = await west.ask(stream_info(APP))
+        config = {name: value for name, value in state.config.items() if name != "mirror"}
+        await west.ask(update_stream({**config, "metadata": {**state.metadata, IDENTITY: "another"}}))
+        with pytest.raises(LogUnusable, match="it may be a mirror that was promoted"):
+            await reader.look(stand, log, "balances-r1")
+
+
+async def _never(_: object) -> NoReturn:
+    raise AssertionError("the log is asked")
+
+
 # Promotion.
 
 
@@ -205,6 +273,73 @@ def killed(running: Regions, settings: Settings) -> Settings:
     """The first region is gone; returns the settings of an application that goes on in the second."""
     running.east.kill()
     return replace(settings.for_reads(), database=settings.database)
+
+
+async def recorded(settings: Settings) -> int:
+    """Record one event more; returns its position."""
+    async with bank.connect(settings) as jet:
+        return (await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))).position
+
+
+async def test_a_mirror_is_never_taken_for_the_log(settings: Settings, running: Regions) -> None:
+    last = await mirrored(settings)
+    gone = "nats://127.0.0.1:9"
+    for servers in ((running.west.url,), (gone, running.west.url)):
+        confused = replace(settings, servers=servers)
+        for act in (
+            lambda: mirrors.preview(bank, confused),  # noqa: B023
+            lambda: mirrors.promote(bank, confused, log_is_gone=True),  # noqa: B023
+            lambda: mirrors.status(APP, confused),  # noqa: B023
+            lambda: mirrors.create(APP, confused, 1, "$JS.east.API"),  # noqa: B023
+        ):
+            with pytest.raises(UsageError, match="lead to the stream 'bank' that EVENTJET_READ_FROM names"):
+                await asyncio.to_thread(act)
+    assert not west_api(settings, f"STREAM.INFO.{APP}")["config"]["sealed"]  # type: ignore[index]
+    promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+    with pytest.raises(UsageError, match="not to the log that it is a mirror of"):
+        await asyncio.to_thread(mirrors.promote, bank, replace(settings, servers=(running.west.url,)))
+    assert promoted.end == last
+    assert await recorded(settings.for_reads()) == last + 1
+
+
+async def test_a_log_that_its_mirror_hears_is_not_promoted_away(settings: Settings) -> None:
+    last = await mirrored(settings)
+    unreached = replace(settings, servers=("nats://127.0.0.1:9",))
+    plan = await asyncio.to_thread(mirrors.preview, bank, unreached)
+    assert any("the mirror heard from it" in reason for reason in plan.unknown)
+    with pytest.raises(UsageError, match=r"heard from it .* s ago: it is alive"):
+        await asyncio.to_thread(mirrors.promote, bank, unreached)
+    assert "mirror" in west_api(settings, f"STREAM.INFO.{APP}")
+    assert (await asyncio.to_thread(mirrors.promote, bank, unreached, log_is_gone=True)).end == last
+
+
+async def test_nothing_is_sealed_for_a_mirror_that_is_cut_off(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = await mirrored(settings)
+    await cut_off(settings)
+    monkeypatch.setattr(mirrors, "CATCH_UP_S", 1.0)
+    with pytest.raises(LogUnusable, match=r"heard nothing yet.*reached position 0 of 11.*Nothing was changed"):
+        await asyncio.to_thread(mirrors.promote, bank, settings)
+    assert await recorded(settings.for_log()) == last + 1
+
+
+async def test_cursors_and_large_bodies_without_a_mirror_are_named_and_get_one(settings: Settings) -> None:
+    last = await mirrored(settings)
+    objects = f"OBJ_{object_bucket(APP)}"
+    with NatsConnection.open(Endpoint.of(settings)) as east:
+        east.api(f"STREAM.CREATE.{objects}", objects_config(APP, 1))
+        east.request(f"$O.{object_bucket(APP)}.C.one", b"x" * 100)
+    status = await asyncio.to_thread(mirrors.status, APP, settings)
+    assert f"the log has '{objects}', of which there is no mirror" in (status.fault or "")
+    with pytest.raises(LogUnusable, match=f"the log has '{objects}'.*mirror create"):
+        await asyncio.to_thread(mirrors.promote, bank, settings)
+    assert await recorded(settings.for_log()) == last + 1
+    assert await asyncio.to_thread(mirrors.create, APP, settings, 1) == [objects]
+    assert (await asyncio.to_thread(mirrors.status, APP, settings)).fault is None
+    assert (await asyncio.to_thread(mirrors.promote, bank, settings)).end == last + 1
+    stored = west_api(settings, f"STREAM.INFO.{objects}")
+    assert (stored["state"]["last_seq"], "mirror" in stored) == (1, False)  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -219,7 +354,7 @@ async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp
         after = killed(running, settings)
         plan = await asyncio.to_thread(mirrors.preview, bank, settings)
         assert (plan.end, plan.new, plan.beyond, plan.log_last) == (done.position, "", (), None)
-        assert len(plan.unknown) == 1
+        assert "the old log is not reached" in plan.unknown[0]
         promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
         assert (promoted.end, promoted.old, promoted.moved) == (done.position, plan.old, 2)
         again = await asyncio.to_thread(mirrors.promote, bank, settings)
@@ -253,7 +388,7 @@ async def test_what_the_mirror_lacks_is_named_and_refused(tmp_path: Path) -> Non
             await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
         after = killed(running, settings)
         running.west.start()
-        promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+        promoted = await asyncio.to_thread(mirrors.promote, bank, settings, log_is_gone=True)
         assert promoted.end == last
         named = {(each.what, each.position) for each in promoted.beyond}
         assert named >= {("the read model 'balances', revision 1", lost.position)}
@@ -317,7 +452,7 @@ def test_the_commands_say_what_they_see_and_ask_before_they_promote(
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         assert main(["mirror", "promote"]) == 1
         assert "Nothing was changed." in capsys.readouterr().err
-        assert main(["mirror", "promote", "--yes"]) == 0
+        assert main(["mirror", "promote", "--yes", "--log-is-gone"]) == 0
         said = capsys.readouterr().out
         assert "promoted bank is the log" in said
         assert "Name these servers in EVENTJET_SERVERS" in said
@@ -357,7 +492,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
                 east.ask(stream_info(name)).last for name in streams
             ])  # fmt: skip
         after = killed(running, settings)
-        promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+        promoted = await asyncio.to_thread(mirrors.promote, app, settings, log_is_gone=True)
         assert (promoted.end, promoted.moved, promoted.beyond) == (last, 1, ())
         async with app.connect(after) as jet:
             assert (await jet.init()).cursors == ()

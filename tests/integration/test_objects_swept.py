@@ -17,7 +17,7 @@ from eventjet.jetstream.api import Conversation, last_message, purge_stream, str
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log import objects, sweep
 from eventjet.log.objects import Bucket, ContentWriter, patiently
-from eventjet.log.sweep import Objects, age_in, faults_of, objects_of, references_of
+from eventjet.log.sweep import Objects, age_in, faults_of, references_of, sweep_objects
 from eventjet.nats.endpoint import Endpoint
 from tests.blobs import Document, documents
 from tests.logs import fresh_name
@@ -51,7 +51,7 @@ async def jet(app: App, nats: NatsServer) -> AsyncIterator[Jet]:
 async def swept(
     link: NatsConnection, endpoint: Endpoint, name: str, age_s: float = 0, *, removes: bool = True
 ) -> Objects:
-    return await asyncio.to_thread(objects_of, link, endpoint, name, age_s=age_s, removes=removes)
+    return await asyncio.to_thread(sweep_objects, link, endpoint, name, age_s=age_s, removes=removes)
 
 
 async def test_only_what_no_event_refers_to_is_removed(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:

@@ -217,7 +217,8 @@ async def test_a_takeover_that_goes_well_warns_of_nothing_and_says_who_serves_re
     assert ("INFO", "eventjet.beside") in told
     assert ("INFO", "eventjet.took_over") in told
     of_this_stream = {"eventjet.log_drifted", "eventjet.log_unreadable"}  # the test has made it by hand
-    assert {event for level, event in told if level != "INFO"} <= of_this_stream
+    of_a_slow_machine = {"eventjet.trying_again"}  # PostgreSQL ended a session that stood still in a transaction
+    assert {event for level, event in told if level != "INFO"} <= of_this_stream | of_a_slow_machine
     caplog.clear()
     async with ledger.working(options=OPTIONS):
         await stands(ledger, 1, position=ledger.append(history(5, seed=8)))

@@ -12,7 +12,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.objects import Bucket
-from eventjet.log.sweep import faults_of, objects_of, references_of
+from eventjet.log.sweep import faults_of, references_of, sweep_objects
 from eventjet.nats.endpoint import Endpoint
 from tests.blobs import documents
 from tests.forked import Forked
@@ -67,13 +67,13 @@ async def test_no_body_that_an_event_refers_to_is_lost(eventjet_nats: NatsServer
                 sweeper.kill()
                 sweeper.wait(PATIENCE_S)
                 sweeps_killed += 1
-            outcome = objects_of(link, endpoint, name, age_s=0, removes=True)
+            outcome = sweep_objects(link, endpoint, name, age_s=0, removes=True)
             swept, uploads = swept + outcome.removed, uploads + outcome.removed_uploads
             assert not outcome.missing
             assert outcome.removed == len(outcome.orphans)
         references = references_of(link, endpoint, name)
         assert list(faults_of(link, name, references.values())) == []
-        left = objects_of(link, endpoint, name, age_s=0)
+        left = sweep_objects(link, endpoint, name, age_s=0)
         assert (left.objects, len(left.orphans), left.unfinished) == (len(references), 0, 0)
         stored = link.run(bucket.reading_metas())
         assert {one.digest for one in stored if not one.is_deleted} == set(references)

@@ -6,10 +6,12 @@ describes it, and an archive of any age is completed by copying what is missing.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from eventjet.archive.reading import folder_of, import_arrow
@@ -94,6 +96,9 @@ class ArchivedBodies:
                     for chunk in chunks:
                         stream.write(chunk)
                         size += len(chunk)
+                if folder_of(self.url) is not None:
+                    with Path(partial).open("rb") as file:
+                        os.fsync(file.fileno())
                 files.move(partial, path)
             except BaseException:
                 if files.get_file_info(partial).is_file:

@@ -57,6 +57,9 @@ def mirror_status(at: AppTarget) -> Answer:
 def promote(
     at: AppTarget,
     dry_run: Annotated[bool, switch("--dry-run", "Say what would be done, and change nothing.")] = False,
+    log_is_gone: Annotated[
+        bool, switch("--log-is-gone", "Do not wait until the mirror hears nothing from a log that is not reached.")
+    ] = False,
     yes: YesOption = False,
 ) -> Answer:
     """Make the mirror the log, when the log is lost or is to move; what the mirror lacks is named by position.
@@ -73,7 +76,7 @@ def promote(
                 note(line)
         question = f"Make the mirror at {', '.join(at.settings.read_from or ())} the log of {plan.stream!r}, for good?"
         confirm(question, yes=yes, otherwise="Nothing was changed.")
-        plan = mirrors.promote(at.app(), at.settings)
+        plan = mirrors.promote(at.app(), at.settings, log_is_gone=log_is_gone)
     value = {**asdict(plan), "known_last": plan.known_last}
     return Answer(value, list(_plan_lines(plan) if dry_run else _promoted_lines(plan)), ok=not plan.beyond)
 
@@ -128,4 +131,4 @@ def _lost_lines(plan: Promotion) -> Iterator[str]:
         yield f"lost     positions {plan.end + 1:,} to {plan.known_last:,} were recorded, and the mirror lacks them."
         yield "Read models beyond it are rebuilt with `eventjet rebuild`, cursors are put with `eventjet cursor set`."
     for what in plan.unknown:
-        yield f"unknown  whether more was acknowledged: {what}"
+        yield f"unknown  {what}"

@@ -84,11 +84,11 @@ def restore(at: AppTarget, url: Annotated[str, argument("ARCHIVE", "The archive'
 
 
 def _objects(at: AppTarget, older_than: str, *, removes: bool) -> Objects:
-    from eventjet.log.sweep import age_in, objects_of
+    from eventjet.log.sweep import age_in, sweep_objects
 
     age_s = age_in(older_than)
     with at.connection("objects") as link:
-        return objects_of(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=_progress)
+        return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=_progress)
 
 
 def _progress(read: int, total: int) -> None:

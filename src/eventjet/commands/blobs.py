@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import os
+import secrets
+import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-from eventjet.domain.blob import CHUNK_BYTES, OCTETS, Blob, Opened, source_of
+from eventjet.domain.blob import CHUNK_BYTES, OCTETS, Blob, ContentOpener, source_of
 from eventjet.errors import BlobMissing, Refused, UsageError
 from eventjet.log.store import ObjectStore, command_deadline
 from eventjet.runtime import GuardedIterator, LoopGuard
 
 READ_MAX = 64 * 1024 * 1024
 """Bytes that `Blobs.read` returns unless it is told otherwise."""
+_POLL_S = 0.01
 
 
 class Blobs:
@@ -52,21 +57,18 @@ class Blobs:
         """
         self._guard.check()
         if isinstance(content, AsyncIterable):
-            digest, size = await self._objects.put(aiter(content))
+            digest, size = await self._objects.put(_checked(content))
         elif isinstance(content, bytes):
             blob = Blob.of(content)
             if not await self._objects.claim(blob.digest, blob.size):
-                await self._objects.put(_one(content))
+                await self._objects.put(_read(partial(io.BytesIO, content)))
             digest, size = blob.digest, blob.size
         elif isinstance(content, os.PathLike):
-            digest, size = await self._objects.put(_opened(partial(Path(content).open, "rb")))
+            digest, size = await self._objects.put(_read(partial(Path(content).open, "rb")))
         elif isinstance(content, str) or not hasattr(content, "read"):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(
-                f"A {type(content).__name__} is no content. Give bytes, a `pathlib.Path`, a file that is open with "
-                "mode 'rb', or an async iterable of bytes."
-            )
+            raise _no_content(content)
         else:
-            digest, size = await self._objects.put(_pieces(content))
+            digest, size = await self._objects.put(_read_on(content))
         return Blob(digest=digest, size=size, media_type=media_type, name=name)
 
     async def read(self, blob: Blob, /, *, max_bytes: int = READ_MAX) -> bytes:
@@ -95,25 +97,27 @@ class Blobs:
     async def save(self, blob: Blob, target: str | os.PathLike[str] | BinaryIO, /) -> None:
         """Write the content of a blob to a file, given by its path or as an open binary file.
 
-        A path gets the file once it is whole and has the digest; before, and after an error, it has what it had. An
-        open file gets the chunks as they come. Raises as `read`, and `OSError`.
+        A path gets the file once it is whole and has the digest, with the mode of the file that was there; before, and
+        after an error, it has what it had. An open file gets the chunks as they come. Raises as `read`, and `OSError`.
         """
         if not isinstance(target, str | os.PathLike):
             async for chunk in self.chunks(blob):
-                await asyncio.to_thread(target.write, chunk)
+                await asyncio.to_thread(_write, target, chunk)
             return
         path = Path(target)
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            partial_file = Path(file.name)
-            try:
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            with unfinished.open("xb") as file:
                 async for chunk in self.chunks(blob):
                     await asyncio.to_thread(file.write, chunk)
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
-                await asyncio.to_thread(partial_file.replace, path)
-            except BaseException:
-                partial_file.unlink()  # noqa: ASYNC240  quick, and a cancelled task may not await
-                raise
+            with suppress(FileNotFoundError):
+                shutil.copymode(path, unfinished)
+            await asyncio.to_thread(unfinished.replace, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 async def store_blobs(objects: ObjectStore, blobs: Iterable[tuple[str, Blob]]) -> None:
@@ -129,21 +133,48 @@ async def store_blobs(objects: ObjectStore, blobs: Iterable[tuple[str, Blob]]) -
         source = source_of(blob)
         if source is None:
             raise BlobMissing(blob.digest, objects.name, where)
-        await objects.put(_opened(source), blob.digest)
+        await objects.put(_read(source), blob.digest)
     command_deadline.set(command_deadline.get() + time.monotonic() - began)
 
 
-async def _one(content: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(content), CHUNK_BYTES):
-        yield content[start : start + CHUNK_BYTES]
+async def _checked(content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    async for piece in content:
+        if not isinstance(piece, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _no_content(content)
+        yield piece
 
 
-async def _opened(source: Opened) -> AsyncIterator[bytes]:
+async def _read(source: ContentOpener) -> AsyncIterator[bytes]:
+    """Yield the content of a file that is opened for it."""
     with source() as file:
-        async for piece in _pieces(file):
+        async for piece in _read_on(file):
             yield piece
 
 
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-        yield piece
+async def _read_on(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Yield the content of an open file, from where it is to its end."""
+    while (piece := await asyncio.to_thread(cast("Any", file).read, CHUNK_BYTES)) != b"":
+        if isinstance(piece, str):
+            raise _no_content(file)
+        if piece is None:  # a file that does not block has nothing yet
+            await asyncio.sleep(_POLL_S)
+        else:
+            yield piece
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    """Write all of a chunk: a raw file may take a part of it at a time."""
+    while chunk:
+        written: Any = file.write(chunk)
+        if written is None and not isinstance(file, io.RawIOBase):
+            return  # it takes all of it, and does not count
+        if not written:
+            raise BlockingIOError(errno.EAGAIN, "The file takes nothing more now; give one that blocks")
+        chunk = chunk[written:]
+
+
+def _no_content(content: object) -> UsageError:
+    return UsageError(
+        f"A {type(content).__name__} is no content. Give bytes, a `pathlib.Path`, a file that is open with mode 'rb', "
+        "or an async iterable of bytes."
+    )

@@ -20,7 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from eventjet.domain.state import field_names
-from eventjet.errors import UsageError
+from eventjet.errors import DefinitionError, UsageError
 
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 """A digest as the body of an event has it; whatever looks like one counts as a reference."""
@@ -28,7 +28,7 @@ CHUNK_BYTES = 512 * 1024
 """Bytes that are read, sent and stored at a time."""
 OCTETS = "application/octet-stream"
 
-Opened: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
+ContentOpener: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
 """Opens the content at its beginning; it may be called again."""
 
 
@@ -37,7 +37,7 @@ class _WithSource:
 
     __slots__ = ("_source",)
 
-    _source: Opened
+    _source: ContentOpener
 
 
 @dataclass(
@@ -72,6 +72,13 @@ class Blob(_WithSource):
     name: str = ""
     """The name of the file, for people."""
 
+    def __init_subclass__(cls) -> None:
+        """Raises `DefinitionError`: a field of such a class would not be seen when content is stored."""
+        fault = (
+            f"{cls.__name__}: `Blob` has no subclasses. Declare a field of type `Blob` beside those that it would add"
+        )
+        raise DefinitionError([fault])
+
     @staticmethod
     def of(content: bytes, /, *, media_type: str = OCTETS, name: str = "") -> Blob:
         """Return the blob of content in memory, which it keeps until the blob is gone."""
@@ -89,10 +96,10 @@ class Blob(_WithSource):
         `asyncio.to_thread`. Without `name` it is the file's own, and without `media_type` what that name suggests.
         Raises `UsageError` for a file that is no binary file or cannot be read twice, and `OSError`.
         """
-        opened: Opened
+        open_content: ContentOpener
         if isinstance(file, str | os.PathLike):
             path = Path(file)
-            opened = lambda: path.open("rb")  # noqa: E731  a def would need the name twice
+            open_content = lambda: path.open("rb")  # noqa: E731  a def would need the name twice
         else:
             if isinstance(file, io.TextIOBase) or not file.seekable():
                 raise UsageError(
@@ -105,27 +112,27 @@ class Blob(_WithSource):
                 file.seek(start)
                 return nullcontext(file)
 
-            opened = again
+            open_content = again
         if name is None:
             given: Any = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
             name = Path(given).name if isinstance(given, str | os.PathLike) else ""  # pyright: ignore[reportUnknownArgumentType]
         hashed, size = sha256(), 0
-        with opened() as content:
+        with open_content() as content:
             while chunk := content.read(CHUNK_BYTES):
                 hashed.update(chunk)
                 size += len(chunk)
         guessed = media_type or mimetypes.guess_type(name)[0] or OCTETS
         blob = Blob(digest=f"sha256:{hashed.hexdigest()}", size=size, media_type=guessed, name=name)
-        return with_source(blob, opened)
+        return with_source(blob, open_content)
 
 
-def with_source(blob: Blob, source: Opened) -> Blob:
+def with_source(blob: Blob, source: ContentOpener) -> Blob:
     """Return the blob after telling it where its content is."""
     object.__setattr__(blob, "_source", source)
     return blob
 
 
-def source_of(blob: Blob) -> Opened | None:
+def source_of(blob: Blob) -> ContentOpener | None:
     """Return where the content of a blob is that may not be stored yet; None for a mere reference."""
     return getattr(blob, "_source", None)
 

@@ -180,6 +180,7 @@ class BlobMissing(Refused):
         owner = f", to which {where} refers" if where else ""
         message = (
             f"The object store {bucket!r} does not have the body {digest}{owner}, or not all of it. "
+            f"{'This `Blob` has no content with it, nor has a copy that `replace` made. ' if where else ''}"
             "Store it with `await jet.blobs.put(content)`, which gives the same content the same digest. If it was "
             "there, bring it back from an archive with `eventjet objects restore`."
         )

@@ -135,7 +135,7 @@ def references_of(
     return references
 
 
-def objects_of(
+def sweep_objects(
     link: NatsConnection,
     endpoint: Endpoint,
     app: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -27,11 +27,12 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.jetstream.answers import PROBE
-from eventjet.jetstream.api import StreamState, create_stream, next_message, update_stream
+from eventjet.jetstream.api import StreamState, create_stream, delete_consumer, next_message, update_stream
 from eventjet.jetstream.client import connected
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import earlier_logs, missing_range
 from eventjet.log.mirror import (
+    SILENT_S,
     comparing,
     lag_reason,
     mirror_configs,
@@ -58,13 +59,18 @@ from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import cursors_seen
 
 FIRST_WORD_S = 20.0
 """How long `create` waits for the mirror's first word from the log."""
 CATCH_UP_S = 60.0
-"""How long `promote` waits for the mirror to get the last events of a log that is sealed."""
+"""How long `promote` waits for a mirror that lacks something and gets nothing."""
+GONE_S = 10.0
+"""A mirror hears from its log every second; after this long without a word `promote` takes the log for gone."""
 _POLL_S = 0.1
+_SETTLED_S = 1.0
+"""How long the end of a sealed stream has to stay the same: members of a cluster may still apply what came before."""
 _ANSWER_S = 0.5
 """How long `status` waits for the log to answer a message that is published at the mirror."""
 
@@ -170,6 +176,8 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
     where, created = _where(settings), list[str]()
     with _log_link(settings) as log_link, _mirror_link(settings) as link:
         log = log_link.run(reading_log_state(app))
+        if log.mirror is not None or api_prefix:
+            _check_apart(log, link.run(finding_stream(app)), settings)
         identity_of(log)
         if missing := missing_range(log):
             raise LogUnusable(f"The log {app!r}", missing, "Restore it first: a mirror would lack the same events.")
@@ -189,8 +197,27 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
                 created.append(name)
             elif existing.mirror is None:
                 raise _in_the_way(name, where)
-        _await_first_word(link, log_link, app, where)
+            elif existing.config["mirror"]["name"] != name:
+                raise LogUnusable(
+                    f"The mirror {name!r} at {where}",
+                    f"it copies the stream {existing.config['mirror']['name']!r}",
+                    "Delete it there, then `eventjet mirror create` makes it.",
+                )
+        for name in states:
+            _await_first_word(link, log_link, name, where)
+        if differs := log_link.run(comparing(_state(link, app), link)):
+            raise LogUnusable(f"The mirror of {app!r} at {where}", differs, "Delete it and create it again.")
     return created
+
+
+def _check_apart(log: StreamState, mirror: StreamState | None, settings: Settings) -> None:
+    """Raise `UsageError` if the servers of the log led to the mirror: nobody could tell the two apart."""
+    if log.mirror is not None or (mirror is not None and mirror.created == log.created):
+        raise UsageError(
+            f"EVENTJET_SERVERS ({', '.join(settings.servers)}) lead to the stream {log.name!r} that EVENTJET_READ_FROM "
+            "names, not to the log that it is a mirror of. Name only the log's own servers in EVENTJET_SERVERS, also "
+            "if they do not answer. Nothing was changed."
+        )
 
 
 def _api_prefix(log_link: NatsConnection, link: NatsConnection, where: str) -> str:
@@ -214,26 +241,24 @@ def _in_the_way(name: str, where: str) -> LogUnusable:
     return LogUnusable(f"The stream {name!r} at {where}", "it is no mirror", remedy)
 
 
-def _await_first_word(link: NatsConnection, log_link: NatsConnection, app: str, where: str) -> None:
+def _await_first_word(link: NatsConnection, log_link: NatsConnection, name: str, where: str) -> None:
     deadline = time.monotonic() + FIRST_WORD_S
     while True:
-        mirror = link.run(finding_stream(app))
-        log = log_link.run(reading_log_state(app))
-        if fault := mirror_fault(mirror, log, where, app):
+        mirror, log = link.run(finding_stream(name)), log_link.run(finding_stream(name))
+        if log is None:
+            return
+        if IDENTITY in log.metadata and (fault := mirror_fault(mirror, log, where, name)):
             raise fault
-        assert mirror is not None
-        if silent_s(mirror) is not None and (mirror.last or not log.messages):
-            break
+        if mirror is not None and silent_s(mirror) is not None and (mirror.last or not log.messages):
+            return
         if time.monotonic() > deadline:
             raise LogUnusable(
-                f"The mirror of {app!r} at {where}",
+                f"The mirror of {name!r} at {where}",
                 f"it was made, and within {FIRST_WORD_S:g} s has heard nothing from the log",
                 "See that the servers are linked by a leaf node, with $JS.DOMAIN.API of the log's domain allowed both "
                 "ways, then run `eventjet mirror status`.",
             )
         time.sleep(_POLL_S)
-    if differs := log_link.run(comparing(mirror, link)):
-        raise LogUnusable(f"The mirror of {app!r} at {where}", differs, "Delete it and create it again.")
 
 
 # Status.
@@ -244,16 +269,18 @@ def status(app: str, settings: Settings) -> MirrorStatus:
     where = _where(settings)
     with _mirror_link(settings) as link:
         mirror = link.run(finding_stream(app))
-        log, unreachable, lag_s, differs = None, None, None, None
+        log, unreachable, lag_s, differs, lacks = None, None, None, None, list[str]()
         crosses = mirror is not None and mirror.mirror is not None and _crosses(link, app)
         try:
             with _log_link(settings) as log_link:
                 log = log_link.run(reading_log_state(app))
+                _check_apart(log, mirror, settings)
                 missed = None if mirror is None else log_link.ask(next_message(app, mirror.last + 1))
                 lag_s = 0.0 if missed is None else max(0.0, time.time() - missed[1] / 1e9)
                 fault = mirror_fault(mirror, log, where, app)
                 if fault is None and mirror is not None:
                     differs = log_link.run(comparing(mirror, link))
+                    lacks = [*_unfit_buckets(link, log_link, app), *_quiet_buckets(link, app)]
         except (StoreError, Unreachable) as error:
             unreachable = str(error)
             fault = mirror_fault(mirror, None, where, app)
@@ -269,7 +296,7 @@ def status(app: str, settings: Settings) -> MirrorStatus:
         lag_s=lag_s,
         silent_s=None if mirror is None else silent_s(mirror),
         crosses=crosses,
-        fault=str(fault) if fault is not None else differs or quiet,
+        fault=str(fault) if fault is not None else differs or quiet or next(iter(lacks), None),
         unreachable=unreachable,
     )
 
@@ -283,42 +310,115 @@ def _crosses(link: NatsConnection, app: str) -> bool:
     return True
 
 
+def _unfit_buckets(link: NatsConnection, log_link: NatsConnection, app: str) -> Generator[str]:
+    """Say for cursors and large bodies that the log has how they lack a mirror; blank if they have one."""
+    for declared in mirrored_configs(app, 1)[:-1]:
+        name = str(declared["name"])
+        if log_link.run(finding_stream(name)) is None:
+            continue
+        mirror = link.run(finding_stream(name))
+        if mirror is None:
+            yield f"the log has {name!r}, of which there is no mirror: `eventjet mirror create` makes it"
+        elif mirror.mirror is None and CONTINUES not in mirror.metadata:
+            yield f"the stream {name!r} is in the way of a mirror: delete it there if nobody needs it"
+
+
+def _quiet_buckets(link: NatsConnection, app: str) -> Generator[str]:
+    for declared in mirrored_configs(app, 1)[:-1]:
+        mirror = link.run(finding_stream(str(declared["name"])))
+        if mirror is not None and (reason := _quiet(mirror)):
+            yield f"the mirror of {mirror.name!r} {reason}"
+
+
+def _quiet(mirror: StreamState) -> str | None:
+    """Return in words that a mirror hears nothing; None if it does, and for a stream that is no mirror any more."""
+    if mirror.mirror is None:
+        return None
+    error: Mapping[str, Any] = mirror.mirror.get("error") or {}
+    seconds = silent_s(mirror)
+    if seconds is not None and seconds <= SILENT_S and not error:
+        return None
+    said = f" ({error.get('description')})" if error else ""
+    return f"has heard nothing {'yet' if seconds is None else f'for {seconds:,.0f} s'}{said}"
+
+
 # Promote.
 
 
 def preview(app: Application, settings: Settings) -> Promotion:
     """Return what `promote` would do, and name what is beyond the mirror's end; nothing is changed.
 
-    Raises `LogUnusable` for a mirror that must not become the log.
+    Raises `LogUnusable` for a mirror that must not become the log, and `UsageError` where the servers of the log lead
+    to the mirror.
     """
     with _mirror_link(settings) as link:
-        mirror = link.run(finding_stream(app.name))
-        if mirror is None:
-            fault = mirror_fault(None, None, _where(settings), app.name)
-            assert fault is not None
-            raise fault
-        return _plan(app, settings, link, mirror)
+        return _plan(app, settings, link, _promotable(app.name, settings, link))
 
 
-def promote(app: Application, settings: Settings) -> Promotion:
+def promote(app: Application, settings: Settings, *, log_is_gone: bool = False) -> Promotion:
     """Make the mirror the log, and return what that did. It may be repeated after a failure.
 
     A log that can be reached is sealed first, for good, and the mirror gets its last events. The new log has another
     identity, and says up to which position it continues the old one. Checkpoints and cursors up to there go on.
+
+    A log that is not reached is promoted away once the mirror has heard nothing from it for ten seconds. With
+    `log_is_gone` that is not waited for. Raises `UsageError` if the mirror hears from the log, and as `preview`.
     """
     with _mirror_link(settings) as link:
-        plan = preview(app, settings)
-        log = _reached_log(app.name, settings)
-        if log is not None:
-            _seal(app.name, settings)
-            if _state(link, app.name).mirror is not None:
-                _await_end(link, app.name, settings)
+        mirror = _promotable(app.name, settings, link)
+        plan = _plan(app, settings, link, mirror)
+        if plan.log_last is not None:
+            with _log_link(settings) as log_link:
+                if mirror.mirror is not None:
+                    _await_copies(link, log_link, app.name, settings, is_sealed=False)
+                _seal(app.name, log_link)
+                if mirror.mirror is not None:
+                    _await_copies(link, log_link, app.name, settings, is_sealed=True)
+        elif mirror.mirror is not None and not log_is_gone:
+            _await_silence(link, app.name)
         for declared in mirrored_configs(app.name, settings.replicas):
-            _promote_stream(link, declared, app.name)
-        state = _state(link, app.name)
-        plan = replace(_plan(app, settings, link, state), new=identity_of(state), sealed=log is not None)
+            _promote_stream(link, declared, app.name, plan.old)
+        plan = replace(_plan(app, settings, link, _state(link, app.name)), sealed=plan.log_last is not None)
     moved = _move_checkpoints(app, settings, plan) + run_async(_move_cursors(app.name, settings, plan))
     return replace(plan, moved=moved)
+
+
+def _promotable(app: str, settings: Settings, link: NatsConnection) -> StreamState:
+    """Return the state of the mirror, or of what it was promoted to; raises `LogUnusable` if it must not be the log."""
+    mirror = link.run(finding_stream(app))
+    if mirror is None:
+        fault = mirror_fault(None, None, _where(settings), app)
+        assert fault is not None
+        raise fault
+    for declared in mirrored_configs(app, 1):
+        state = link.run(finding_stream(str(declared["name"])))
+        if state is not None and state.mirror is not None and state.config.get("sealed"):
+            raise LogUnusable(
+                f"The mirror of {state.name!r} at {_where(settings)}",
+                "it is sealed, so nothing could be recorded in it",
+                "Restore from an archive instead: `eventjet restore`.",
+            )
+    return mirror
+
+
+def _await_silence(link: NatsConnection, app: str) -> None:
+    """Return once the mirror has heard nothing for `GONE_S`; raises `UsageError` if it does hear from the log."""
+    heard_at = began = time.monotonic()
+    while True:
+        seconds = silent_s(_state(link, app))
+        now = time.monotonic()
+        if seconds is not None and began == heard_at:
+            heard_at = min(began, now - seconds)
+        if seconds is not None and now - seconds > heard_at + _POLL_S * 3:
+            raise UsageError(
+                f"The log {app!r} is not reached at EVENTJET_SERVERS, and the mirror heard from it {seconds:.1f} s "
+                "ago: it is alive, and would go on beside the promoted mirror. Name its servers in EVENTJET_SERVERS, "
+                "so that it is sealed first; or cut its link to the mirror and end its servers; or give --log-is-gone "
+                "if you know that nobody records there any more. Nothing was changed."
+            )
+        if now - heard_at >= GONE_S:
+            return
+        time.sleep(_POLL_S)
 
 
 def _state(link: NatsConnection, app: str) -> StreamState:
@@ -328,7 +428,7 @@ def _state(link: NatsConnection, app: str) -> StreamState:
 
 def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: StreamState) -> Promotion:
     where, unknown = _where(settings), list[str]()
-    log = _reached_log(app.name, settings)
+    log, unreached = _reached_log(app.name, settings, link, mirror)
     continued = earlier_logs(mirror)
     if mirror.mirror is None:
         if not continued or (log is not None and log.metadata.get(IDENTITY) not in continued):
@@ -346,7 +446,10 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
             raise LogUnusable(f"The mirror of {app.name!r} at {where}", missing, remedy)
     beyond: list[Beyond] = []
     if log is None:
-        unknown.append("the old log is not reached")
+        unknown.append(f"whether more was acknowledged: the old log is not reached ({unreached})")
+        heard_s = silent_s(mirror)
+        if heard_s is not None and heard_s < GONE_S:
+            unknown.append(f"whether the old log is gone: the mirror heard from it {heard_s:.1f} s ago")
     elif log.last > end:
         beyond.append(Beyond("the old log", log.last))
     try:
@@ -356,13 +459,16 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
             if row.log == old and row.position > end
         ]
     except (EventjetError, OSError) as error:
-        unknown.append(f"the checkpoints cannot be read ({error})")
-    with suppress(StoreError):
-        beyond += [
-            Beyond(f"the cursor of {seen.cursor.name!r}", _furthest(seen.cursor))
-            for seen in cursors_seen(link, app)
-            if seen.cursor.log == old and _furthest(seen.cursor) > end
-        ]
+        unknown.append(f"how far read models have come: the checkpoints cannot be read ({error})")
+    try:
+        for cursor in (seen.cursor for seen in cursors_seen(link, app)):
+            if not cursor.log:
+                unknown.append(f"how far the cursor of {cursor.name!r} has come: {cursor.reason}")
+            elif cursor.log == old and _furthest(cursor) > end:
+                beyond.append(Beyond(f"the cursor of {cursor.name!r}", _furthest(cursor)))
+    except (StoreError, Unreachable) as error:
+        unknown.append(f"how far cursors have come: they cannot be read ({error})")
+    unknown += _unknown_of_buckets(app, link, is_reached=log is not None)
     return Promotion(
         stream=app.name,
         old=old,
@@ -375,11 +481,38 @@ def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: St
     )
 
 
-def _reached_log(app: str, settings: Settings) -> StreamState | None:
-    """Return the state of the log, None if it is not reached."""
-    with suppress(StoreError, Unreachable), _log_link(settings) as link:
-        return link.run(reading_log_state(app))
-    return None
+def _reached_log(
+    app: str, settings: Settings, link: NatsConnection, mirror: StreamState
+) -> tuple[StreamState | None, str]:
+    """Return the state of the log, or None and why it is not reached.
+
+    Raises `Forbidden` where a server does not accept the credentials, `UsageError` if the log is the mirror, and
+    `LogUnusable` for a log whose cursors or large bodies have no mirror.
+    """
+    try:
+        with _log_link(settings) as log_link:
+            log = log_link.run(reading_log_state(app))
+            _check_apart(log, mirror, settings)
+            unfit = next(_unfit_buckets(link, log_link, app), None) if mirror.mirror is not None else None
+    except Forbidden:
+        raise
+    except (StoreError, Unreachable) as error:
+        return None, str(error)
+    if unfit is not None:
+        remedy = "To go on without it, end the log's servers before you promote. Nothing was changed."
+        raise LogUnusable(f"The mirror of {app!r} at {_where(settings)}", unfit, remedy)
+    return log, ""
+
+
+def _unknown_of_buckets(app: Application, link: NatsConnection, *, is_reached: bool) -> Generator[str]:
+    if is_reached:
+        yield from (f"whether all will arrive: {reason}" for reason in _quiet_buckets(link, app.name))
+        return
+    bodies, cursors, _ = (link.run(finding_stream(each["name"])) for each in mirrored_configs(app.name, 1))
+    if cursors is None and declarations_of(app):
+        yield "how far reactors and processes have come: their cursors have no mirror, so they begin anew"
+    if bodies is not None:
+        yield "which large bodies arrived: `eventjet objects status` names the events whose body is missing"
 
 
 def _furthest(cursor: Cursor) -> int:
@@ -396,53 +529,99 @@ def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
         return [row for row, _ in read_all(connection) if row.app in ("", app.name) and row.state != RETIRED]
 
 
-def _seal(app: str, settings: Settings) -> None:
+def _seal(app: str, link: NatsConnection) -> None:
     """Seal the old log, then its cursors and large bodies: whoever still writes there is refused."""
-    with _log_link(settings) as link:
-        for declared in reversed(mirrored_configs(app, 1)):
-            state = link.run(finding_stream(declared["name"]))
-            if state is not None and not state.config.get("sealed"):
-                try:
-                    link.ask(update_stream({**state.config, "sealed": True}))
-                except (ApiRefused, Forbidden) as refusal:
-                    raise Unreachable(
-                        f"The old log {declared['name']!r}",
-                        f"it could not be sealed: {refusal}",
-                        "Use the credentials of the role `admin`, or end its servers before you promote.",
-                    ) from None
+    for declared in reversed(mirrored_configs(app, 1)):
+        state = link.run(finding_stream(declared["name"]))
+        if state is not None and not state.config.get("sealed"):
+            try:
+                link.ask(update_stream({**state.config, "sealed": True}))
+            except (ApiRefused, Forbidden) as refusal:
+                raise Unreachable(
+                    f"The old log {declared['name']!r}",
+                    f"it could not be sealed: {refusal}",
+                    "Use the credentials of the role `admin`, or end its servers before you promote.",
+                ) from None
 
 
-def _await_end(link: NatsConnection, app: str, settings: Settings) -> None:
-    """Wait until the mirror has all events of the sealed log; raises `StoreUnavailable` if it does not get them."""
-    with _log_link(settings) as log_link:
-        last = log_link.run(reading_log_state(app)).last
-    deadline = time.monotonic() + CATCH_UP_S
-    while (mirror := _state(link, app)).last < last:
-        if time.monotonic() > deadline:
-            raise StoreUnavailable(
-                f"Promoting the mirror of {app!r}",
-                f"the log is sealed at position {last:,}, and the mirror has reached {mirror.last:,}. Mend the link "
-                "between them, or end the log's servers to go on without these events, and run it again",
-            )
-        time.sleep(_POLL_S)
+def _await_copies(
+    link: NatsConnection, log_link: NatsConnection, app: str, settings: Settings, *, is_sealed: bool
+) -> None:
+    """Wait until the mirrors have all that the log, its cursors and its large bodies have at present.
+
+    Raises `LogUnusable` before the log is sealed, and `StoreUnavailable` after, if they do not get it.
+    """
+    for declared in mirrored_configs(app, 1):
+        name = str(declared["name"])
+        log, reached, deadline = log_link.run(finding_stream(name)), -1, 0.0
+        if log is None:
+            continue
+        while is_sealed:
+            time.sleep(_SETTLED_S)
+            before, log = log, log_link.run(finding_stream(name)) or log
+            if before.last == log.last:
+                break
+        while True:
+            mirror = link.run(finding_stream(name))
+            if mirror is None or mirror.mirror is None:  # it was promoted by a promotion that was interrupted
+                break
+            quiet = None if is_sealed else _quiet(mirror)
+            # What was deleted or has expired at the end does not arrive: nothing is lacking then.
+            has_all = mirror.last >= log.last or log_link.ask(next_message(name, mirror.last + 1)) is None
+            if has_all and quiet is None:
+                break
+            if mirror.last > reached:
+                reached, deadline = mirror.last, time.monotonic() + CATCH_UP_S
+            if time.monotonic() > deadline:
+                raise _incomplete(mirror, log, quiet, _where(settings), is_sealed=is_sealed)
+            time.sleep(_POLL_S)
 
 
-def _promote_stream(link: NatsConnection, declared: Mapping[str, Any], app: str) -> None:
-    """Make a mirror a stream with the declared settings, and the log's with another identity; nothing if it is one."""
+def _incomplete(
+    mirror: StreamState, log: StreamState, quiet: str | None, where: str, *, is_sealed: bool
+) -> StoreUnavailable | LogUnusable:
+    if is_sealed:
+        return StoreUnavailable(
+            f"Promoting the mirror of {mirror.name!r}",
+            f"the log is sealed at position {log.last:,}, and the mirror has reached {mirror.last:,}. Mend the link "
+            "between them, or end the log's servers to go on without these events, and run it again",
+        )
+    lag = f"it has reached position {mirror.last:,} of {log.last:,}"
+    return LogUnusable(
+        f"The mirror of {mirror.name!r} at {where}",
+        f"it {quiet}, and {lag[3:]}" if quiet else f"{lag} and gets nothing more",
+        "Mend the link between the servers; or end the log's servers, to go on without what is lacking. Nothing was "
+        "changed.",
+    )
+
+
+def _promote_stream(link: NatsConnection, declared: Mapping[str, Any], app: str, old: str) -> None:
+    """Make a mirror a stream with the declared settings, and the log's with another identity; nothing if it is one.
+
+    Its consumers are of workers that read the mirror. They end with it, so that nobody goes on under the old identity.
+    """
     name = str(declared["name"])
     state = link.run(finding_stream(name))
     if state is None or state.mirror is None:
         return
     config = {key: value for key, value in state.config.items() if key not in ("mirror", "mirror_direct")}
-    metadata = dict(state.metadata)
+    continued = f"{state.metadata.get(CONTINUES, '')} {old}@{state.last}".strip()
+    metadata = {**state.metadata, CONTINUES: continued}
     if name == app:
-        continued = f"{metadata.get(CONTINUES, '')} {identity_of(state)}@{state.last}".strip()
-        metadata |= {IDENTITY: str(uuid4()), CONTINUES: continued}
+        metadata[IDENTITY] = str(uuid4())
     replicas = {"num_replicas": config.get("num_replicas", 1)}
+    _delete_consumers(link, name)
     try:
         link.ask(update_stream({**config, **declared, **replicas, "metadata": metadata}))
     except ApiRefused as refusal:
         raise not_created(name, refusal) from None
+    _delete_consumers(link, name)
+
+
+def _delete_consumers(link: NatsConnection, stream: str) -> None:
+    while consumers := link.api(f"CONSUMER.NAMES.{stream}").get("consumers"):
+        for consumer in consumers:
+            link.ask(delete_consumer(stream, consumer))
 
 
 def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> int:
