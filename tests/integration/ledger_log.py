@@ -16,8 +16,10 @@ from uuid import uuid4
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
+from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
+from eventjet.log.integrity import CONTINUES
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.resolve import ResolvedProjection
@@ -74,6 +76,13 @@ class Ledger:
     def delete(self) -> None:
         with NatsConnection.open(self.endpoint) as link:
             link.api(f"STREAM.DELETE.{self.name}")
+
+    def promote(self, end: int) -> None:
+        """Give the stream the metadata of a promoted mirror that ended at a position."""
+        with NatsConnection.open(self.endpoint) as link:
+            config = link.ask(stream_info(self.name)).config
+            noted = {IDENTITY: str(uuid4()), CONTINUES: f"{config['metadata'][IDENTITY]}@{end}"}
+            link.ask(update_stream({**config, "metadata": {**config["metadata"], **noted}}))
 
     def append(self, events: Iterable[tuple[str, Any]]) -> int:
         """Store (aggregate id, event) pairs; returns the last position."""

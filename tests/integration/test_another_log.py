@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from decimal import Decimal
 
 import pytest
@@ -17,6 +17,7 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import call
 from eventjet.jetstream.connection import ask_once
+from eventjet.log.store import Append
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
@@ -121,21 +122,42 @@ async def test_a_position_is_not_reached_by_a_table_of_another_log(
         await jet.caught_up(balances, token=gone.token, timeout_s=60)  # it shows that write still
 
 
+def deposits() -> Iterator[Imported]:
+    yield Imported(Account, "a", Opened(owner="ada"))
+    yield from (Imported(Account, "a", Deposited(amount=Decimal(1))) for _ in range(2_000))
+
+
 async def test_an_import_does_not_go_on_in_another_log(
     nats: NatsServer, app: App, jet: Jet, settings: Settings
 ) -> None:
-    def deposits() -> Iterator[Imported]:
-        yield Imported(Account, "a", Opened(owner="ada"))
-        yield from (Imported(Account, "a", Deposited(amount=Decimal(1))) for _ in range(2_000))
+    stored = asyncio.Event()
 
     async def events() -> AsyncIterator[Imported]:
         for number, one in enumerate(deposits()):
             if number == 1_500:
+                await stored.wait()
                 await made_again(nats, app, settings, "eve", 1)
             yield one
 
     with pytest.raises(Refused, match=r"it began in the log .*Run it again"):
-        await jet.append_many(events(), source="till")
+        await jet.append_many(events(), source="till", progress=lambda _: stored.set())
+    assert (await jet.log()).last == 2
+
+
+async def test_a_batch_that_loses_its_race_against_another_log_is_not_stored_there(
+    nats: NatsServer, app: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = jet.store.append
+
+    async def late(writes: Sequence[Append]) -> int:
+        """The log is replaced after the import has looked at it, and before the batch is sent."""
+        monkeypatch.undo()
+        await made_again(nats, app, settings, "eve", 1)
+        return await append(writes)
+
+    monkeypatch.setattr(jet.store, "append", late)
+    with pytest.raises(Refused, match=r"it began in the log .*Run it again"):
+        await jet.append_many(deposits(), source="till")
     assert (await jet.log()).last == 2
 
 

@@ -195,6 +195,25 @@ async def test_an_archive_of_another_log_or_another_past_is_refused(
                 await run
 
 
+async def test_an_archive_goes_on_over_a_promoted_mirror_up_to_its_end(book: Book, tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    book.fill(20)
+    old = (await sealed(book, url, to=15)).log
+    book.promote(20)
+    book.fill(10)
+    for _ in range(2):
+        new = (await sealed(book, url)).log
+    assert new != old
+    assert [(one.log, one.continues, one.last) for one in opened(url).manifest.segments] == [
+        (old, "", 15),
+        (new, old, 30),
+    ]
+    await made(book, engine="local", from_archive=url)
+    book.promote(25)
+    with pytest.raises(ArchiveBroken, match="where its mirror ended when it was promoted"):
+        await sealed(book, url)
+
+
 async def test_a_log_whose_past_is_gone_is_made_again_from_the_archive_and_the_rest(book: Book, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     book.fill(600)

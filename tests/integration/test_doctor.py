@@ -174,7 +174,7 @@ FAULTS = [
     Planted("no cursor", lambda sick: sick.put_cursor("receipts", b""), {("reactions", "cursor", FAULT)}, "no cursor"),
     Planted("strange cursor", strange_cursor, {("reactions", "cursor", NOTE)}, "mails has a cursor at position 0"),
     Planted("cursor ahead", cursor_at(999), {("reactions", "log", FAULT)}, "the log ends at position 0"),
-    Planted("cursor of another", cursor_at(1, "other"), {("reactions", "log", FAULT)}, "it was made from the log other"),
+    Planted("cursor of another", cursor_at(1, "other"), {("reactions", "log", FAULT)}, "made from the log other"),
     Planted(
         "nobody works",
         lambda sick: sick.deposited(Decimal(1)),

@@ -17,6 +17,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.streams import check_streams
+from eventjet.domain.reactor import Start
 from eventjet.findings import Level
 from eventjet.jetstream.api import create_stream
 from eventjet.settings import Settings
@@ -66,8 +67,8 @@ class Ear:
         return {message.position: message for message in self.seen}
 
 
-def app_of(ear: Ear, stream: str, sources: Sequence[str | Source]) -> App:
-    @inbox("news", stream=stream, subject=">", start="beginning", sources=sources)
+def app_of(ear: Ear, stream: str, sources: Sequence[str | Source], start: Start = "beginning") -> App:
+    @inbox("news", stream=stream, subject=">", start=start, sources=sources)
     async def news(message: Incoming[Rang | Landed], to: Reaction[Ear]) -> None:
         to.deps.seen.append(message)
         await to.repository(Noise).execute("n", Noise.hear, message.data.times)
@@ -110,6 +111,21 @@ def doctored(app: App, settings: Settings) -> list[tuple[Level, str]]:
     report = Report("streams")
     check_streams(Installation(app, settings, (), 60.0, time.time), report, list)
     return [(finding.level, finding.what) for finding in report.findings if finding.check in ("inbox", "sources")]
+
+
+async def test_an_inbox_that_starts_new_does_not_handle_what_its_sources_had_before(settings: Settings) -> None:
+    ear, town, stream = Ear(), f"town-{fresh_name()}", f"news-{fresh_name()}"
+    app = app_of(ear, stream, [town], "new")
+    async with app.connect(settings) as jet:
+        await make(jet, town)
+        for number in range(20):
+            await tell(jet, f"{town}.a", "town.rang", 1, f"old-{number}")
+        assert (await jet.init()).unusable == ()
+        assert (await jet.init()).unusable == ()
+        await tell(jet, f"{town}.a", "town.rang", 5, "new")
+        async with working(app, settings):
+            await until(lambda: len(ear.seen) > 0)
+        assert [message.id for message in ear.seen] == ["new"]
 
 
 async def test_two_apps_are_read_by_one_inbox_which_knows_the_origin_of_each_event(settings: Settings) -> None:

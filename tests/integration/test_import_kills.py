@@ -59,6 +59,13 @@ def check_whole(urls: list[str], name: str) -> None:
     assert all(found == list(range(1, len(found) + 1)) for found in ordinals.values())
 
 
+async def ended(process: asyncio.subprocess.Process, *, is_killed: bool = False) -> None:
+    """Wait for its end; one that was not killed has stored all."""
+    async with asyncio.timeout(PATIENT_S):
+        await process.communicate()
+    assert is_killed or process.returncode == 0
+
+
 async def finish(name: str, urls: list[str], *, at_least: int = 0) -> None:
     async with app_named(name).connect(servers=urls) as jet:
         report = await jet.append_many(events(COUNT), source=SOURCE)
@@ -88,6 +95,7 @@ async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas:
         urls = [servers.url] if isinstance(servers, NatsServer) else servers.urls
         async with app_named(name).connect(Settings(servers=tuple(urls), replicas=replicas)) as jet:
             await jet.init()
+        kills = stored = 0
         for number in itertools.count(1):
             process = await Import(name, urls).until(2 * number)
             await asyncio.sleep(chance.random() * 0.05)
@@ -95,12 +103,15 @@ async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas:
                 break
             struck = servers if isinstance(servers, NatsServer) else servers.stream_leader(name)
             assert struck is not None
+            before = await asyncio.to_thread(logs.records_of, Endpoint(tuple(urls)), name)
+            assert len(before) > stored, "the last run had stored some more"
+            stored = len(before)
             await asyncio.to_thread(struck.kill)
-            if number % 2:
+            kills += 1
+            if is_killed := number % 2 == 1:
                 process.kill()
             await asyncio.to_thread(servers.start)
-            async with asyncio.timeout(PATIENT_S):
-                await process.communicate()
-        async with asyncio.timeout(PATIENT_S):
-            await process.communicate()
+            await ended(process, is_killed=is_killed)
+        await ended(process)
+        assert kills > 0
         await finish(name, urls)

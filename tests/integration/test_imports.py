@@ -257,9 +257,21 @@ async def test_a_repetition_beside_commands_on_the_same_aggregates_stores_nothin
     accounts = jet.repository(Account)
     events = [replace(one, at=None) for number in range(30) for one in deposits(50, f"a-{number}")]
     await jet.append_many(events[:1_010], source="old")
-    for number in range(30):
-        await accounts.execute(f"a-{number}", Account.deposit, Decimal(100))
-    report = await jet.append_many(events, source="old")
+    given = asyncio.Event()
+
+    async def source() -> AsyncIterator[Imported]:
+        for number, one in enumerate(events):
+            if number == 1_005:  # the first batch is compared, the commands come in between
+                given.set()
+                await asyncio.sleep(0)
+            yield one
+
+    async def commands() -> None:
+        await given.wait()
+        for number in range(30):
+            await accounts.execute(f"a-{number}", Account.deposit, Decimal(100))
+
+    report, _ = await asyncio.gather(jet.append_many(source(), source="old"), commands())
     assert (report.stored, report.skipped, report.different) == (490, 1_010, 0)
     for number in range(30):
         assert (await accounts.load(f"a-{number}")).balance == Decimal(150)

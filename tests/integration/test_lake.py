@@ -193,6 +193,37 @@ async def test_tables_of_another_log_or_another_past_are_refused(
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 16))
 
 
+async def test_a_lake_goes_on_over_a_promoted_mirror_up_to_its_end(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = lake_log(nats, 20)
+    await synced(log, tmp_path, table_format, to=15)
+    log.promote(20)
+    for _ in range(2):  # the second time the table is beyond the mirror's end, with the new log's events
+        fill(log, 5)
+        await synced(log, tmp_path, table_format)
+    assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 31))
+
+
+async def test_a_lake_beyond_the_end_of_a_promoted_mirror_is_refused(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    identity = "0197f3a0-0000-7000-8000-000000000002"
+    log = Ledger(lake_log(nats).settings, catalog=CATALOG, projections={})
+    log.create(identity)
+    fill(log, 20)
+    await synced(log, tmp_path, table_format)
+    log.delete()
+    log.create(identity)
+    fill(log, 15)
+    log.promote(15)
+    with pytest.raises(LakeRefused, match="where its mirror ended when it was promoted"):
+        await synced(log, tmp_path, table_format)
+    fill(log, 10)
+    with pytest.raises(LakeRefused, match="their pasts differ"):
+        await synced(log, tmp_path, table_format)
+
+
 async def test_the_same_log_with_another_past_or_a_lost_end_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:

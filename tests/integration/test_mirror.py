@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 
@@ -20,14 +22,16 @@ from eventjet.errors import LogUnusable, NotCaughtUp, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances
-from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.api import StreamState, message_at, stream_info, update_stream
+from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.mirror import mirrored_configs
-from eventjet.log.topology import objects_config, stream_config
+from eventjet.log.mirror import LogReader, compared_positions, mirrored_configs
+from eventjet.log.topology import IDENTITY, identity_of, objects_config, reading_log_state, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations import mirrors
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.spark.source import LogOptions
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.blobs import Document, Filed
@@ -199,6 +203,68 @@ async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Setti
         last = await deposited(jet, 1, "b-2")
         with pytest.raises(NotCaughtUp, match=r"it has reached position 0, and balances position 11\. This goes"):
             await jet.caught_up(balances, position=last, timeout_s=3.0)
+
+
+async def exchanged(settings: Settings, kept: int, to: int) -> None:
+    """Let the log lose its events after a position, keep its identity, and grow again with others."""
+    with NatsConnection.open(Endpoint.of(settings)) as east:
+        state = east.ask(stream_info(APP))
+        records = [east.ask(message_at(APP, position)) for position in range(1, kept + 1)]
+        east.api(f"STREAM.DELETE.{APP}")
+        east.api(f"STREAM.CREATE.{APP}", {**state.config, "metadata": state.metadata})
+        for record in records:
+            assert record is not None
+            east.request(record[2].decode(), record[4], headers=record[3])
+    async with bank.connect(settings.for_log()) as jet:
+        for number in range(to - kept):
+            await jet.repository(Account).execute(f"c-{number}", Account.open, "eve")
+
+
+async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = await mirrored(settings)
+    async with bank.connect(settings) as jet, working(bank, settings):
+        await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
+    await exchanged(settings, 6, last)
+    differs = f"at position {last} it has the event .*, and the log has .*mirror create"
+    async with bank.connect(settings) as jet:
+        with pytest.raises(LogUnusable, match=differs):
+            _ = [event async for event in jet.tail()]
+        with pytest.raises(LogUnusable, match=differs):
+            await rebuild(bank, ["balances"], settings, engine="local")
+        assert settings.read_from is not None
+        monkeypatch.setenv("EVENTJET_SERVERS", settings.servers[0])
+        monkeypatch.setenv("EVENTJET_READ_FROM", settings.read_from[0])
+        with pytest.raises(LogUnusable, match=differs):
+            LogOptions.parse({"stream": APP}).open()
+        async with working(bank, settings):
+            with pytest.raises(NotCaughtUp, match=f"at position {last} it has the event"):
+                await jet.caught_up(balances, position=last + 1, timeout_s=5.0)
+
+
+def test_events_that_were_exchanged_are_noticed_until_as_many_came_after_them() -> None:
+    state = StreamState(APP, first=1, last=20, messages=20, deleted=0, bytes=0, subjects=1, metadata={}, config={})
+    assert compared_positions(state) == [20, 19, 17, 13, 5]
+    assert compared_positions(replace(state, first=14, messages=7)) == [20, 19, 17]
+
+
+async def test_a_worker_sees_that_the_mirror_was_promoted_though_the_log_is_silent(settings: Settings) -> None:
+    last = await mirrored(settings)
+    stand = SimpleNamespace(name="balances", log="", position=last, event_id="")
+    async with connected(settings.for_reads()) as west:
+        log = identity_of(await west.run(reading_log_state(APP)))
+        nobody = SimpleNamespace(run=_never)
+        reader = LogReader(APP, cast("Client", nobody), west)
+        state = await west.ask(stream_info(APP))
+        config = {name: value for name, value in state.config.items() if name != "mirror"}
+        await west.ask(update_stream({**config, "metadata": {**state.metadata, IDENTITY: "another"}}))
+        with pytest.raises(LogUnusable, match="it may be a mirror that was promoted"):
+            await reader.look(stand, log, "balances-r1")
+
+
+async def _never(_: object) -> NoReturn:
+    raise AssertionError("the log is asked")
 
 
 # Promotion.

@@ -226,7 +226,7 @@ def test_an_event_of_the_type_that_cannot_be_read_fails_the_query(
 def test_a_value_that_its_column_cannot_hold_fails_the_query(spark: Started, app: App, settings: Settings) -> None:
     put(settings, f"{app.name}.account.a-2", stored("account.counted", 1, 6), b'{"number": "9223372036854775808"}')
     frame = events(spark.spark, app, sys.modules[app.name].Counted, settings=settings)
-    with pytest.raises(Exception, match=r"number of the event at position 9 .*9223372036854775808 does not fit"):
+    with pytest.raises(Exception, match=r"number of the event at position 9 .*does not fit"):
         frame.count()
     text = events(spark.spark, app, settings=settings).where("position = 9")
     assert text.selectExpr("get_json_object(body, '$.number')").collect()[0][0] == "9223372036854775808"

@@ -92,6 +92,20 @@ def test_a_log_made_again_under_a_checkpoint_is_refused(nats: NatsServer, spark:
     assert seen.positions == []
 
 
+def test_a_query_goes_on_over_a_promoted_mirror_up_to_its_end(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
+    log = bank_log(nats, 10)
+    seen = Batches()
+    for promoted_at in (None, 10, 15):
+        if promoted_at is not None:
+            log.promote(promoted_at)
+            fill(log, 5)
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
+    assert [position for batch in seen.positions for position in batch] == list(range(1, 21))
+    log.promote(18)
+    with pytest.raises(Exception, match=r"up to position 18 only.*another checkpoint location"):
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
+
+
 def test_without_an_identity_a_log_that_got_shorter_is_refused(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     endpoint = Endpoint((nats.url,))
     stream = make_log(endpoint, [b"{}"] * 10)

@@ -69,6 +69,8 @@ class Segment:
     last_id: str
     """The id of its last event, by which a log with the same past is recognized."""
     files: tuple[ArchivedFile, ...]
+    continues: str = ""
+    """The identity of the log of the segment before, if a promoted mirror continues that log; else empty."""
 
     @property
     def events(self) -> int:
@@ -129,14 +131,17 @@ def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
 
 def dump_segment(segment: Segment) -> str:
     """Return the manifest's line for a segment."""
-    return orjson.dumps({"format": FORMAT, "events": segment.events, **asdict(segment)}).decode()
+    line = {"format": FORMAT, "events": segment.events, **asdict(segment)}
+    if not segment.continues:
+        del line["continues"]
+    return orjson.dumps(line).decode()
 
 
 def load_archive(url: str, lines: Iterable[str]) -> Archive:
     """Read the manifest's lines, in any order; raises `ArchiveBroken` for a gap, an overlap or another format."""
     segments = sorted((_parse_segment(url, line) for line in lines), key=lambda segment: segment.first)
     for previous, following in pairwise(segments):
-        if (previous.stream, previous.log) != (following.stream, following.log):
+        if previous.stream != following.stream or previous.log not in (following.log, following.continues):
             raise ArchiveBroken(url, f"the segments {previous.name} and {following.name} are of different logs")
         if following.first != previous.last + 1:
             raise ArchiveBroken(
@@ -164,7 +169,8 @@ def _parse_segment(url: str, line: str) -> Segment:
         files = tuple(
             ArchivedFile(**{field.name: file[field.name] for field in fields(ArchivedFile)}) for file in value["files"]
         )
-        segment = Segment(**{name: value[name] for name in names}, files=files)
+        texts = {name: value[name] for name in names}
+        segment = Segment(**texts, files=files, continues=value.get("continues", ""))
         for part in (segment, *files):
             _check_types(part)
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:

@@ -5,7 +5,7 @@ second run of the same import reads the log where it finds its first event, sinc
 nearly the order in which they are given. What it does not find there, it reads from the histories of the aggregates. It
 compares the events with those that are stored, and stores only the missing ones.
 
-While one batch is stored, the next one is encoded (ADR 0073).
+While one batch is compared and stored, the next one is encoded, and nothing else is done ahead (ADR 0073).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
-from eventjet.errors import CodecError, ConcurrencyConflict, Refused, UsageError
+from eventjet.errors import CodecError, ConcurrencyConflict, Forbidden, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
 from eventjet.runtime import exceptions_only, settled
 from eventjet.text import listed, shown
@@ -65,8 +65,10 @@ _READ_MIN = 50
 """Records of one read of a history at least."""
 _NOTED_MAX = 4 * BATCH_MAX
 """Records that are kept until their events are given; there are more only if an import comes in another order."""
-_TURN = 64
-"""So many events are encoded in one turn of the event loop, which sends the last batch in between."""
+_TURN_BYTES = 64_000
+"""So many bytes are encoded in one turn of the event loop, which sends the last batch in between."""
+_EVENT_BYTES = 1_000
+"""An event counts as so many bytes more, for the time that it takes."""
 _TYPE, _SCHEMA = TYPE.encode(), SCHEMA.encode()
 _METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -144,7 +146,7 @@ class _Place:
 
     def pass_by(self, record: RawRecord) -> None:
         """Move on to a record of the history."""
-        self.position, self._record = record[0], record
+        self.position, self._record = record[0], (*record[:4], b"")
 
     def settle(self) -> None:
         """Read version and time of the last record: a repeated import passes by many whose version nobody needs."""
@@ -185,8 +187,6 @@ class Importer:
         self._command = f"\r\n{COMMAND}: {self._prefix}".encode()
         self._ahead: AsyncGenerator[RawRecord] | None = None
         """Records of the log from where a repeated import found its events; None while it does not find them there."""
-        self._reading = asyncio.Lock()
-        """Held while the log is read: for the next events, or for events that were stored too late in a race."""
         self._noted: dict[tuple[Key, int], RawRecord] = {}
         """Records of this import that were read ahead, by aggregate and ordinal."""
 
@@ -194,44 +194,52 @@ class Importer:
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
         """Store the missing events in batches; `progress` is called with the number of the events in the log now."""
-        storing: asyncio.Task[None] | None = None
-        chunk: list[_Item] = []
-        size = 0
+        await self._check_log()
+        chunks: asyncio.Queue[list[_Item]] = asyncio.Queue()
+        room = asyncio.Semaphore(1)  # one chunk is stored, and one is encoded
+        encoding = asyncio.create_task(self._encode(events, chunks, room))
         try:
             with settled():  # the events to import may be many objects, which the collector need not visit
-                async for imported in _imported_events(events):
-                    item = self._item(imported)
-                    chunk.append(item)
-                    size += len(item.new.encoded.body)
-                    if imported.metadata is not NO_METADATA:
-                        size += sum([len(value) for _, value in item.new.context])
-                    if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
-                        missing = await self._missing(chunk)
-                        if storing is not None:
-                            await storing
-                        storing = asyncio.create_task(self._import_missing(missing, progress))
-                        chunk, size = [], 0
-                    if len(chunk) % _TURN == 0:
-                        await asyncio.sleep(0)
-                        if storing is not None and storing.done():
-                            storing.result()
-                missing = await self._missing(chunk)
-                if storing is not None:
-                    await storing
-                await self._import_missing(missing, progress)
-        except asyncio.CancelledError:
-            if storing is not None:
-                storing.cancel()
-                await asyncio.wait({storing})
-            raise
-        except Exception:
-            if storing is not None:
-                await storing  # its events were given before, so an error of it is the earlier one
-            raise
+                while chunk := await chunks.get():
+                    await self._import_chunk(chunk, progress)
+                    room.release()
+            await encoding  # raises the error of the source, now that the events before it are stored
         finally:
+            encoding.cancel()
+            await asyncio.gather(encoding, return_exceptions=True)
             await self._stop_reading_ahead()
         differences = tuple(self._differences)
         return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, differences)
+
+    async def _encode(
+        self,
+        events: Iterable[Imported] | AsyncIterable[Imported],
+        chunks: asyncio.Queue[list[_Item]],
+        room: asyncio.Semaphore,
+    ) -> None:
+        """Put the events into `chunks`, encoded, and last an empty chunk; after each chunk wait for `room`."""
+        chunk: list[_Item] = []
+        size = turn = 0
+        try:
+            async for imported in _imported_events(events):
+                item = self._item(imported)
+                chunk.append(item)
+                item_size = len(item.new.encoded.body)
+                if imported.metadata is not NO_METADATA:
+                    item_size += sum([len(value) for _, value in item.new.context])
+                size += item_size
+                turn += item_size + _EVENT_BYTES
+                if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
+                    chunks.put_nowait(chunk)
+                    chunk, size = [], 0
+                    await room.acquire()
+                if turn > _TURN_BYTES:
+                    turn = 0
+                    await asyncio.sleep(0)
+            if chunk:
+                chunks.put_nowait(chunk)
+        finally:
+            chunks.put_nowait([])
 
     def _item(self, imported: Imported) -> _Item:
         """Encode an event; raises `UsageError` for anything that cannot be imported into this app, and `Refused`."""
@@ -266,9 +274,10 @@ class Importer:
         new = NewEvent(new_event_id(), encoded, headers)
         return _Item(key, place.last_ordinal, imported.event, new, imported.at)
 
-    async def _import_missing(self, missing: list[_Item], progress: Callable[[int], object] | None) -> None:
-        """Store events that are missing from the log; raises `Refused`."""
+    async def _import_chunk(self, chunk: list[_Item], progress: Callable[[int], object] | None) -> None:
+        """Store those events that are missing from the log; raises `Refused`."""
         await self._check_log()
+        missing = await self._missing(chunk)
         await self._unbuild(missing)
         if self._catalog.with_blobs:
             blobs = [
@@ -284,6 +293,9 @@ class Importer:
             """Store the next batch; return how many events it had, or a conflict with another writer."""
             nonlocal missing, limit
             if lost_races:
+                with suppress(Forbidden):  # without permission nobody knows the log's identity
+                    await self._store.state()
+                await self._check_log()
                 for item in missing[:limit]:
                     self._places[item.key].is_end = False
                 missing = await self._missing(missing)
@@ -306,6 +318,7 @@ class Importer:
                 ) from None
             missing = missing[stored:]
             limit *= 2
+        await self._check_log()  # it may have been replaced while the batch was on its way
         if progress is not None:
             progress(self._stored + self._skipped)
 
@@ -329,8 +342,7 @@ class Importer:
 
     async def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the events that are not in the log yet; count the others, and those that differ."""
-        async with self._reading:
-            records = await self._read_stored({item.key: item.ordinal for item in items})
+        records = await self._read_stored(items)
         missing: list[_Item] = []
         for item in items:
             if item.ordinal > self._places[item.key].imported:
@@ -345,10 +357,11 @@ class Importer:
                     self._differences.append(difference)
         return missing
 
-    async def _read_stored(self, last_ordinals: Mapping[Key, int]) -> dict[tuple[Key, int], RawRecord]:
-        """Return the stored events of aggregates by ordinal, from the place of each to this ordinal or to its end."""
+    async def _read_stored(self, items: Sequence[_Item]) -> dict[tuple[Key, int], RawRecord]:
+        """Return the stored events of the items' aggregates, from the place of each to its last item or to its end."""
         stored: dict[tuple[Key, int], RawRecord] = {}
-        unread = await self._take_ahead(last_ordinals, stored)
+        at_once = min(_READ_MIN, len(items))
+        unread = await self._take_ahead({item.key: item.ordinal for item in items}, stored, at_once)
         if unread:
             newest = await self._store.newest_of(unread)
             for record in newest.values():
@@ -364,24 +377,25 @@ class Importer:
             stored |= await self._read(key, last_ordinal)
             if (key, ordinal) in stored:
                 self._ahead = self._store.records(start=stored[key, ordinal][0])
-            unread = await self._take_ahead(unread, stored)
+            unread = await self._take_ahead(unread, stored, at_once)
         keys = list(unread)
         for start in range(0, len(keys), _READ_AT_ONCE):
             histories = [self._read(key, unread[key]) for key in keys[start : start + _READ_AT_ONCE]]
             for history in await asyncio.gather(*histories):
                 stored |= history
-        if len(self._noted) > _NOTED_MAX:
+        noted_size = sum([len(record[4]) for record in self._noted.values()])
+        if len(self._noted) > _NOTED_MAX or noted_size > _BYTES_MAX:
             self._noted.clear()
             await self._stop_reading_ahead()
         return stored
 
     async def _take_ahead(
-        self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord]
+        self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord], at_once: int
     ) -> dict[Key, int]:
         """Take records as `_take` does, reading on in the log as long as a quarter of its records can be taken."""
         unread = self._take(last_ordinals, stored)
         while unread and self._ahead is not None:
-            read, taken, count = 0, len(stored), max(len(unread), _READ_MIN)
+            read, taken, count = 0, len(stored), max(len(unread), at_once)
             async for record in self._ahead:
                 read += 1
                 self._note(record)
@@ -397,11 +411,14 @@ class Importer:
         unread: dict[Key, int] = {}
         for key, last_ordinal in last_ordinals.items():
             place = self._places[key]
-            while place.imported < last_ordinal and (record := self._noted.pop((key, place.imported + 1), None)):
+            while not place.is_end and place.imported < last_ordinal:
+                record = self._noted.pop((key, place.imported + 1), None)
+                if record is None:
+                    break
                 place.pass_by(record)
                 place.imported += 1
                 stored[key, place.imported] = record
-            if place.imported < last_ordinal and not place.is_end:
+            if not place.is_end and place.imported < last_ordinal:
                 unread[key] = last_ordinal
         return unread
 
@@ -445,9 +462,17 @@ class Importer:
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
         for key, ordinal, _, new, at in batch:
+            place = self._places[key]
             if key not in times:
-                self._places[key].settle()
-            previous_at = times.get(key) or self._places[key].at
+                place.settle()
+            news = grouped.setdefault(key, [])
+            if ordinal != place.imported + len(news) + 1:
+                raise Refused(
+                    f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
+                    f"the last one before it in the log is event {place.imported + len(news)}",
+                    "Run the import again: it reads again what is stored. What is stored stays stored.",
+                )
+            previous_at = times.get(key) or place.at
             if at is not None and at < previous_at:
                 raise Refused(
                     f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
@@ -456,7 +481,7 @@ class Importer:
                     "stored stays stored.",
                 )
             times[key] = at or max(now, previous_at)
-            grouped.setdefault(key, []).append(new)
+            news.append(new)
         if not batch:
             return
         placed = [(key, self._places[key], events) for key, events in grouped.items()]

@@ -20,6 +20,7 @@ from eventjet.jetstream.connection import ask_once
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, OpenTable, Origin, Store, event_digest, open_store
 from eventjet.lake.tables import LakeTable, RowReader, read_models_of, tables_of
+from eventjet.log.integrity import earlier_logs, succession_fault
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
 from eventjet.rebuild.progress import Phase, Report
@@ -221,9 +222,15 @@ def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -
     """Raise `LakeRefused` unless a table is of this log's past, and has what is declared under its name."""
     log, origin, mark = job.log, stored.origin, stored.mark
     another = "Name the URL of a lake of this log, or an empty folder, which gets all of this one."
-    if (origin.stream, origin.log) != (log.stream, log.identity):
+    continued = origin.log in earlier_logs(log.state)
+    if origin.stream != log.stream or not (continued or origin.log == log.identity):
         reason = f"it is of the log {origin.log} of {origin.stream!r}, and {log.stream!r} is the log {log.identity}"
         raise LakeRefused(url, stored.name, reason, another)
+    # A table keeps the identity that it was made with. Beyond the end of a promoted mirror, the event at the mark says
+    # whether the rows are of this log: no other log has an event with this id.
+    is_compared = mark.event and log.first <= mark.position <= log.last
+    if not is_compared and (fault := succession_fault(log.state, origin.log, mark.position)):
+        raise LakeRefused(url, stored.name, fault, another)
     if origin.content != declared.content:
         kind = "" if origin.content.startswith("projection ") else "the events "
         raise LakeRefused(url, stored.name, f"it has {kind}{origin.content or 'of all types'}", another)

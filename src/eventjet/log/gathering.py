@@ -9,6 +9,7 @@ import hashlib
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
 
@@ -68,7 +69,7 @@ async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
         "retention": "limits",
         "num_replicas": replicas,
         "allow_direct": True,
-        "sources": [source.config for source in inbox.sources],
+        "sources": [source.config | _start_of(inbox) for source in inbox.sources],
     }
     made = False
     try:
@@ -83,6 +84,11 @@ async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
     origins = await client.run(reading_origins(state))
     check_origins(origins, inbox)
     return made
+
+
+def _start_of(inbox: Inbox[Any, Any]) -> dict[str, str]:
+    """Return from when on the stream of an inbox that begins with new messages gathers: from now on."""
+    return {"opt_start_time": datetime.now(UTC).isoformat()} if inbox.start == "new" else {}
 
 
 def check_gathering(state: StreamState, inbox: Inbox[Any, Any]) -> None:

@@ -305,15 +305,23 @@ async def check_running(client: Client, stream: str, checkpoint: Stand, log: str
     """
     try:
         state = await client.run(reading_log_state(stream))
-        identity = identity_of(state)
+        identity_of(state)
     except IdentityLost:
         raise
     except (StoreError, Unreachable):
         return
+    check_unchanged(state, checkpoint, log)
+
+
+def check_unchanged(state: StreamState, checkpoint: Stand, log: str) -> None:
+    """Check the state of a log under a worker that reads it; raises as `checking_whole_log`."""
+    identity = identity_of(state)
     if identity != log:
         if reason := succession_fault(state, log, checkpoint.position):
             raise LogRolledBack(checkpoint.name, checkpoint.position, reason)
-        raise StoreUnavailable(f"The log {stream!r}", f"a promoted mirror continues it, with the identity {identity}")
+        raise StoreUnavailable(
+            f"The log {state.name!r}", f"a promoted mirror continues it, with the identity {identity}"
+        )
     check_integrity(state)
     check_settings(state)
 

@@ -7,8 +7,8 @@ position, and it has nothing that the log has not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eventjet.codec.headers import MSG_ID, header
@@ -16,7 +16,15 @@ from eventjet.errors import LogUnusable, StoreError, StoreUnavailable, Unreachab
 from eventjet.jetstream.api import Conversation, StreamState, message_at
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import Stand, check_running, checking_whole_log, missing_range, pause_of, whole_log
+from eventjet.log.integrity import (
+    Stand,
+    check_running,
+    check_unchanged,
+    checking_whole_log,
+    missing_range,
+    pause_of,
+    whole_log,
+)
 from eventjet.log.topology import (
     IDENTITY,
     cursors_config,
@@ -69,8 +77,13 @@ def silent_s(mirror: StreamState) -> float | None:
     return None if active_ns < 0 else active_ns / 1e9
 
 
-def mirror_fault(mirror: StreamState | None, log: StreamState | None, where: str, stream: str) -> LogUnusable | None:
-    """Return the error for a mirror that may not be read in place of the log; `log` is None if that is not reached."""
+def mirror_fault(
+    mirror: StreamState | None, log: StreamState | None, where: str, stream: str, log_id: str = ""
+) -> LogUnusable | None:
+    """Return the error for a mirror that may not be read in place of the log.
+
+    `log` is None if that is not reached; its identity may be known all the same, as `log_id`.
+    """
     what = f"The mirror of {stream!r} at {where}"
     if mirror is None:
         return LogUnusable(what, "it does not exist", "`eventjet mirror create` makes it.")
@@ -81,12 +94,12 @@ def mirror_fault(mirror: StreamState | None, log: StreamState | None, where: str
         return LogUnusable(
             what, "these servers have the log itself", "Unset EVENTJET_READ_FROM, or name those of a mirror."
         )
+    copied, identity = mirror.metadata.get(IDENTITY, ""), log_id if log is None else identity_of(log)
+    make = "Delete that stream, then `eventjet mirror create` makes a mirror of this log."
+    if identity and copied != identity:
+        return LogUnusable(what, f"it is of the log {copied or 'without identity'}, and the log is {identity}", make)
     if log is None:
         return None
-    copied, identity = mirror.metadata.get(IDENTITY, ""), identity_of(log)
-    make = "Delete that stream, then `eventjet mirror create` makes a mirror of this log."
-    if copied != identity:
-        return LogUnusable(what, f"it is of the log {copied or 'without identity'}, and the log is {identity}", make)
     if mirror.last > log.last:
         reason = f"it ends at position {mirror.last:,} and the log at {log.last:,}, which was rolled back or made anew"
         return LogUnusable(what, reason, "Compare the two: `eventjet mirror promote` makes the mirror the log.")
@@ -124,6 +137,8 @@ class LogReader:
     """For the log."""
     mirror: Client | None = None
     """For the mirror; None if events are read from the log itself."""
+    _compared: set[int] = field(default_factory=set[int], compare=False)
+    """Where the mirror ended when it was last compared: a log that is rolled back and grows again differs there."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -131,7 +146,7 @@ class LogReader:
         return (self.mirror or self.client).endpoint
 
     async def check(self, stand: Stand) -> str:
-        """Return the log's identity, if reading can go on from a checkpoint or cursor.
+        """Return the log's identity, if reading can go on from a checkpoint or cursor, which is compared with the log.
 
         Raises as `checking_whole_log`, and `LogUnusable` for a mirror that may not be read, or that has not reached the
         position yet.
@@ -142,49 +157,75 @@ class LogReader:
         if log is None:
             raise StoreUnavailable("Comparing the mirror with the log", "the log cannot be reached")
         assert mirror is not None
+        identity = await self.client.run(whole_log(log, stand))
         if mirror.last < stand.position:
-            await self.client.run(checking_whole_log(self.stream, stand))
             raise LogUnusable(
                 f"The mirror of {self.stream!r} at {shown_servers(self.endpoint)}",
                 f"it has reached position {mirror.last:,}, and {stand.name} position {stand.position:,}",
                 "This goes on by itself once the mirror is there. `eventjet mirror status` says what keeps it.",
             )
-        return await self.mirror.run(whole_log(_as_log(mirror, log), stand))
+        await self._compare(mirror, {*compared_positions(mirror), stand.position} - {0})
+        return identity
 
     async def look(self, stand: Stand, log_id: str, durable: str) -> str | None:
         """Check what may change while events are read; return why none arrive, if that is known.
 
-        Raises as `check`; a server that does not answer is no fault here.
+        The mirror is asked first: when it was promoted, the log may be gone and answer nothing. Raises as `check`; a
+        server that does not answer is no fault here.
         """
-        await check_running(self.client, self.stream, stand, log_id)
-        reason = None
+        reason, mirror = None, None
         if self.mirror is not None:
-            mirror, log = await self.states()
+            mirror, log = await self.states(log_id)
             reason = None if mirror is None else lag_reason(mirror, log)
+            if log is not None:
+                check_unchanged(log, stand, log_id)
+        if mirror is None:
+            await check_running(self.client, self.stream, stand, log_id)
         return reason or await pause_of(self.mirror or self.client, self.stream, durable)
 
-    async def states(self) -> tuple[StreamState | None, StreamState | None]:
+    async def states(self, log_id: str = "") -> tuple[StreamState | None, StreamState | None]:
         """Return the states of mirror and log, None for one that is not reached; raises `LogUnusable`.
 
-        The mirror is asked first, so that it never seems to be ahead of the log.
+        The mirror is asked first, so that it never seems to be ahead of the log; the events at its end are compared.
+        With the identity of a log, a mirror that is none of it any more is refused before the log is asked.
         """
         client = self.mirror or self.client
+        where = shown_servers(client.endpoint)
         try:
             mirror = await client.run(finding_stream(self.stream))
         except LogUnusable:
             raise
         except (StoreError, Unreachable):
             return None, None
+        if log_id and (fault := mirror_fault(mirror, None, where, self.stream, log_id)):
+            raise fault
         try:
             log = await self.client.run(reading_log_state(self.stream))
         except LogUnusable:
             raise
         except (StoreError, Unreachable):
             log = None
-        fault = mirror_fault(mirror, log, shown_servers(client.endpoint), self.stream)
+        fault = mirror_fault(mirror, log, where, self.stream)
         if fault is not None:
             raise fault
+        if mirror is not None and log is not None and mirror.messages:
+            try:
+                await self._compare(mirror, [mirror.last])
+            except LogUnusable:
+                raise
+            except (StoreError, Unreachable):
+                return mirror, None
         return mirror, log
+
+    async def _compare(self, mirror: StreamState, positions: Iterable[int]) -> None:
+        """Raise `LogUnusable` if mirror and log have different events at one of the positions."""
+        earlier = {position for position in self._compared if position <= mirror.last}
+        copied = await (self.mirror or self.client).run(event_ids(self.stream, {*positions, *earlier}))
+        recorded = await self.client.run(event_ids(self.stream, copied))
+        if differs := difference(copied, recorded):
+            raise _differing(mirror, shown_servers(self.endpoint), differs)
+        self._compared.clear()
+        self._compared.add(mirror.last)
 
 
 def readable_log(settings: Settings, stream: str, purpose: str) -> tuple[Endpoint, StreamState]:
@@ -198,25 +239,56 @@ def readable_log(settings: Settings, stream: str, purpose: str) -> tuple[Endpoin
             return endpoint, link.run(reading_log_state(stream))
     with NatsConnection.open(endpoint) as link:
         mirror = link.run(finding_stream(stream))
-    with NatsConnection.open(Endpoint.of(settings).with_name(purpose)) as link:
-        log = link.run(reading_log_state(stream))
-    fault = mirror_fault(mirror, log, shown_servers(endpoint), stream)
-    if fault is not None:
-        raise fault
-    assert mirror is not None
+        with NatsConnection.open(Endpoint.of(settings).with_name(purpose)) as log_link:
+            log = log_link.run(reading_log_state(stream))
+            fault = mirror_fault(mirror, log, shown_servers(endpoint), stream)
+            if fault is not None:
+                raise fault
+            assert mirror is not None
+            if differs := log_link.run(comparing(mirror, link)):
+                raise _differing(mirror, shown_servers(endpoint), differs)
     return endpoint, _as_log(mirror, log)
 
 
 def comparing(mirror: StreamState, link: NatsConnection) -> Conversation[str | None]:
-    """Return in words that mirror and log have different events at the mirror's end; None if they have the same.
+    """Return in words that mirror and log have different events at one of the compared positions; None if not.
 
     The conversation is the log's, and `link` the connection to the mirror.
     """
-    if not mirror.messages:
-        return None
-    copied = link.ask(message_at(mirror.name, mirror.last))
-    record = yield message_at(mirror.name, mirror.last)
-    ids = [None if each is None else header(each[3], MSG_ID) or "" for each in (copied, record)]
-    if ids[0] == ids[1]:
-        return None
-    return f"at position {mirror.last:,} it has the event {ids[0]}, and the log has {ids[1] or 'none'}"
+    copied = link.run(event_ids(mirror.name, compared_positions(mirror)))
+    return difference(copied, (yield from event_ids(mirror.name, copied)))
+
+
+def compared_positions(mirror: StreamState) -> list[int]:
+    """Return the positions at which mirror and log are compared: the last, and those 1, 3, 7, 15 … before it.
+
+    So events that a log exchanged are noticed until more have come after them.
+    """
+    back = [2**power - 1 for power in range(mirror.last.bit_length())]
+    return [mirror.last - each for each in back if mirror.messages and mirror.last - each >= max(mirror.first, 1)]
+
+
+def event_ids(stream: str, positions: Iterable[int]) -> Conversation[dict[int, str | None]]:
+    """Read the id of the event at each position: empty if the event has no id, None if there is no event."""
+    ids: dict[int, str | None] = {}
+    for position in positions:
+        record = yield message_at(stream, position)
+        ids[position] = None if record is None else header(record[3], MSG_ID) or ""
+    return ids
+
+
+def difference(copied: Mapping[int, str | None], recorded: Mapping[int, str | None]) -> str | None:
+    """Return in words where a mirror has another event than the log; None if nowhere."""
+    for position, event_id in copied.items():
+        if event_id != recorded[position]:
+            other = recorded[position] or "none"
+            return f"at position {position:,} it has the event {event_id or 'none'}, and the log has {other}"
+    return None
+
+
+def _differing(mirror: StreamState, where: str, differs: str) -> LogUnusable:
+    remedy = (
+        "The log was restored or made again. If it is the right one, delete the stream at the mirror, then `eventjet "
+        "mirror create` makes it again; read models that were made from the mirror meanwhile are rebuilt."
+    )
+    return LogUnusable(f"The mirror of {mirror.name!r} at {where}", differs, remedy)

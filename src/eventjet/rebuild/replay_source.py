@@ -14,7 +14,7 @@ from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at, stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import check_integrity, first_position, missing_range
+from eventjet.log.integrity import check_integrity, earlier_logs, first_position, missing_range, succession_fault
 from eventjet.log.topology import check_settings
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.plan import Plan
@@ -138,11 +138,13 @@ def check_archive_is_of(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive has events and names this log; the events themselves may differ."""
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
-    if (archive.stream, archive.log) != (log.stream, log.identity):
+    fault = succession_fault(log.state, archive.log, archive.last)
+    if archive.stream != log.stream or fault:
         this_log = f"the stream {log.stream!r} is the log {log.identity}"
+        reason = f"it is of the log {archive.log} of {archive.stream!r}, and {this_log}"
         raise ArchiveBroken(
             archive.url,
-            f"it is of the log {archive.log} of {archive.stream!r}, and {this_log}",
+            fault if archive.log in earlier_logs(log.state) and fault else reason,
             "Name an archive of this log, or an empty folder; what is in this one comes back with `eventjet restore` "
             "on another server or account.",
         )

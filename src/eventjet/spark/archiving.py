@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -34,6 +34,7 @@ from eventjet.archive.reading import (
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.reader import range_count, split
+from eventjet.log.integrity import earlier_logs
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
@@ -164,12 +165,15 @@ class _Sealer:
         """Archive the positions from `first` to `last`; raises `ArchiveBroken` if another run has sealed them."""
         path, file_rows = self._write_segment(first, last)
         segment = self._segment(path, file_rows)
+        before = ArchiveReader(self.files).manifest
+        if before.segments and before.log in earlier_logs(self.log.state):
+            segment = replace(segment, continues=before.log)
         line = dump_segment(segment)
         # A segment that a reader would refuse must not be sealed.
         load_archive(self.url, [line])
         if (segment.first, segment.last) != (first, last):
             raise ArchiveBroken(self.url, f"{path} holds positions {segment.first} to {segment.last}")
-        if ArchiveReader(self.files).manifest.last >= first:
+        if before.last >= first:
             raise ArchiveBroken(self.url, f"another run sealed position {first} meanwhile, and only one may be at work")
         failpoints.reach("archive.read_back")
         frame: Any = self.spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))

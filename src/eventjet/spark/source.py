@@ -36,6 +36,8 @@ from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unre
 from eventjet.jetstream.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import Range, range_count, read_range, split
+from eventjet.log.integrity import earlier_logs, succession_fault
+from eventjet.log.mirror import readable_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint, check_picklable
@@ -62,6 +64,9 @@ _TEXTS = {
     "jetstreamPrefix": "jetstream_prefix",
 }
 _READ_OPTIONS = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
+_SERVERS = {"servers", "jetstream_domain", "jetstream_prefix"}
+"""Settings that lead to one JetStream, which is read as it is: a mirror that they name is not compared."""
+_CONNECTION = "eventjet-spark"
 _SOURCE_OPTIONS = ("stream", *_READ_OPTIONS, "pushFilters")
 _STREAM = re.compile(r"[^\s.*>/\\]+")
 _SEALED = re.compile(r"(?P<path>.+)#(?P<key>[0-9a-f]{64})", re.DOTALL)
@@ -108,7 +113,7 @@ class JetStreamReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[RangePartition]:
-        with NatsConnection.open(self.options.endpoint()) as connection:
+        with self.options.open() as connection:
             state = _log_state(self.options, connection)
             first, last = _requested_range(self.options, state)
             first, last = max(first, self.at_least), min(last, self.at_most)
@@ -203,7 +208,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = min(end, self._target)
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["position"] + limit.max_rows)
-        return {**start, "position": max(end, start["position"])}
+        # A promoted mirror continues the log under another identity, and so does the query.
+        log = {"log": self._state.metadata[IDENTITY]} if self._state is not None and "log" in start else {}
+        return {**start, **log, "position": max(end, start["position"])}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark names it
         return None if self._state is None else {"position": self._state.last}
@@ -233,9 +240,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         state = self._current_state()
         name, position = self._options.stream, offset["position"]
         recorded_log, current_log = offset.get("log"), state.metadata.get(IDENTITY)
-        if recorded_log is not None and recorded_log != current_log:
+        if recorded_log is not None and recorded_log not in (current_log, *earlier_logs(state)):
             raise HistoryBroken(
                 name, position, f"the query's checkpoint was made from the log {recorded_log}, this is {current_log}"
+            )
+        if recorded_log is not None and (fault := succession_fault(state, recorded_log, position)):
+            raise HistoryBroken(
+                name, position, f"{fault}. Begin the query again with another checkpoint location, and its output anew"
             )
         if state.last < position:
             reason = f"the query's checkpoint says that it was read, and the log ends at {state.last}"
@@ -249,7 +260,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             with suppress(StoreUnavailable):
                 return _log_state(self._options, self._connection)
             self._connection.close()
-        self._connection = NatsConnection.open(self._options.endpoint())
+        self._connection = self._options.open()
         return _log_state(self._options, self._connection)
 
 
@@ -410,8 +421,8 @@ class LogOptions:
             push_filters=_flag(given, "pushFilters"),
         )
 
-    def endpoint(self) -> Endpoint:
-        """Return the server's endpoint, with the secrets read from this machine's files."""
+    def _settings(self) -> Settings:
+        """Return the settings of the server to read from, with the secrets read from this machine's files."""
         overrides: dict[str, Any] = {}
         for name, value in self.connection.items():
             if name in _PATHS:
@@ -421,8 +432,21 @@ class LogOptions:
             else:
                 overrides[_TEXTS[name]] = value
         settings = Settings.load(cast("SettingsOverrides", overrides))
-        named = {"servers", "jetstream_domain", "jetstream_prefix"} & overrides.keys()
-        return Endpoint.of(settings if named else settings.for_reads()).with_name("eventjet-spark")
+        return settings.for_log() if _SERVERS & overrides.keys() else settings
+
+    def endpoint(self) -> Endpoint:
+        """Return the endpoint of the server to read from."""
+        return Endpoint.of(self._settings().for_reads()).with_name(_CONNECTION)
+
+    def open(self) -> NatsConnection:
+        """Connect to the server to read from; a mirror that the environment names is compared with the log first.
+
+        Raises `LogUnusable` for a mirror that may not be read.
+        """
+        settings = self._settings()
+        if settings.read_from is not None:
+            readable_log(settings, self.stream, _CONNECTION)
+        return NatsConnection.open(Endpoint.of(settings.for_reads()).with_name(_CONNECTION))
 
     def predecessors(self) -> PredecessorReader:
         """Return a reader with which a task looks up an event's predecessor; the caller closes it."""

@@ -1,0 +1,175 @@
+"""Runs of one import side by side, in simulated turns: every event is in the log once, and in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from eventjet import App, Imported, Metadata
+from eventjet.codec.headers import COMMAND, RawRecord, header
+from eventjet.codec.subjects import entity_of
+from eventjet.commands import importing
+from eventjet.commands.importing import Importer, ImportReport
+from eventjet.commands.repository import Repositories
+from eventjet.errors import Refused, UnexpectedExit
+from eventjet.examples.bank.account import Account, Deposited, Opened
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.log.memory import MemoryStore
+
+APP = App("bank", aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+BATCH = 12
+PATIENT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BATCH_MAX", BATCH), ("_TURN_BYTES", 3_000), ("_READ_MIN", 5), ("_NOTED_MAX", 48)):
+        monkeypatch.setattr(importing, name, value)
+
+
+class Simulation:
+    """A log in memory whose requests take a random number of turns, and what is run on it."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.store = MemoryStore("bank")
+        self.reports: list[ImportReport] = []
+        self._records = self.store.records
+        for name in ("append", "newest_of", "history", "confirm"):
+            setattr(self.store, name, self._slow(getattr(self.store, name)))
+        self.store.records = self._slow_records  # type: ignore[method-assign]
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    def _slow(self, request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def slow(*args: Any, **options: Any) -> Any:
+            await self.turns(self.chance.randrange(4))
+            answer = await request(*args, **options)
+            await self.turns(self.chance.randrange(4))
+            return answer
+
+        return slow
+
+    async def _slow_records(self, **options: Any) -> AsyncGenerator[RawRecord]:
+        async for record in self._records(**options):
+            await self.turns(self.chance.random() < 0.3)
+            yield record
+
+    async def run(self, events: list[Imported], delay: int = 0) -> None:
+        await self.turns(delay)
+        self.reports.append(await Importer(Repositories(APP, self.store), "old").run(events, None))
+
+    async def commands(self, accounts: int) -> None:
+        repository = Repositories(APP, self.store).of(Account)
+        for _ in range(self.chance.randrange(10)):
+            await self.turns(self.chance.randrange(30))
+            await repository.execute(f"a-{self.chance.randrange(accounts)}", Account.deposit, Decimal(5))
+
+    async def check(self, events: list[Imported]) -> None:
+        ordinals: dict[Any, list[int]] = defaultdict(list)
+        async for record in self._records():
+            command = header(record[3], COMMAND) or ""
+            if command.startswith("old/"):
+                ordinals[entity_of(record[2])].append(int(command[4:]))
+        assert all(those == list(range(1, len(those) + 1)) for those in ordinals.values())
+        assert sum(map(len, ordinals.values())) == len(events)
+        for report in self.reports:
+            assert (report.stored + report.skipped, report.different) == (len(events), 0), report.differences
+
+
+@pytest.mark.parametrize("seed", [*range(100), 189, 202, 256])
+async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int) -> None:
+    simulation = Simulation(seed)
+    chance = simulation.chance
+    accounts, total = chance.choice([3, 10, 40]), chance.choice([30, 90, 150])
+    events = [Imported(Account, f"a-{number}", Opened(owner="x")) for number in range(accounts)]
+    events += [
+        Imported(Account, f"a-{chance.randrange(accounts)}", Deposited(amount=Decimal(number)))
+        for number in range(total)
+    ]
+    async with asyncio.timeout(PATIENT_S):
+        await simulation.run(events[: chance.choice([accounts, total // 3, total // 2])])
+        simulation.reports.clear()
+        runs = [simulation.run(events, chance.randrange(60)) for _ in range(chance.choice([2, 2, 3]))]
+        await asyncio.gather(*runs, simulation.commands(accounts))
+    await simulation.check(events)
+
+
+async def test_a_refused_batch_ends_an_import_whose_source_waits_for_the_next() -> None:
+    """The source gives its next event when `progress` says that the last batch is stored."""
+    stored, waiting, store = asyncio.Event(), asyncio.Event(), MemoryStore("bank")
+    newest_of = store.newest_of
+
+    async def late(keys: Any) -> Any:
+        await waiting.wait()
+        return await newest_of(keys)
+
+    async def source() -> AsyncIterator[Imported]:
+        for number in range(BATCH):
+            yield Imported(Account, "a", Deposited(amount=Decimal(1)), datetime(2020, 1, 30 - number, tzinfo=UTC))
+        waiting.set()
+        await stored.wait()
+
+    store.newest_of = late  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises(Refused, match="Event 2 of account 'a'"):
+            await Importer(Repositories(APP, store), "old").run(source(), lambda _: stored.set())
+
+
+async def test_a_source_that_is_cancelled_itself_ends_the_import() -> None:
+    async def source() -> AsyncIterator[Imported]:
+        yield Imported(Account, "a", Opened(owner="x"))
+        raise asyncio.CancelledError
+
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises(UnexpectedExit, match="raised CancelledError"):
+            await Importer(Repositories(APP, MemoryStore("bank")), "old").run(source(), None)
+
+
+async def test_a_resumed_import_keeps_no_bodies() -> None:
+    events = [Imported(Account, f"a-{number}", Opened(owner="x" * 2_000)) for number in range(200)]
+    simulation = Simulation(1)
+    await simulation.run(events)
+    importer = Importer(Repositories(APP, simulation.store), "old")
+    await importer.run(events, None)
+    records = [place._record for place in importer._places.values()]
+    assert sum(len(record[4]) for record in records if record is not None) == 0
+
+
+async def test_large_events_are_encoded_while_the_batch_before_them_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that ends by its bytes, after a few events, leaves turns to the one that is being stored."""
+    monkeypatch.setattr(importing, "_BYTES_MAX", 20_000)
+    store, given, begun_at = MemoryStore("bank"), 0, []
+    append, confirm = store.append, store.confirm
+
+    async def slow() -> bool:
+        await asyncio.sleep(0)
+        return await confirm()
+
+    async def noted(writes: Any) -> int:
+        begun_at.append(given)
+        return await append(writes)
+
+    store.append, store.confirm = noted, slow  # type: ignore[method-assign]
+
+    def source() -> Any:
+        nonlocal given
+        for number in range(30):
+            given += 1
+            yield Imported(Account, f"a-{number}", Opened(owner="x" * 4_000), metadata=Metadata(actor="clerk"))
+
+    report = await Importer(Repositories(APP, store), "old").run(source(), None)
+    assert report.stored == 30
+    first, last = begun_at[0], len(begun_at)
+    assert first < 2 * (30 // last), "the first batch was sent before the second was encoded"
