@@ -125,7 +125,8 @@ class Unread:
 
     stream, endpoint, filters, reader = "app", Endpoint.of(Settings()), (), None
 
-    async def check(self, cursor: Cursor) -> None: ...
+    async def check(self, cursor: Cursor) -> str:
+        return cursor.log
 
     async def at(self, position: int) -> RawRecord:
         return record_at(position)
