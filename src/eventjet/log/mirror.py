@@ -219,7 +219,7 @@ class LogReader:
 
     async def _compare(self, mirror: StreamState, positions: Iterable[int]) -> None:
         """Raise `LogUnusable` if mirror and log have different events at one of the positions."""
-        earlier = {position for position in self._compared if position <= mirror.last}
+        earlier = {position for position in self._compared if 0 < position <= mirror.last}
         copied = await (self.mirror or self.client).run(event_ids(self.stream, {*positions, *earlier}))
         recorded = await self.client.run(event_ids(self.stream, copied))
         if differs := difference(copied, recorded):
