@@ -139,7 +139,7 @@ async def test_workers_wait_in_words_for_a_mirror_that_hears_nothing(settings: S
     assert "has heard nothing yet from the log, and is 11 positions behind it" in (status.fault or "")
     async with bank.connect(settings) as jet, working(bank, settings):
         # The worker says it in its own words once it has looked.
-        said = "mirror that workers read ends at position 0, and the log at 11|nothing yet from the log, and is 11 positions"
+        said = "mirror that workers read ends at position 0, and the log at 11|nothing yet from the log, and is 11"
         with pytest.raises(NotCaughtUp, match=said):
             await jet.caught_up(balances, position=11, timeout_s=1.0)
 
