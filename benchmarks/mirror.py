@@ -32,6 +32,7 @@ from tests.two_regions import Regions, two_regions
 
 ALONE, MIRRORED = "no mirror, no reader", "a mirror, no reader"
 ON_LEADER, ON_MIRROR = "a mirror, a reader on the leader", "a mirror, a reader on the mirror"
+COPIED_MAX_S = 600
 TASKS = 16
 
 
@@ -69,6 +70,8 @@ def lap(regions: Regions, subject: str, count: int, seconds: float, figures: tup
         began = time.monotonic()
         mirrors.create(bank.name, settings, 1)
         while mirrors.status(bank.name, settings).last < count:
+            if time.monotonic() - began > COPIED_MAX_S:
+                raise RuntimeError(f"the mirror did not have {count:,} events after {COPIED_MAX_S} s")
             time.sleep(0.1)
         copied.add("one replica, synced always", count / (time.monotonic() - began))
     server = {ON_LEADER: regions.east, ON_MIRROR: regions.west}.get(subject)
@@ -114,6 +117,8 @@ def reading(server: NatsServer | None, count: int) -> Generator[Any]:
     if process is not None:
         process.start()
         while not read.value:
+            if not process.is_alive():
+                raise RuntimeError(f"the reader ended with status {process.exitcode}; see above")
             time.sleep(0.05)
     yield lambda: read.value
     if process is not None:
