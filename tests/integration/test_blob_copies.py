@@ -20,9 +20,10 @@ from eventjet.archive.bodies import ArchivedBodies, archive_bodies
 from eventjet.console import console
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.blob import blobs_in, source_of
+from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.objects import Bucket
-from eventjet.log.sweep import references_of, sweep_objects
+from eventjet.log.sweep import has_bucket, references_of, sweep_objects
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.rebuild import Kind, archive, audit, restore
@@ -130,6 +131,43 @@ async def test_a_restore_stores_the_bodies_of_the_events_and_names_those_that_th
             assert (await jet.repository(Document).load("d-0")).scan == Blob.of(
                 LARGE, media_type="text/html", name="п0.html"
             )
+
+
+async def test_a_file_system_that_arrow_does_not_know_is_refused_for_bodies_alone(
+    nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's file systems are more than Arrow's: events without bodies may be archived there."""
+    app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
+    async with filed(app, settings, b"first") as jet:
+        seal(tmp_path / "archive", records_of(nats.url, app.name), jet.store.identity, name=app.name)
+        await archive(app, url, settings)
+    elsewhere = "nosuch://archives/there"
+    for look in (ArchivedBodies(elsewhere).exist, lambda: ArchivedBodies(elsewhere).has(Blob.of(b"first").digest)):
+        with pytest.raises(ArchiveBroken, match=r"Arrow cannot use its file system .*nosuch"):
+            look()
+    monkeypatch.setattr("eventjet.rebuild.archiving.ArchivedBodies", lambda _: ArchivedBodies(elsewhere))
+    with NatsServer(sync_interval="1m") as other:
+        with pytest.raises(ArchiveBroken, match=r"`pyarrow\.fs` opens here"):
+            await restore(app, url, Settings(servers=(other.url,)), engine="local")
+        with NatsConnection.open(Endpoint((other.url,))) as link:
+            assert not has_bucket(link, app.name)
+
+
+async def test_a_restore_without_bodies_asks_nothing_of_arrow(
+    nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
+    async with app.connect(settings) as jet:
+        await jet.init()
+        await jet.repository(Document).execute("d-1", Document.note, "plain")
+        seal(tmp_path / "archive", records_of(nats.url, app.name), jet.store.identity, name=app.name)
+    monkeypatch.setattr(app.catalog, "with_blobs", frozenset[type]())
+    monkeypatch.setattr(
+        "eventjet.rebuild.archiving.ArchivedBodies", lambda _: ArchivedBodies("nosuch://archives/there")
+    )
+    with NatsServer(sync_interval="1m") as other:
+        report = await restore(app, url, Settings(servers=(other.url,)), engine="local")
+        assert (report.events, report.bodies.copied) == (1, 0)
 
 
 def _archive(url: str, app: str, folder: Path) -> None:

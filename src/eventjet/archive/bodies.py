@@ -68,6 +68,8 @@ class ArchivedBodies:
             stream = files.open_input_stream(path)
         except FileNotFoundError:
             raise BlobMissing(digest, self.url) from None
+        except OSError as error:
+            raise ArchiveBroken(self.url, f"the body {digest} cannot be read ({error})") from error
         hashed, size, ready = sha256(), 0, b""
         with stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -81,9 +83,12 @@ class ArchivedBodies:
             yield ready
 
     def has(self, digest: str) -> bool:
-        """Return whether a body is in the archive."""
+        """Return whether a body is in the archive; raises `ArchiveBroken` where Arrow cannot look."""
         files, path = self._file(digest)
-        return bool(files.get_file_info(path).is_file)
+        try:
+            return bool(files.get_file_info(path).is_file)
+        except OSError as error:
+            raise ArchiveBroken(self.url, f"the body {digest} cannot be looked for ({error})") from error
 
     def write(self, digest: str, chunks: Iterable[bytes]) -> int:
         """Write a body unless its chunks raise an error, and return its size; raises `ArchiveBroken`."""
@@ -109,15 +114,30 @@ class ArchivedBodies:
         return size
 
     def exist(self) -> bool:
-        """Return whether the archive has bodies."""
+        """Return whether the archive has bodies; raises `ArchiveBroken` where Arrow cannot look."""
         files, path = self._file("")
-        return bool(files.get_file_info(path.rstrip("/")).type.value)
+        try:
+            return bool(files.get_file_info(path.rstrip("/")).type.value)
+        except OSError as error:
+            raise ArchiveBroken(self.url, f"its bodies cannot be looked for ({error})") from error
 
     def _file(self, digest: str) -> tuple[Any, str]:
         folder = folder_of(self.url)
         arrow = import_arrow("pyarrow.fs")
         if folder is None:
-            files, base = arrow.FileSystem.from_uri(self.url.replace("s3a://", "s3://", 1).rstrip("/"))
+            url = self.url.replace("s3a://", "s3://", 1).rstrip("/")
+            try:
+                files, base = arrow.FileSystem.from_uri(url)
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # `ArrowInvalid` is a `ValueError`
+                reason = str(error).partition("\n")[0]
+                raise ArchiveBroken(
+                    self.url,
+                    f"its large bodies are read and written by Arrow, and Arrow cannot use its file system ({reason})",
+                    "Archive events with large bodies in a folder, or in a file system that `pyarrow.fs` opens here.",
+                ) from error
         else:
             files, base = arrow.LocalFileSystem(), folder.as_posix()
         name = digest.removeprefix("sha256:")

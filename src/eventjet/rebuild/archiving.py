@@ -7,6 +7,7 @@ restore, everything that depends on the log can go on: positions, ids, versions 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -123,14 +124,17 @@ def _restore_bodies(app: Application, archive: ArchiveReader, settings: Settings
     """Store the large bodies of an archive's events, before the events are published; make the bucket if necessary."""
     manifest, references = archive.manifest, References()
     bodies = ArchivedBodies(manifest.url)
-    if not app.catalog.with_blobs and not bodies.exist():
-        return NOTHING_CARRIED
+    # Where Arrow cannot look, the events tell whether there are bodies.
+    with suppress(ArchiveBroken):
+        if not app.catalog.with_blobs and not bodies.exist():
+            return NOTHING_CARRIED
     for batch in archive.records(manifest.first, manifest.last + 1):
         for record in batch:
             references.take(record)
         watch.check()
     if not references:
         return NOTHING_CARRIED
+    bodies.exist()  # raises where Arrow cannot look, before anything is written
     with watch.phase("bodies"), NatsConnection.open(Endpoint.of(settings).with_name("eventjet-restore")) as link:
         config = objects_config(app.name, settings.replicas)
         state, note = link.run(finding_stream(config["name"])), {IDENTITY: manifest.log}
