@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from eventjet.archive.object_stores import is_s3, storage_fault
 from eventjet.archive.reading import folder_of, import_arrow
 from eventjet.domain.blob import CHUNK_BYTES, Blob
 from eventjet.errors import ArchiveBroken, BlobDamaged, BlobMissing
@@ -67,9 +68,11 @@ class ArchivedBodies:
         try:
             stream = files.open_input_stream(path)
         except FileNotFoundError:
+            if is_s3(self.url) and not self._has_bucket(files, path):
+                raise self._broken(f"the body {digest} cannot be read", "NoSuchBucket") from None
             raise BlobMissing(digest, self.url) from None
         except OSError as error:
-            raise ArchiveBroken(self.url, f"the body {digest} cannot be read ({error})") from error
+            raise self._broken(f"the body {digest} cannot be read", str(error)) from error
         hashed, size, ready = sha256(), 0, b""
         with stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -88,14 +91,15 @@ class ArchivedBodies:
         try:
             return bool(files.get_file_info(path).is_file)
         except OSError as error:
-            raise ArchiveBroken(self.url, f"the body {digest} cannot be looked for ({error})") from error
+            raise self._broken(f"the body {digest} cannot be looked for", str(error)) from error
 
     def write(self, digest: str, chunks: Iterable[bytes]) -> int:
         """Write a body unless its chunks raise an error, and return its size; raises `ArchiveBroken`."""
         files, path = self._file(digest)
         partial, size = f"{path}.{secrets.token_hex(4)}.part", 0
         try:
-            files.create_dir(path.rpartition("/")[0], recursive=True)
+            if not is_s3(self.url):  # which has no folders
+                files.create_dir(path.rpartition("/")[0], recursive=True)
             try:
                 with files.open_output_stream(partial) as stream:
                     for chunk in chunks:
@@ -110,7 +114,7 @@ class ArchivedBodies:
                     files.delete_file(partial)
                 raise
         except OSError as error:
-            raise ArchiveBroken(self.url, f"the body {digest} cannot be written ({error})") from error
+            raise self._broken(f"the body {digest} cannot be written", str(error)) from error
         return size
 
     def exist(self) -> bool:
@@ -119,7 +123,18 @@ class ArchivedBodies:
         try:
             return bool(files.get_file_info(path.rstrip("/")).type.value)
         except OSError as error:
-            raise ArchiveBroken(self.url, f"its bodies cannot be looked for ({error})") from error
+            raise self._broken("its bodies cannot be looked for", str(error)) from error
+
+    def _has_bucket(self, files: Any, path: str) -> bool:
+        """Return whether the bucket of a path exists, or may not be looked for."""
+        try:
+            return bool(files.get_file_info(path.partition("/")[0]).type.value)
+        except OSError:
+            return True
+
+    def _broken(self, what: str, message: str) -> ArchiveBroken:
+        reason, remedy = storage_fault(self.url, message) or (message, "")
+        return ArchiveBroken(self.url, f"{what}: {reason}", remedy)
 
     def _file(self, digest: str) -> tuple[Any, str]:
         folder = folder_of(self.url)
@@ -133,6 +148,8 @@ class ArchivedBodies:
                 ValueError,
             ) as error:  # `ArrowInvalid` is a `ValueError`
                 reason = str(error).partition("\n")[0]
+                if fault := storage_fault(self.url, reason):
+                    raise ArchiveBroken(self.url, *fault) from error
                 raise ArchiveBroken(
                     self.url,
                     f"its large bodies are read and written by Arrow, and Arrow cannot use its file system ({reason})",

@@ -35,6 +35,7 @@ from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.headers import REQUEST, header
 from eventjet.codec.shape import shape_of
 from eventjet.codec.unions import union_faults
+from eventjet.domain.blob import blobs_in, holds_blobs, source_of
 from eventjet.domain.moment import in_utc
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError, UsageError
@@ -73,11 +74,27 @@ class Arguments:
             raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
         if faults := union_faults(self._codec.schema, shown_name(decide)):
             raise DefinitionError(faults)
+        self._has_blobs = holds_blobs(self._codec.schema)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Encode a call's arguments; raises `TypeError`, `ValueError` or `UnencodableEvent` if they do not fit."""
+        """Encode a call's arguments; raises `TypeError`, `ValueError` or `UnencodableEvent` if they do not fit.
+
+        A `Blob` with its content does not fit: only the reference travels.
+        """
         bound = self._signature.bind(None, *args, **kwargs).arguments
         by_name = dict(list(bound.items())[1:])
+        if self._has_blobs:
+            with_content = (
+                path
+                for name, value in by_name.items()
+                for path, blob in blobs_in(value, name)
+                if source_of(blob) is not None
+            )
+            if (path := next(with_content, None)) is not None:
+                raise ValueError(
+                    f"the content of {path} does not travel with a request. Store it first over a connection of the "
+                    "app, with `await jet.blobs.put(content)`, and give the `Blob` that it returns"
+                )
         return self._codec.read_back(self._type(**by_name))[0]
 
     def decode(self, body: bytes) -> dict[str, Any]:

@@ -254,10 +254,12 @@ class LakeRefused(EventjetError):
     def __init__(self, url: str, table: str, reason: str, remedy: str) -> None:
         self.url = url
         self.table = table
+        """Its name; empty where the lake itself cannot be used."""
         self.reason = reason
         self.remedy = remedy
         """What to do, in a sentence."""
-        super().__init__(f"The table {table} of the lake {url} cannot be used: {reason}. {remedy}")
+        subject = f"The table {table} of the lake {url}" if table else f"The lake {url}"
+        super().__init__(f"{subject} cannot be used: {reason}. {remedy}")
 
 
 class LakeFenced(LakeRefused):

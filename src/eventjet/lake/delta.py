@@ -2,22 +2,36 @@
 
 Appends do not conflict in Delta, so two writers would both succeed. But a commit fails that has a transaction
 identifier of an application which another commit has had since the table was read: so all writers of eventjet use one,
-and only others, such as a compaction, may write between.
+and only others, such as a compaction, may write between. Each commit has a number of its own, because a store
+may make a commit, lose its answer, and refuse the repetition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from eventjet.archive.object_stores import endpoint_of
 from eventjet.errors import LakeFenced, LakeRefused
-from eventjet.lake.store import Mark, Origin, check_unused, package, translated
+from eventjet.lake.store import Mark, Origin, package, taken_by_another_format, translated
 from eventjet.lake.tables import KEY
 from eventjet.spark.columns import pyarrow
 
 _APP, _EVENT, _ROW = "eventjet", "eventjet.event", "eventjet.row"
 """The applications of the transaction identifiers; their versions are the fields of the mark."""
 _ORIGIN = ("stream", "log", "content", "personal")
+_COMMIT = "eventjet.commit"
+"""One more of these applications, whose version is the random number of the last commit."""
+_FIRST_LOOK = {"connect_timeout": "5s", "timeout": "10s", "max_retries": "2", "retry_timeout": "10s"}
+"""A store that does not answer is given up soon before a run, and after three minutes within it, as delta-rs does."""
+_CONDITIONAL = "_eventjet_conditional_write"
+_CONDITIONAL_TEXT = (
+    b"eventjet writes this object only if it does not exist. A store that writes it again would let two writers make "
+    b"the same commit, and lose one of them.\n"
+)
 
 
 class DeltaStore:
@@ -29,21 +43,54 @@ class DeltaStore:
         del stream, catalog
         self._url = url
         package("deltalake")
+        self._files: Any = None
+        if "://" in url:
+            with translated(url, ""):
+                self._files = package("deltalake.fs").DeltaStorageHandler(url, _FIRST_LOOK)
+                self._files.get_file_info([""])
 
     def close(self) -> None: ...
+
+    def check_commits(self) -> None:
+        if endpoint_of(self._url) is None:
+            return  # the clouds' own stores refuse to write what is there
+        stores, put = package("obstore.store"), package("obstore").put
+        with translated(self._url, ""):
+            retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+            store = stores.from_url(self._url.replace("s3a://", "s3://", 1), retry_config=retries)
+            for _ in range(2):
+                try:
+                    put(store, _CONDITIONAL, _CONDITIONAL_TEXT, mode="create")
+                except package("obstore.exceptions").AlreadyExistsError:
+                    return
+            package("obstore").delete(store, _CONDITIONAL)
+        raise LakeRefused(
+            self._url,
+            "",
+            f"the store at {endpoint_of(self._url)} writes an object again that was to be written only if it does not "
+            "exist (`If-None-Match`), so of two commits at once one would be lost",
+            "Use a store that supports conditional writes, or Iceberg with a catalog: `--format iceberg --catalog "
+            "NAME`.",
+        )
 
     def table(self, name: str) -> DeltaTable | None:
         location = f"{self._url}/{name}"
         with translated(self._url, name):
-            kind = package("deltalake").DeltaTable
-            return DeltaTable(self._url, name, kind(location)) if kind.is_deltatable(location) else None
+            # `is_deltatable` would stop all other threads while it asks a store.
+            try:
+                table = package("deltalake").DeltaTable(location)
+            except package("deltalake.exceptions").TableNotFoundError:
+                return None
+            return DeltaTable(self._url, name, table)
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> DeltaTable:
-        check_unused(self._url, name, "metadata")
+        if self._has_folder(f"{name}/metadata"):
+            raise taken_by_another_format(self._url, name)
         deltalake = package("deltalake")
         note = {f"eventjet.{field}": str(getattr(origin, field)) for field in _ORIGIN}
         key, *others = schema
         described = f"{origin.content or 'All events'} of {origin.stream}, kept by eventjet"
+        number = secrets.randbits(63)
         with translated(self._url, name):
             try:
                 table = deltalake.DeltaTable.create(
@@ -51,13 +98,23 @@ class DeltaStore:
                     schema=pyarrow().schema([key.with_metadata(note), *others]),
                     name=name,
                     description=described,
-                    commit_properties=_commit(mark),
+                    # Tried again behind another writer's, it would take the mark back to the beginning.
+                    commit_properties=_commit(mark, number, max_retries=0),
                 )
-            except deltalake.exceptions.DeltaError as error:
-                if deltalake.DeltaTable.is_deltatable(f"{self._url}/{name}"):
+            except Exception as error:
+                stored = self.table(name)
+                if stored is None:
+                    raise
+                if stored.commit_number != number:
                     raise LakeFenced(self._url, name, mark.position) from error
-                raise
+                return stored
         return DeltaTable(self._url, name, table)
+
+    def _has_folder(self, path: str) -> bool:
+        if self._files is None:
+            return Path(self._url, path).exists()
+        with translated(self._url, path):
+            return bool(self._files.get_file_info([path])[0].type.value)
 
     def dropping(self, name: str) -> str:
         return f"delete the folder {self._url}/{name}"
@@ -80,6 +137,11 @@ class DeltaTable:
         self.mark = self._read_mark()
 
     @property
+    def commit_number(self) -> int | None:
+        """The number of the last commit of eventjet; None for a commit of an earlier release."""
+        return self._version(_COMMIT)
+
+    @property
     def schema(self) -> Any:
         return pyarrow().schema(self._table.schema().to_arrow())
 
@@ -100,12 +162,11 @@ class DeltaTable:
 
     def widen(self, schema: Any) -> None:
         with translated(self._url, self.name):
-            package("deltalake").write_deltalake(
-                self._table,
-                schema.empty_table(),
-                mode="append",
-                schema_mode="merge",
-                commit_properties=_commit(self.mark),
+            self._make(
+                lambda commit: package("deltalake").write_deltalake(
+                    self._table, schema.empty_table(), mode="append", schema_mode="merge", commit_properties=commit
+                ),
+                self.mark,
             )
 
     def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
@@ -113,23 +174,22 @@ class DeltaTable:
         # What this process knows of the table may include commits that came while its last one was written.
         if self._read_mark() != self.mark:
             raise LakeFenced(self._url, self.name, self.mark.position)
+
+        def write(commit: Any) -> None:
+            if rows.num_rows or replacing:
+                deltalake.write_deltalake(
+                    self._table,
+                    rows,
+                    mode="overwrite" if replacing else "append",
+                    writer_properties=deltalake.WriterProperties(compression="ZSTD"),
+                    commit_properties=commit,
+                )
+            else:
+                self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=commit)
+                self._table.update_incremental()
+
         with translated(self._url, self.name):
-            try:
-                if rows.num_rows or replacing:
-                    deltalake.write_deltalake(
-                        self._table,
-                        rows,
-                        mode="overwrite" if replacing else "append",
-                        writer_properties=deltalake.WriterProperties(compression="ZSTD"),
-                        commit_properties=_commit(mark),
-                    )
-                else:
-                    self._table.create_write_transaction(
-                        [], "append", self._table.schema(), commit_properties=_commit(mark)
-                    )
-                    self._table.update_incremental()
-            except deltalake.exceptions.CommitFailedError as error:
-                raise LakeFenced(self._url, self.name, self.mark.position) from error
+            self._make(write, mark)
         self.mark = mark
 
     def read(self, first: int, last: int) -> Any:
@@ -141,6 +201,20 @@ class DeltaTable:
         with translated(self._url, self.name):
             return self._table.to_pyarrow_table()
 
+    def _make(self, write: Callable[[Any], object], mark: Mark) -> None:
+        """Have a commit with the mark made; raises `LakeFenced` if another writer has made one first."""
+        number = secrets.randbits(63)
+        try:
+            write(_commit(mark, number))
+        except Exception as error:
+            # It may be there all the same: its answer was lost, or what deltalake does afterwards failed.
+            self._table.update_incremental()
+            if self.commit_number == number:
+                return
+            if isinstance(error, package("deltalake.exceptions").CommitFailedError):
+                raise LakeFenced(self._url, self.name, self.mark.position) from error
+            raise
+
     def _version(self, application: str) -> int | None:
         version: int | None = self._table.transaction_version(application)
         return version
@@ -150,9 +224,10 @@ class DeltaTable:
         return Mark(position, event, row)
 
 
-def _commit(mark: Mark) -> Any:
+def _commit(mark: Mark, number: int, max_retries: int | None = None) -> Any:
     deltalake = package("deltalake")
-    transaction = deltalake.Transaction
-    versions = [transaction(_APP, mark.position), transaction(_EVENT, mark.event), transaction(_ROW, mark.row)]
+    versions = {_APP: mark.position, _EVENT: mark.event, _ROW: mark.row, _COMMIT: number}
+    transactions = [deltalake.Transaction(*version) for version in versions.items()]
     # The same for people who look at the table's history.
-    return deltalake.CommitProperties({"eventjet.position": str(mark.position)}, app_transactions=versions)
+    text = {"eventjet.position": str(mark.position)}
+    return deltalake.CommitProperties(text, max_commit_retries=max_retries, app_transactions=transactions)

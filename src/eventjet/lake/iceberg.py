@@ -6,15 +6,19 @@ have it, and expired snapshots are gone. A commit asserts that the table's snaps
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eventjet.archive.object_stores import s3_settings
 from eventjet.errors import LakeFenced, LakeRefused, UsageError
-from eventjet.lake.store import Mark, Origin, check_unused, package, translated
+from eventjet.lake.store import Mark, Origin, package, taken_by_another_format, translated
 from eventjet.lake.tables import KEY
 
 _MARK = ("position", "event", "row")
+_COMMIT = "eventjet.commit"
+"""What the id of a commit is called in the summary of its snapshot."""
 _CATALOG = "catalog.db"
 """The catalog in a folder of this machine, if no other one is named."""
 _TRIES = 5
@@ -44,6 +48,8 @@ class IcebergStore:
         if self._catalog is not None:
             self._catalog.close()
 
+    def check_commits(self) -> None: ...  # the catalog compares
+
     def table(self, name: str) -> IcebergTable | None:
         if self._catalog is None:
             return None
@@ -56,7 +62,7 @@ class IcebergStore:
             return IcebergTable(self._url, name, table)
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> IcebergTable:
-        check_unused(self._url, name, "_delta_log")
+        location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
         taken = package("pyiceberg.exceptions").TableAlreadyExistsError
         properties = {
             **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},
@@ -72,7 +78,9 @@ class IcebergStore:
                 self._catalog.create_namespace_if_not_exists((self._namespace,))
             except package("sqlalchemy.exc").IntegrityError:
                 pass  # another process has created it meanwhile
-            location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
+            files = package("pyiceberg.io").load_file_io(self._catalog.properties, location)
+            if files.new_input(f"{location}/_delta_log").exists():
+                raise taken_by_another_format(self._url, name)
             try:
                 table = self._catalog.create_table(
                     (self._namespace, name), schema, location=location, properties=properties
@@ -85,7 +93,9 @@ class IcebergStore:
         load = package("pyiceberg.catalog").load_catalog
         with translated(self._url, "catalog"):
             if self._name is not None:
-                return load(self._name)
+                configured = package("pyiceberg.utils.config").Config().get_catalog_config(self._name) or {}
+                given = {f"s3.{key}": value for key, value in s3_settings().items()}
+                return load(self._name, **{key: value for key, value in given.items() if key not in configured})
             url = self._url
             Path(url).mkdir(parents=True, exist_ok=True)
             local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
@@ -151,16 +161,21 @@ class IcebergTable:
             for _ in range(_TRIES):
                 if self._read_mark() != self.mark:
                     break
+                commit_id = secrets.token_hex(8)
                 try:
-                    self._commit(rows, mark, replacing=replacing)
-                except conflict:
+                    self._commit(rows, mark, commit_id, replacing=replacing)
+                except Exception as error:
+                    # It may be there all the same, when the answer of the catalog was lost.
                     self._table.refresh()
-                    continue
+                    if not self._has_commit(commit_id):
+                        if isinstance(error, conflict):
+                            continue
+                        raise
                 self.mark = mark
                 return
         raise LakeFenced(self._url, self.name, self.mark.position)
 
-    def _commit(self, rows: Any, mark: Mark, *, replacing: bool) -> None:
+    def _commit(self, rows: Any, mark: Mark, commit_id: str, *, replacing: bool) -> None:
         table, properties = self._table, _properties(mark)
         # pyiceberg tries a commit again behind another writer's, without the assertion about the snapshot: so two
         # writers would both append. What is set here is not stored.
@@ -171,7 +186,11 @@ class IcebergTable:
             # Without rows, too: what asserts the snapshot is the append.
             # An overwrite of nothing warns.
             write = transaction.overwrite if replacing and self.row_count else transaction.append
-            write(rows, snapshot_properties=properties)
+            write(rows, snapshot_properties={**properties, _COMMIT: commit_id})
+
+    def _has_commit(self, commit_id: str) -> bool:
+        summaries = (snapshot.summary for snapshot in self._table.metadata.snapshots)
+        return any(each is not None and each.additional_properties.get(_COMMIT) == commit_id for each in summaries)
 
     def read(self, first: int, last: int) -> Any:
         with translated(self._url, self.name):

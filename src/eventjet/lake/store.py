@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
+from eventjet.archive.object_stores import storage_fault
 from eventjet.archive.reading import folder_of
 from eventjet.errors import EventjetError, LakeRefused, Unreachable, UsageError
 
@@ -58,14 +58,10 @@ def event_digest(event_id: str | None) -> int:
     return int.from_bytes(sha256(event_id.encode()).digest()[:8], "big") >> 1 if event_id else 0
 
 
-def check_unused(url: str, table: str, mark: str) -> None:
-    """Raise `LakeRefused` where a folder of this machine has a table of the other format, whose `mark` is a name in it.
-
-    The tools of one format would remove the files of the other.
-    """
-    if Path(url, table, mark).exists():
-        reason = "a table of another format is in its folder"
-        raise LakeRefused(url, table, reason, "Name another URL, or that `--format`.")
+def taken_by_another_format(url: str, table: str) -> LakeRefused:
+    """Return the error for a folder with a table of the other format: its tools would remove the files of this one."""
+    reason = "a table of another format is in its folder"
+    return LakeRefused(url, table, reason, "Name another URL, or that `--format`.")
 
 
 class OpenTable(Protocol):
@@ -122,6 +118,9 @@ class Store(Protocol):
 
     def close(self) -> None: ...
 
+    def check_commits(self) -> None:
+        """Raise `LakeRefused` where of two commits at the same time both might succeed."""
+
     def table(self, name: str) -> OpenTable | None:
         """Open a table; None if there is no such table. Raises `LakeRefused` for a table of somebody else."""
         ...
@@ -168,6 +167,9 @@ def translated(url: str, table: str) -> Generator[None]:
         raise
     except Exception as error:
         reason = " ".join(_COLOUR.sub("", str(error)).split()).rstrip(".")
+        fault = storage_fault(url, reason)
+        if fault is not None:
+            raise LakeRefused(url, table, *fault) from error
         remedy = (
             "Look at the storage, its credentials and the table; what was committed stays, and the next run goes on."
         )

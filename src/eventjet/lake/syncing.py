@@ -278,6 +278,7 @@ def open_tables(
         ]
         if archive is not None and min(starts) <= job.source.archived:
             archive.check(min(starts), job.source.archived)
+        store.check_commits()
     for stored, declared in to_widen:
         stored.widen(declared.schema)
         if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
