@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from eventjet.archive.object_stores import s3_settings
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused
 from eventjet.lake import status, sync, verify
@@ -60,7 +61,7 @@ def positions(log: Ledger, table_format: str, name: str = EVENTS) -> list[int]:
     else:
         from pyiceberg.catalog import load_catalog
 
-        catalog = load_catalog("books")
+        catalog = load_catalog("books", **{f"s3.{name}": value for name, value in s3_settings().items()})
         rows = catalog.load_table(f"{log.name}.{name}").scan().to_arrow()
         catalog.close()
     found: list[int] = rows.column("position").to_pylist()
