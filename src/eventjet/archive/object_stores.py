@@ -88,7 +88,10 @@ _FAULTS: tuple[tuple[re.Pattern[str], Callable[[str, str], tuple[str, str]]], ..
     (re.compile(pattern), fault)
     for pattern, fault in (
         (r"NoSuchBucket|NO_SUCH_BUCKET", _bucket),
-        (r"(?i)Invalid_?Access_?Key_?Id|Signature_?Does_?Not_?Match|Access[_ ]?Denied|(Invalid|Expired)_?Token", _refused),
+        (
+            r"(?i)Invalid_?Access_?Key_?Id|Signature_?Does_?Not_?Match|Access[_ ]?Denied|(Invalid|Expired)_?Token",
+            _refused,
+        ),
         (r"169\.254\.169\.254|loading credentials", _missing),
         (r"URL scheme is not allowed", _plain),
         (r"PermanentRedirect|AuthorizationHeaderMalformed|PERMANENT_REDIRECT|301 Moved", _region),

@@ -63,7 +63,6 @@ class DeltaStore:
                     put(store, _CONDITIONAL, _CONDITIONAL_TEXT, mode="create")
                 except package("obstore.exceptions").AlreadyExistsError:
                     return
-            package("obstore").delete(store, _CONDITIONAL)
         raise LakeRefused(
             self._url,
             "",

@@ -93,7 +93,9 @@ class IcebergStore:
         load = package("pyiceberg.catalog").load_catalog
         with translated(self._url, "catalog"):
             if self._name is not None:
-                configured = package("pyiceberg.utils.config").Config().get_catalog_config(self._name) or {}
+                configured: Mapping[str, Any] = (
+                    package("pyiceberg.utils.config").Config().get_catalog_config(self._name) or {}
+                )
                 given = {f"s3.{key}": value for key, value in s3_settings().items()}
                 return load(self._name, **{key: value for key, value in given.items() if key not in configured})
             url = self._url
