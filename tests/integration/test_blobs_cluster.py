@@ -39,7 +39,7 @@ async def test_an_upload_goes_on_behind_the_next_leader_and_a_sweep_removes_what
                     leader.kill()
                     killed.append(leader.url)
 
-        settings = Settings(servers=tuple(cluster.urls), replicas=3, request_timeout_s=60.0)
+        settings = Settings(servers=tuple(cluster.urls), replicas=3, save_timeout_s=120.0)
         async with documents(name).connect(settings) as jet:
             await jet.init()
             scan = await jet.blobs.put(content())
