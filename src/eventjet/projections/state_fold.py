@@ -142,7 +142,7 @@ class StateFold:
 
     def named(self, event: Recorded[Any]) -> StateId | None:
         """Return the key of the state that an event of another aggregate names, if any; raises what `via` raises."""
-        source = self._joins.lookups.get(type(event.data))
+        source = self._joins.lookups.get(cast("Any", type(event.data)))
         token = None if source is None else source.named(event)
         return None if source is None or token is None else (source.name, token)
 
