@@ -13,7 +13,7 @@ import pytest
 from tests import forked
 from tests.acceptance.conftest import clean_environ
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1_500)
 
 ENDS_S = 200.0
 LATE = "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back"

@@ -48,7 +48,7 @@ from tests.integration.lake_log import (
 from tests.integration.ledger_log import Ledger
 from tests.logs import block
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from eventjet.lake.tables import tables_of
 from tests.integration.lake_log import FORMATS, archive_of, arrow_of, lake_log, positions_of
 from tests.integration.ledger_log import Ledger
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

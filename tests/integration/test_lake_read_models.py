@@ -39,7 +39,7 @@ from tests.integration.test_by_state import REF, values
 from tests.integration.test_lake_killed import environment
 from tests.logs import block
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PATIENT_S = 300.0
 KINDS = (
