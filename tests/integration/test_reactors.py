@@ -288,7 +288,7 @@ async def test_a_worker_that_stops_ends_the_try_that_runs_and_begins_no_other(
     jet: Jet, settings: Settings, town: Town
 ) -> None:
     """Neither of the event that fails, nor of the next one."""
-    app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=0.0))
+    app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=0.01))
     town.fails = lambda bell, n, attempt: ValueError("again")
     town.gate.clear()
     await ring(jet, "b", 1, 2)
