@@ -12,6 +12,7 @@ While one batch is compared and stored, the next one is encoded, and nothing els
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -488,7 +489,8 @@ class Importer:
         new_events: dict[Key, list[NewEvent]] = {}
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
-        for key, ordinal, imported, encoded, context in batch:
+        random = os.urandom(10 * len(batch)).hex()
+        for index, (key, ordinal, imported, encoded, context) in enumerate(batch):
             place, at = self._places[key], imported.at
             if key not in times:
                 place.settle()
@@ -508,7 +510,7 @@ class Importer:
                     "stored stays stored.",
                 )
             times[key] = at or max(now, previous_at)
-            events.append(NewEvent(new_event_id(), encoded, context))
+            events.append(NewEvent(new_event_id(random[20 * index : 20 * index + 20]), encoded, context))
         if not batch:
             return
         placed = [(key, self._places[key], tuple(events)) for key, events in new_events.items()]

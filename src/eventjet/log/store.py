@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord
@@ -27,8 +27,7 @@ _HEADERS_MAX = 400
 """Bytes of an event's headers at most, without context and type: id, expectation, schema, version, batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(NamedTuple):
     """An encoded event that is to be stored, with its id."""
 
     event_id: str
