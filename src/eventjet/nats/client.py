@@ -328,10 +328,10 @@ class LoopClient:
                 send(nats, subject, payload, block)
                 if nats.pending_data_size > _CHUNK_BYTES:
                     tap.flush()  # so that the server works on the first messages while the next ones are framed
-                if nats.pending_data_size > _ROOM_BYTES:
-                    await self._wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
-                if exchange.fault is not None:
-                    raise exchange.fault
+                    if nats.pending_data_size > _ROOM_BYTES:
+                        await self._wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
+                    if exchange.fault is not None:
+                        raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
             if len(self._exchanges.waiting) == 1:
                 tap.flush()  # nobody else is likely to send in this turn of the loop
