@@ -168,8 +168,9 @@ async def _preview_promote(actions: Actions, request: ActionRequest) -> Preview:
     tables = ", ".join(table.name for table in resolved.tables)
     says = [f"Revision {resolved.revision}, which this app declares, gets {tables}: readers see its rows from then on."]
     if live is not None:
-        kept = f"The tables of revision {live.revision} become inactive and are kept"
-        says.append(f"{kept}; promoting that one brings it back.")
+        says.append(
+            f"The tables of revision {live.revision} become inactive and are kept; promoting that one brings it back."
+        )
     says.append("It is refused while it lacks events that readers see already.")
     facts = [
         (_label(work), f"{_state_text(work)}; {'inactive' if work.location else 'what readers see'}")

@@ -18,7 +18,6 @@ from eventjet.operations.reports import difference_text, differing_columns, key_
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
-from eventjet.rebuild.job import options_of
 from eventjet.rebuild.plan import EngineChoice
 from eventjet.settings import Settings
 from eventjet.text import counted, spent
@@ -27,7 +26,7 @@ Kind: TypeAlias = Literal["rebuild", "verify"]
 
 RUNNING_MAX = 2
 """The most jobs at once, since each may take all cores of this machine."""
-KEPT_MAX = 20
+ENDED_MAX = 20
 """The most ended jobs whose progress and results are still shown."""
 _NOTES_MAX = 20
 _NOUNS = {"rebuild": "rebuild", "verify": "verification"}
@@ -127,7 +126,7 @@ class Jobs:
         if len(running) >= RUNNING_MAX:
             raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
         self._jobs[job.id] = job
-        for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], KEPT_MAX, None):
+        for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], ENDED_MAX, None):
             del self._jobs[old.id]
         try:
             await self._work(job)
@@ -141,18 +140,15 @@ class Jobs:
         return "\n".join(job.results)
 
     async def _work(self, job: Job) -> None:
-        how: dict[str, Any] = {
-            "engine": options_of(EngineOptions(job.engine)),
-            "from_archive": job.from_archive or None,
-        }
+        app, settings, engine, archive = self._app, self._settings, EngineOptions(job.engine), job.from_archive or None
         if job.kind == "rebuild":
             progress = partial(job.report, ", ".join(job.names))
-            job.results = list(
-                rebuild_lines(await rebuild(self._app, job.names, self._settings, **how, progress=progress))
-            )
+            report = await rebuild(app, job.names, settings, engine=engine, from_archive=archive, progress=progress)
+            job.results = list(rebuild_lines(report))
             return
         for name in job.names:
-            report = await verify(self._app, name, self._settings, **how, progress=partial(job.report, name))
+            progress = partial(job.report, name)
+            report = await verify(app, name, settings, engine=engine, from_archive=archive, progress=progress)
             summary = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
             job.results.append(f"{summary} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
             job.differing += _differing(report, self._app.projections[name])
