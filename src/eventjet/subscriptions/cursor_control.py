@@ -265,13 +265,13 @@ async def begin(
     worker comes up. Raises `UsageError` where a reactor has another number of partitions than it has cursors and the
     cursors cannot be divided anew; the cursors of all other declarations exist by then.
     """
-    wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
+    by_name: defaultdict[str, list[Declaration]] = defaultdict(list)
     for declaration in declared:
-        wanted[declaration.declared_as].append(declaration)
+        by_name[declaration.declared_as].append(declaration)
     created: list[tuple[str, int]] = []
     unusable: list[LogUnusable] = []
     first_error: UsageError | None = None
-    for name, parts in wanted.items():
+    for name, parts in by_name.items():
         existing = await cursors.of(name)
         if {cursor_entry.name for cursor_entry in existing} == {part.name for part in parts}:
             continue

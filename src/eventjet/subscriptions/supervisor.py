@@ -72,15 +72,15 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     not have.
     """
     declared = declarations_of(app).values()
-    known = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
+    all_names = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
     for name in names:
-        if name not in known and not any(declaration.name == name for declaration in declared):
+        if name not in all_names and not any(declaration.name == name for declaration in declared):
             raise UsageError(
-                f"The app {app.name!r} has no {name!r} to work on. {meant(name, known)}It has {listed(known)}."
+                f"The app {app.name!r} has no {name!r} to work on. {meant(name, all_names)}It has {listed(all_names)}."
             )
-    wanted = set(names) or set(known)
-    projection_names = [name for name in app.projections if name in wanted]
-    followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & wanted]
+    chosen = set(names) or set(all_names)
+    projection_names = [name for name in app.projections if name in chosen]
+    followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & chosen]
     return Chosen(projections_of(app, projection_names) if projection_names else [], followers)
 
 
