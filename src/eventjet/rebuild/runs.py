@@ -97,10 +97,9 @@ def close_run(connection: Connection, run: str) -> None:
     connection.execute(delete(rebuilds).where(rebuilds.c.run == run))
 
 
-def known_runs(connection: Connection) -> dict[str, bool]:
+def announced_runs(connection: Connection) -> dict[str, bool]:
     """Return every announced run, and whether its lease has ended."""
-    ended = rebuilds.c.lease_until < Clock()
-    query = select(rebuilds.c.run, ended).where(rebuilds.c.part == RUN_ITSELF)
+    query = select(rebuilds.c.run, rebuilds.c.lease_until < Clock()).where(rebuilds.c.part == RUN_ITSELF)
     # The name of a run becomes that of a schema or a file, so only names made by `new_run` may pass.
     return {run: bool(has_ended) for run, has_ended in connection.execute(query) if RUN.fullmatch(run)}
 

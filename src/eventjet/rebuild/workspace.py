@@ -77,7 +77,7 @@ def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int
 
 def leftovers(connection: Connection, database: Database) -> list[str]:
     """Return the schemas on PostgreSQL, or files on SQLite, of runs that have ended; nothing is changed."""
-    ended = runs.known_runs(connection) if version(connection) is not None else {}
+    ended = runs.announced_runs(connection) if version(connection) is not None else {}
     return sorted(
         name
         for name, run in _names_of_runs(connection, database)
@@ -90,7 +90,7 @@ def remove_leftovers(database: Database) -> list[str]:
     engine = database.sync_engine(PURPOSE)
     with engine.begin() as connection:
         create_tables(connection)
-        ended = runs.known_runs(connection)
+        ended = runs.announced_runs(connection)
         names_and_runs = _names_of_runs(connection, database)
     removed: set[str] = set()
     # A run that was killed before it was announced has no row, but may have a lock file.
@@ -259,7 +259,7 @@ class PostgresWorkspace:
         """Put the run's tables, or their rows, in the place of the live tables, which are locked."""
         exchange.carry_out()
 
-    def strange_writes(self, connection: Connection) -> list[str]:
+    def outside_writes(self, connection: Connection) -> list[str]:
         """Return the tables outside the run to which the open transaction of a handler has written."""
         return list(map(str, connection.scalars(_OUTSIDE_WRITES, {"schema": self.schema})))
 
@@ -556,7 +556,7 @@ class SqliteWorkspace:
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
             self._copy_last_number(connection, live_table)
 
-    def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
+    def outside_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
         """Return nothing, because the connections of handlers reach only the run's file."""
         return []
 
