@@ -271,18 +271,18 @@ class Offering:
     `UnknownEvent` for a newer schema of a known event, which a newer deploy can read.
     """
 
-    __slots__ = ("_catalog", "_decode", "_known")
+    __slots__ = ("_catalog", "_decode", "_quarantined_positions")
 
     def __init__(
         self,
         catalog: Catalog,
         events: Collection[type],
-        known_positions: Collection[int] = (),
+        quarantined_positions: Collection[int] = (),
         earlier: Earlier | None = None,
     ) -> None:
         self._catalog = catalog
         self._decode = chained(catalog, events, earlier)
-        self._known = known_positions
+        self._quarantined_positions = quarantined_positions
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         self._decode.expect(records)
@@ -294,7 +294,7 @@ class Offering:
             if isinstance(error, UnknownEvent) and is_newer(self._catalog, error):
                 raise
             return Offered(record, None, error)
-        if event is None and record[0] not in self._known:
+        if event is None and record[0] not in self._quarantined_positions:
             return None
         return Offered(record, event)
 
@@ -310,14 +310,14 @@ class Reader(Protocol):
 
 
 def reader(
-    catalog: Catalog, resolved: AnyResolved, known_positions: Collection[int] = (), earlier: Earlier | None = None
+    catalog: Catalog, resolved: AnyResolved, quarantined_positions: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
     """Return the reader for the events of a projection.
 
     The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
     """
     if resolved.quarantines:
-        return Offering(catalog, resolved.events, known_positions, earlier)
+        return Offering(catalog, resolved.events, quarantined_positions, earlier)
     if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
         return StateReader(chained(catalog, resolved.decoded, earlier), resolved.joins)
     return chained(catalog, resolved.events, earlier)

@@ -39,10 +39,10 @@ def declaration_faults(table: Table) -> Iterator[str]:
     """Yield names that are eventjet's own or that a database would cut, and indexes that no transaction can create."""
     if table.name in OWN_TABLES:
         yield f"the table {table.name!r} is eventjet's own"
-    for what, name in _names(table):
+    for noun, name in _names(table):
         if len(name.encode()) > _NAME_BYTES:
             yield (
-                f"{what} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
+                f"{noun} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
                 f"{_NAME_BYTES}; give it a shorter one"
             )
     for column, kind in _enums(table):
