@@ -208,7 +208,7 @@ class Shadow(Generic[R_co]):
         succeed, `RebuildOvertaken` and `RebuildRefused`.
         """
         with self.workspace.swapping() as connection:
-            runs.hold(connection, self.run)
+            runs.renew(connection, self.run)
             unlocked_checkpoint = self._checkpoint(connection)
             assert unlocked_checkpoint is not None, "made by `create`"
             exchange = self.workspace.exchange(connection, self.resolved, unlocked_checkpoint.location)

@@ -229,7 +229,7 @@ class Workers:
         try:
             ended, _ = await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                raise [*map(_logged_end, ended)].pop()
+                raise [_logged_end(task) for task in ended][-1]
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)

@@ -190,11 +190,11 @@ class StatusHistory:
         """Return the newest statuses, with pace and trend over the last ten seconds; empty without a snapshot."""
         if not self._snapshots:
             return []
-        last = self._snapshots[-1]
-        earlier = (snapshot for snapshot in self._snapshots if snapshot.at >= last.at - _PACE_S)
-        before = next(earlier, last)
-        # Looks that are further apart than that are compared, rather than nothing.
-        return paced(self._snapshots[-2] if before is last and len(self._snapshots) > 1 else before, last)
+        *earlier, last = self._snapshots
+        recent = [snapshot for snapshot in earlier if snapshot.at >= last.at - _PACE_S]
+        # Without a recent snapshot an older one is compared.
+        before = (recent or earlier[-1:] or [last])[0]
+        return paced(before, last)
 
     def lags(self, name: str, revision: int) -> list[tuple[float, int]]:
         """Return (time of the snapshot, lag in positions) of one subscription, oldest first."""
