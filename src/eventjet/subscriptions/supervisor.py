@@ -108,9 +108,9 @@ async def run_workers(
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
-    working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
+    workers = Workers(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as exit_stack:
-        log = await asyncio.to_thread(_check_stream, working.endpoint, app)
+        log = await asyncio.to_thread(_check_stream, workers.endpoint, app)
         repositories = None
         if chosen.followers:
             repositories, client = await exit_stack.enter_async_context(open_repositories(app, settings))
@@ -121,17 +121,17 @@ async def run_workers(
             mirror = await exit_stack.enter_async_context(connected(settings.for_reads()))
         reader = LogReader(app.name, client, mirror)
         if chosen.projections:
-            await working.begin_projections(chosen.projections, log, reader)
+            await workers.begin_projections(chosen.projections, log, reader)
         if repositories is not None:
-            await working.begin_followers(chosen.followers, repositories, reader, exit_stack)
-        if len(working.faults) == len(chosen.names):
-            raise next(iter(working.faults.values()))
+            await workers.begin_followers(chosen.followers, repositories, reader, exit_stack)
+        if len(workers.faults) == len(chosen.names):
+            raise next(iter(workers.faults.values()))
         if http is not None:
-            reader = StatusReader(app, settings, chosen.names)
-            monitor = HealthMonitor(reader, working.owner, working.options, working.subscriptions)
+            status_reader = StatusReader(app, settings, chosen.names)
+            monitor = HealthMonitor(status_reader, workers.owner, workers.options, workers.subscriptions)
             await exit_stack.enter_async_context(serving(http, monitor))
-            working.add("the look at health", monitor.keep)
-        await working.run(stop)
+            workers.add("the look at health", monitor.keep)
+        await workers.run(stop)
 
 
 class Workers:
