@@ -83,7 +83,7 @@ class Lease:
         def silent_if_free(connection: Connection) -> tuple[bool, Checkpoint | None]:
             locations.check_owner(connection, name, resolved.app, context.log)
             silent = silent_checkpoint(watch, checkpoints.read(connection, name, revision))
-            free = checkpoints.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+            free = checkpoints.is_free(connection, name, revision, context.owner, failed_at=failed_at, silent=silent)
             return free, silent
 
         # A standby only reads: it must neither wait for locks nor make others wait.
@@ -100,7 +100,7 @@ class Lease:
                 context.owner,
                 ttl_s,
                 code=resolved.code,
-                stumbled_at=failed_at,
+                failed_at=failed_at,
                 silent=silent,
             )
 
