@@ -110,7 +110,7 @@ class ActionRequest:
 class Preview:
     """What an action will do, in plain words."""
 
-    says: Sequence[str]
+    effects: Sequence[str]
     facts: Sequence[tuple[str, str]] = ()
     """The present state, as pairs of a label and a value."""
     refusal: str = ""

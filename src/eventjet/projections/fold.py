@@ -131,7 +131,7 @@ class Fold:
             take(zip(events, keys, strict=True))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(current(), error)
-        return without_ghosts(changed, rows)
+        return without_transient(changed, rows)
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
@@ -192,7 +192,7 @@ def row_steps(
     return take, lambda: event
 
 
-def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
+def without_transient(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
     """Leave out rows that were created and deleted within these events."""
     if None not in changed.values():
         return changed
@@ -372,7 +372,7 @@ class ParkingFold:
                 error = UnexpectedExit.instead_of(exception)
                 newly_blocked.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error, private=self._resolved.is_private))
-        return Sorted(without_ghosts(changed, rows), parked, newly_blocked)
+        return Sorted(without_transient(changed, rows), parked, newly_blocked)
 
 
 def _waits(

@@ -131,9 +131,9 @@ def listed_names(names: set[str]) -> str:
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
     accepted = _accepted_types(column.type)
-    strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not fits(cls, accepted)]
-    if strange:
-        names = " | ".join(map(shown_name, strange))
+    misfits = [cls for cls in _classes(annotated(row_type, name)) if accepted and not fits(cls, accepted)]
+    if misfits:
+        names = " | ".join(map(shown_name, misfits))
         takes = " or ".join(shown_name(_SHOWN_AS.get(cls, cls)) for cls in accepted)
         field = f"{row_type.__qualname__}.{name}"
         yield f"{field} is {names}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"

@@ -411,7 +411,7 @@ def read_checkpoints(connection: Connection, app: str, declared: Collection[tupl
     stored_rows = read_all(connection)
     owners = {checkpoint.name: checkpoint.app for checkpoint, _ in stored_rows if checkpoint.app not in ("", app)}
     rows = {
-        (checkpoint.name, checkpoint.revision): (_judged(connection, checkpoint), remaining_s)
+        (checkpoint.name, checkpoint.revision): (_with_loss(connection, checkpoint), remaining_s)
         for checkpoint, remaining_s in stored_rows
         if checkpoint.name not in owners
     }
@@ -524,7 +524,7 @@ def _cut(reason: str | None) -> str | None:
     return None if reason is None else cut(reason, REASON_MAX)
 
 
-def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
+def _with_loss(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint as its worker will see it: failed if its tables are lost.
 
     Unchanged when these credentials may not read the tables.
