@@ -332,8 +332,12 @@ def depose(connection: Connection, name: str, revision: int) -> None:
 
 def _with_code(noted: str, code: str) -> str:
     """Return the noted fingerprints with `code` as the last; an empty (unknown) fingerprint is not noted."""
-    codes = [fingerprint for fingerprint in noted.split(",") if fingerprint not in ("", code)] + [code] * bool(code)
-    return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
+    codes = [fingerprint for fingerprint in noted.split(",") if fingerprint not in ("", code)]
+    if code:
+        codes.append(code)
+    if len(codes) > CODES_MAX:
+        codes = [codes[0], *codes[1 - CODES_MAX :]]
+    return ",".join(codes)
 
 
 def _free_condition(
