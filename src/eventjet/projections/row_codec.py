@@ -229,7 +229,7 @@ def _check(column: Column[Any], form: Convert | None) -> Convert:
     `form` converts JSON to what the row's annotation asks for.
     """
     plain = normaliser(column.type)
-    check = plain if form is None else lambda value: form(plain(listed(value)))
+    check: Convert = plain if form is None else lambda value: form(plain(listed(value)))
     return (lambda value: None if value is None else check(value)) if column.nullable else check
 
 
