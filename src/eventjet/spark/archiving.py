@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -34,7 +34,7 @@ from eventjet.archive.reading import (
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.reader import range_count, split
-from eventjet.log.integrity import earlier_logs
+from eventjet.log.topology import CONTINUES
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
@@ -166,8 +166,6 @@ class _Sealer:
         path, file_rows = self._write_segment(first, last)
         segment = self._segment(path, file_rows)
         before = ArchiveReader(self.files).manifest
-        if before.segments and before.log in earlier_logs(self.log.state):
-            segment = replace(segment, continues=before.log)
         line = dump_segment(segment)
         # A segment that a reader would refuse must not be sealed.
         load_archive(self.url, [line])
@@ -256,6 +254,7 @@ class _Sealer:
             last_time_ns=file_rows[-1].last_time_ns,
             last_id=header(bytes(file_rows[-1].headers), MSG_ID) or "",
             files=files,
+            continues=self.log.state.metadata.get(CONTINUES, ""),
         )
 
 
