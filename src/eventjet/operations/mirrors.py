@@ -105,7 +105,10 @@ class MirrorLink:
 
     def state(self) -> StreamState:
         """Return the state of the mirror, or of the log that it was promoted to; raises `LogUnusable` without it."""
-        return self.connection.run(reading_log_state(self.app))
+        state = self.find(self.app)
+        if state is None:
+            raise self.unfit(self.app, "it does not exist", "`eventjet mirror create` makes it.")
+        return state
 
     def open_log(self) -> NatsConnection:
         """Connect to the servers of the log."""

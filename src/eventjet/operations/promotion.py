@@ -47,6 +47,8 @@ CATCH_UP_S = 60.0
 """How long `promote` waits for a mirror that lacks something and gets nothing."""
 GONE_S = 10.0
 """A mirror hears from its log every second; after this long without a word `promote` takes the log for gone."""
+_SLACK_S = 0.3
+"""How much later than it was asked a server may say how long ago it heard something."""
 _SETTLED_S = 1.0
 """How long the end of a sealed stream has to stay the same: members of a cluster may still apply what came before."""
 _ARCHIVE = "Restore from an archive instead: `eventjet restore`."
@@ -146,11 +148,7 @@ def _check_promotable(link: MirrorLink) -> bool:
 
     Raises `LogUnusable` if it must not be the log.
     """
-    mirror = link.find(link.app)
-    if mirror is None:
-        fault = mirror_fault(None, None, link.where, link.app)
-        assert fault is not None
-        raise fault
+    mirror = link.state()
     for declared in mirrored_configs(link.app, 1):
         state = link.find(declared["name"])
         if state is not None and state.mirror is not None and state.config.get("sealed"):
@@ -273,20 +271,17 @@ def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
 
 def _await_silence(link: MirrorLink) -> None:
     """Return once the mirror has heard nothing for `GONE_S`; raises `UsageError` if it does hear from the log."""
-    heard_at = began = time.monotonic()
+    began = time.monotonic()
     while True:
-        seconds = silent_s(link.state())
-        now = time.monotonic()
-        if seconds is not None and began == heard_at:
-            heard_at = min(began, now - seconds)
-        if seconds is not None and now - seconds > heard_at + POLL_S * 3:
+        quiet_s, waited_s = silent_s(link.state()), time.monotonic() - began
+        if quiet_s is not None and quiet_s < waited_s - _SLACK_S:
             raise UsageError(
-                f"The log {link.app!r} is not reached at EVENTJET_SERVERS, and the mirror heard from it {seconds:.1f} "
+                f"The log {link.app!r} is not reached at EVENTJET_SERVERS, and the mirror heard from it {quiet_s:.1f} "
                 "s ago: it is alive, and would go on beside the promoted mirror. Name its servers in EVENTJET_SERVERS, "
                 "so that it is sealed first; or cut its link to the mirror and end its servers; or give --log-is-gone "
                 "if you know that nobody records there any more. Nothing was changed."
             )
-        if now - heard_at >= GONE_S:
+        if (waited_s if quiet_s is None else quiet_s) >= GONE_S:
             return
         time.sleep(POLL_S)
 
