@@ -103,6 +103,8 @@ def _status_lines(status: MirrorStatus) -> Iterator[str]:
             "crosses  the link between the servers: what is published here reaches those of the log. After a promotion "
             f"both would store it, so it is refused. {denials(status.stream)}."
         )
+    if status.crosses is None:
+        yield "crosses  the link between the servers: not known. Name the mirror's servers, not their JetStream domain."
     if status.fault is not None:
         yield f"wrong    {status.fault}"
 

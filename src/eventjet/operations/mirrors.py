@@ -73,8 +73,11 @@ class MirrorStatus:
     """Age of the first event that the mirror lacks, in seconds; 0 if it lacks none, None if the log is not reached."""
     silent_s: float | None
     """Seconds since the mirror heard from the log; None if it never has."""
-    crosses: bool
-    """Whether what is published at the mirror reaches the log's servers: after a promotion both would store it."""
+    crosses: bool | None
+    """Whether what is published at the mirror reaches the log's servers: after a promotion both would store it.
+
+    None if that cannot be asked, since the mirror is named by its JetStream domain.
+    """
     fault: str | None
     """Why nothing may be read from the mirror, or why its events do not arrive; None if all is well."""
     unreachable: str | None
@@ -145,12 +148,14 @@ class MirrorLink:
             if mirror is not None and (reason := silence(mirror)):
                 yield f"the mirror of {name!r} {reason}"
 
-    def crosses(self) -> bool:
+    def crosses(self) -> bool | None:
         """Return whether the log's servers answer what is published at the mirror, which takes nothing.
 
         Nothing is stored. A subject that these credentials may not use is left out, and so is a stream of these servers
-        that is no mirror, which would answer itself.
+        that is no mirror, which would answer itself. None if the connection is to other servers than the mirror's.
         """
+        if Endpoint.of(self.settings.for_reads()).is_elsewhere:
+            return None
         bodies = object_bucket(self.app)
         kinds = probes(self.app, ["_probe"], (), cursors=True, timers=True)
         for stream, subject in (*kinds, (f"OBJ_{bodies}", f"$O.{bodies}.C._probe")):
@@ -274,7 +279,7 @@ def status(app: str, settings: Settings) -> MirrorStatus:
     with mirror_link(app, settings) as link:
         mirror = link.find(app)
         log, unreachable, lag_s, reasons = None, None, None, list[str]()
-        crosses = mirror is not None and mirror.mirror is not None and link.crosses()
+        crosses = link.crosses() if mirror is not None and mirror.mirror is not None else False
         try:
             with link.open_log() as log_connection:
                 log = log_connection.run(reading_log_state(app))

@@ -172,9 +172,10 @@ def _plan(app: Application, link: MirrorLink) -> Promotion:
         heard = "" if heard_s is None or heard_s >= GONE_S else f" The mirror heard from it {heard_s:.1f} s ago."
         unknown.append("whether more was acknowledged: the old log is not reached")
         unknown.append(f"whether the old log is gone: {unreached}{heard}")
-        unknown.append(f"whether its servers would store what is recorded from now on. {denials(link.app)}")
     elif log.last > end:
         beyond.append(Beyond("the old log", log.last))
+    if log is None or (mirror.mirror is not None and link.crosses() is None):
+        unknown.append(f"whether the old servers would store what is recorded from now on, too. {denials(link.app)}")
     try:
         beyond += [
             Beyond(f"the read model {row.name!r}, revision {row.revision}", row.position)
