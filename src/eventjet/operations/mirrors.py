@@ -102,6 +102,11 @@ class MirrorLink:
         """The first server of the mirror."""
         return shown_servers(Endpoint.of(self.settings.for_reads()))
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the mirror is in another JetStream than that of the servers which the connection is to."""
+        return Endpoint.of(self.settings.for_reads()).is_elsewhere
+
     def find(self, stream: str) -> StreamState | None:
         """Return the state of a stream of the mirror's servers; None if it does not exist."""
         return self.connection.run(finding_stream(stream))
@@ -154,7 +159,7 @@ class MirrorLink:
         Nothing is stored. A subject that these credentials may not use is left out, and so is a stream of these servers
         that is no mirror, which would answer itself. None if the connection is to other servers than the mirror's.
         """
-        if Endpoint.of(self.settings.for_reads()).is_elsewhere:
+        if self.is_elsewhere:
             return None
         bodies = object_bucket(self.app)
         kinds = probes(self.app, ["_probe"], (), cursors=True, timers=True)

@@ -174,7 +174,7 @@ def _plan(app: Application, link: MirrorLink) -> Promotion:
         unknown.append(f"whether the old log is gone: {unreached}{heard}")
     elif log.last > end:
         beyond.append(Beyond("the old log", log.last))
-    if log is None or (mirror.mirror is not None and link.crosses() is None):
+    if log is None or (mirror.mirror is not None and link.is_elsewhere):
         unknown.append(f"whether the old servers would store what is recorded from now on, too. {denials(link.app)}")
     try:
         beyond += [
