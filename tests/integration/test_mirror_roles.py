@@ -13,6 +13,7 @@ import pytest
 from eventjet import App, Reaction, Recorded, reactor
 from eventjet.errors import Forbidden, Unreachable
 from eventjet.examples.bank.account import Account, Opened
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.operations import mirrors, promotion
 from eventjet.operations.roles import Role, accounts, roles_of
@@ -34,9 +35,10 @@ async def greeting(event: Recorded[Opened], to: Reaction[object]) -> None:
 
 
 AGGREGATES = [Account, Document]
-WHOLE = App("bank", aggregates=AGGREGATES, projections=[balances], reactors=[greeting])
-READING = App("bank", aggregates=AGGREGATES, projections=[balances])
-ACTING = App("bank", aggregates=AGGREGATES, reactors=[greeting])
+UPCASTERS = [withdrawn_has_a_reason]
+WHOLE = App("bank", aggregates=AGGREGATES, upcasters=UPCASTERS, projections=[balances], reactors=[greeting])
+READING = App("bank", aggregates=AGGREGATES, upcasters=UPCASTERS, projections=[balances])
+ACTING = App("bank", aggregates=AGGREGATES, upcasters=UPCASTERS, reactors=[greeting])
 
 
 def configured(roles: tuple[Role, ...]) -> str:
@@ -95,7 +97,7 @@ async def test_with_their_roles_a_mirror_is_made_read_and_promoted(regions: Regi
 
 
 async def test_an_app_without_reactors_and_bodies_is_mirrored_and_promoted_by_admin(tmp_path: Path) -> None:
-    app = App("bank", aggregates=[Account])
+    app = App("bank", aggregates=[Account], upcasters=UPCASTERS)
     roles = roles_of("bank", ("account",), (), mirror=True)
     with two_regions(tmp_path, "bank", accounts=configured(roles), user="mirror", account="BANK") as regions:
         settings = replace(regions.settings(tmp_path), user="admin", password="admin", inbox_prefix="_INBOX_admin")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -41,14 +41,19 @@ class Moving:
         done = await (jet or self.jet).repository(Account).execute("a-1", Account.deposit, Decimal(1))
         return done.position
 
-    def next_save(self, fate: Fate) -> None:
-        """Let the next save have this fate."""
+    def lose_next_save(self, *steps: Callable[[], Awaitable[object]], is_stored: bool = False) -> None:
+        """Let the connection end with the next save, before or after that is stored; then the steps are taken."""
+
+        async def begin() -> None:
+            # The connection ends with the server, and with it what the proxy still does for it.
+            self.steps = asyncio.ensure_future(_all_of(steps))
+            await asyncio.shield(self.steps)
 
         def choose(publish: Publish) -> Fate:
             if not publish.subject.startswith("bank.account."):
                 return PASS
             self.proxy.choose = lambda _: PASS
-            return fate
+            return Fate(answer="cut", then=begin) if is_stored else Fate("cut", first=begin)
 
         self.proxy.choose = choose
 
@@ -96,17 +101,14 @@ async def mirror_has(settings: Settings, position: int) -> bool:
     return (await asyncio.to_thread(mirrors.status, bank.name, settings)).last >= position
 
 
-def after(*steps: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
-    async def run() -> None:
-        for step in steps:
-            await step()
-
-    return run
+async def _all_of(steps: Sequence[Callable[[], Awaitable[object]]]) -> None:
+    for step in steps:
+        await step()
 
 
 async def test_a_save_is_sent_to_the_promoted_log_that_has_its_history(tmp_path: Path) -> None:
     async with moving(tmp_path) as at:
-        at.next_save(Fate("cut", first=at.promote))
+        at.lose_next_save(at.promote)
         assert await at.deposit() == at.end + 1
         assert await at.in_the_west() == (at.end + 1, 5)
         assert await at.deposit() == at.end + 2  # the connection knows its log again
@@ -115,8 +117,7 @@ async def test_a_save_is_sent_to_the_promoted_log_that_has_its_history(tmp_path:
 async def test_a_save_that_the_mirror_had_received_is_not_stored_twice(tmp_path: Path) -> None:
     async with moving(tmp_path) as at:
         at.end += 1
-        received = after(lambda: eventually(lambda: mirror_has(at.settings, at.end)), at.promote)
-        at.next_save(Fate(answer="cut", then=received))
+        at.lose_next_save(lambda: eventually(lambda: mirror_has(at.settings, at.end)), at.promote, is_stored=True)
         assert await at.deposit() == at.end
         assert await at.in_the_west() == (at.end, 5)
 
@@ -125,7 +126,7 @@ async def test_a_save_is_not_sent_to_a_promoted_log_without_its_history(tmp_path
     async with moving(tmp_path) as at:
         at.regions.west.kill()
         assert await at.deposit() == at.end + 1
-        at.next_save(Fate("cut", first=lambda: at.promote_without(1)))
+        at.lose_next_save(lambda: at.promote_without(1))
         with pytest.raises(LogReplaced, match=rf"events up to position {at.end} only.*has not stored it.*decide again"):
             await at.deposit()
         assert await at.in_the_west() == (at.end + 1, 5)
