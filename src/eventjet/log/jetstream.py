@@ -171,8 +171,8 @@ class JetStreamStore(EventStore):
         except asyncio.CancelledError:
             self._start(writes, log, None, deadline)
             raise
-        is_ack = isinstance(answer, outcome.Acked) and not answer.duplicate
-        if is_ack and self._acks_are_proved and log == self.stream.identity:
+        is_same_log = log == self.stream.identity
+        if isinstance(answer, outcome.Acked) and not answer.duplicate and is_same_log and self._acks_are_proved:
             return answer.position
         return await asyncio.shield(self._start(writes, log, answer, deadline))
 
