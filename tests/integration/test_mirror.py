@@ -466,12 +466,12 @@ def test_the_commands_say_what_they_see_and_ask_before_they_promote(
 
 
 async def test_where_what_is_stored_crosses_the_link_nothing_is_promoted(tmp_path: Path) -> None:
-    """With the events alone denied, cursors, snapshots, timers and bodies would be stored in both regions."""
-    events, *others = stored(APP)
-    with two_regions(tmp_path, APP, deny=[events]) as running:
+    with two_regions(tmp_path, APP, deny=()) as running:
         settings = running.settings(tmp_path)
         last = await mirrored(settings)
-        assert await asyncio.to_thread(crossing, running.east.url, running.west.url, APP) == set(others)
+        # Between two domains the server itself lets no key of a bucket cross.
+        crosses = {subject for subject in stored(APP) if not subject.startswith("$KV.")}
+        assert await asyncio.to_thread(crossing, running.east.url, running.west.url, APP) == crosses
         assert (await asyncio.to_thread(mirrors.status, APP, settings)).crosses
         for act in (promotion.preview, promotion.promote):
             with pytest.raises(LogUnusable, match=r"both would store it.*Deny bank\.>.*Nothing was changed"):
