@@ -271,8 +271,8 @@ class JetStreamStore(EventStore):
                 if not await self.stream.remember():
                     step = save.looked(None, time.monotonic())
                     continue
-                check_history()
                 if isinstance(step, outcome.Send):
+                    check_history()
                     answer = await self._sender.send(writes, deadline, alone=step.alone)
                     step = await self._answered(answer, save, subjects, writes)
                 else:
@@ -284,7 +284,8 @@ class JetStreamStore(EventStore):
         if isinstance(step, outcome.Stored):
             check_history(step.position)
             return step.position
-        check_history()
+        if save.is_in_doubt:
+            check_history()
         drifts: Sequence[Drift] = ()
         if not isinstance(step, outcome.Conflicted) or step.index is None:
             with suppress(StoreError, TimeoutError):
