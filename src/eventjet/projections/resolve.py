@@ -205,7 +205,8 @@ class _Resolving:
         functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
         for source in self.sources:
             # A lambda is part of the definition that it is written in.
-            functions += [source.aggregate, *([source.key] if source.key.__name__ != "<lambda>" else [])]
+            is_named = getattr(source.key, "__name__", "<lambda>") != "<lambda>"
+            functions += [source.aggregate, *([source.key] if is_named else [])]
         code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
         joins = None
@@ -214,6 +215,7 @@ class _Resolving:
             columns = self.key_columns
             joins = joins_of(
                 declared.name,
+                self.table,
                 declared.fold,
                 self.sources,
                 self.plain_keys,
