@@ -66,7 +66,7 @@ class Paid:
 class Seat:
     guest: str = ""
     place: str | None = None
-    extra: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def evolve(self, event: Taken | Moved | Left) -> Seat:
         match event:
@@ -331,7 +331,7 @@ def test_a_state_cannot_be_changed_by_those_who_are_given_it() -> None:
 
 @aggregate("seat")
 class Counting:
-    by_guest: Mapping[str, int] = field(default_factory=dict)
+    by_guest: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def evolve(self, event: Taken | Moved | Left) -> Counting:
         counts: Any = self.by_guest
