@@ -29,7 +29,7 @@ from eventjet.spark.columns import arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
-from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, unpack
+from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, state_names, unpack
 from eventjet.spark.source import read_columns
 from tests import logs
 from tests.integration import orders as joined
@@ -178,7 +178,7 @@ def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, task
     for position, (entity, data) in enumerate(pairs, 1):
         versions[entity] += 1
         encoded = joined.orders.catalog.encode(data)
-        kind = "payment" if isinstance(data, joined.Paid) else "order"
+        kind = encoded.type_name.partition(".")[0]
         block = logs.block(encoded.type_name, 1, versions[entity])
         log.append((position, 0, f"orders.{kind}.{encode_id(entity)}".encode(), block, encoded.body))
 
@@ -193,7 +193,7 @@ def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, task
     assert isinstance(resolved, ResolvedProjection)
     size = -(-len(log) // tasks)
     read = [[arrow_batch(log[start : start + size])] for start in range(0, len(log), size)]
-    frames = shuffled(PackByAggregate(read_columns, partitions), read)
+    frames = shuffled(PackByAggregate(read_columns, partitions, state_names(reference, resolved, {})), read)
     if route_of(resolved) is Route.BY_STATE:
         pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
         frames = shuffled(pack, frames)

@@ -205,8 +205,8 @@ class _Resolving:
         functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
         for source in self.sources:
             # A lambda is part of the definition that it is written in.
-            is_named = getattr(source.key, "__name__", "<lambda>") != "<lambda>"
-            functions += [source.aggregate, *([source.key] if is_named else [])]
+            named = [each for each in (source.key, source.via) if getattr(each, "__name__", "<lambda>") != "<lambda>"]
+            functions += [source.aggregate, *named]
         code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
         joins = None
