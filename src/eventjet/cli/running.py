@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -160,6 +161,49 @@ def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[N
     finally:
         for number, previous in previous_handlers.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def running_program(command: Sequence[str], environ: Mapping[str, str]) -> Generator[subprocess.Popen[str]]:
+    """Yield a program whose standard output and error are read as its `stdout`; it has ended after the block.
+
+    An ending signal ends the program and all that it has started, within `CLEARED_S`; then `KeyboardInterrupt` is
+    raised. Not on Windows.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+    def end(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    killing = threading.Timer(CLEARED_S, end, (signal.SIGKILL,))
+    killing.daemon = True
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if killing.ident is None:
+            killing.start()
+            end(signal.SIGTERM)
+
+    with _handling(hear), process:
+        try:
+            yield process
+        except BaseException:
+            end(signal.SIGKILL)
+            raise
+        finally:
+            process.wait()
+            killing.cancel()
+    if killing.ident is not None:
+        raise KeyboardInterrupt
 
 
 STATES = "each works or stands by, unless the log above says why it does not"

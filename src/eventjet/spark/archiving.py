@@ -8,7 +8,7 @@ archive from the moment its line is written. A run that ends before that leaves 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -123,16 +123,18 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
     """
     settings = {_BATCH_ROWS_SETTING: str(ROWS_OF_A_BATCH), **(conf or {})}
     previous = spark.conf.getAll
-    for name, value in settings.items():
-        spark.conf.set(name, value)
     try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name in settings:
-            if name in previous:
-                spark.conf.set(name, previous[name])
-            else:
-                spark.conf.unset(name)
+            # A session that has ended meanwhile has no settings, and its error is the one that counts.
+            with suppress(Exception):
+                if name in previous:
+                    spark.conf.set(name, previous[name])
+                else:
+                    spark.conf.unset(name)
 
 
 def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
