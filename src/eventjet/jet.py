@@ -159,8 +159,9 @@ class Jet:
 
         The log is read first, and the same events are sent again only if the log has none in their place. Raises
         `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
-        `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
-        of the save; `BlobMissing` if a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
+        `OutcomeUnknown` again while the server does not answer, or a subclass of it: `SaveTorn` if the log has only a
+        part of the save, and `LogReplaced` if it is another log than the one on which the save began; `BlobMissing` if
+        a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
         memory.
         """
         self._guard.check()
@@ -172,7 +173,7 @@ class Jet:
         if self._catalog.with_blobs:
             events = (event.encoded.event for write in unknown.writes for event in write.events)
             await store_blobs(self.store.objects, [blob for event in events for blob in blobs_in(event)])
-        return await resolve(unknown.writes)
+        return await resolve(unknown.writes, unknown.log)
 
     async def init(self) -> Topology:
         """Create missing streams and buckets, and report existing ones that differ without changing them.
@@ -236,9 +237,11 @@ class Jet:
 
         The events of one aggregate are given in their order. `source` names the import, in 1 to 100 characters of
         `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of the import's events that are in the
-        log. Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims
-        none; for an event that is earlier than the aggregate's event before it; if other writers win 100 races in a
-        row; and if the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
+        log. An asynchronous source of events is cancelled if the import ends with an error.
+
+        Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims none; for
+        an event that is earlier than the aggregate's event before it; if other writers win 100 races in a row; and if
+        the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
         """
         self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)
