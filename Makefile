@@ -2,7 +2,7 @@
 # `make test VENV=/elsewhere/venv` uses another environment than .venv.
 
 VENV ?= .venv
-PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 
 bin := $(VENV)/bin
@@ -60,7 +60,7 @@ $(installed): pyproject.toml constraints.txt
 pytest := $(bin)/python -m pytest --dist worksteal
 quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow and not campaign"
 
-# Seven minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
+# A quarter of an hour on two cores: all that needs no JVM, no cluster, and kills nothing.
 test: compiled
 	$(quick)
 

@@ -41,6 +41,10 @@ CPU_GROWTH_MAX = 1.15
 
 LOCAL, SPARK = "local engine", "Spark from JetStream"
 TAIL, ARCHIVE = "Spark from an archive and the tail", "Spark from an archive"
+GROWING = (LOCAL, SPARK, ARCHIVE)
+"""The roads that are taken over the longer log, too."""
+SPARK_MAX = 1.3
+"""How much more CPU Spark from an archive may take than the local engine over the longer log."""
 
 
 class Bench:
@@ -96,33 +100,35 @@ def roads(bench: Bench, count: int, folder: Path) -> dict[str, Made]:
     return found
 
 
-def longer(bench: Bench, count: int) -> dict[str, Made]:
-    """The same by the local engine and by Spark, for their appetite: started while the log is short, and looked at over
-    all of it.
-    """
-    found: dict[str, Made] = {}
+def longer(bench: Bench, count: int, archive: Path) -> dict[str, Made]:
+    """Rebuild on three roads while the log is short, so that all is warm, and then over all of it."""
+    rebuilds: dict[str, Made] = {}
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer(sync_interval="2m"))
         filling = stack.enter_context(Filling(nats.url, count))
+        rebuilders = {name: stack.enter_context(bench.rebuilder(nats, count)) for name in GROWING}
         grow(filling, min(STEP, count))
-        engines = {
-            name: (engine, stack.enter_context(bench.rebuilder(nats, count)))
-            for name, engine in ((LOCAL, "local"), (SPARK, "spark"))
-        }
-        for engine, rebuilder in engines.values():
-            right(rebuilder.rebuild(engine), rebuilder.database, filling.stored)
+        make_archive(nats, archive, bench.master)
+        for name, rebuilder in rebuilders.items():
+            right(rebuilder.rebuild(*_road(name, archive)), rebuilder.database, filling.stored)
         grow(filling, count)
-        for name, (engine, rebuilder) in engines.items():
-            found[name] = told(name, right(rebuilder.rebuild(engine), rebuilder.database, count))
-    return found
+        make_archive(nats, archive, bench.master)
+        for name, rebuilder in rebuilders.items():
+            rebuilds[name] = told(name, right(rebuilder.rebuild(*_road(name, archive)), rebuilder.database, count))
+    return rebuilds
 
 
-def again(bench: Bench, count: int) -> dict[str, Made]:
-    """The short log once more, after the long one: machines are slower for minutes, and the long one takes many."""
+def again(bench: Bench, count: int, archive: Path) -> dict[str, Made]:
+    """Rebuild the short log once more after the long one: machines become slower, and the long one takes minutes."""
     with NatsServer(sync_interval="2m") as nats, Filling(nats.url, count) as filling:
         grow(filling, count)
-        engines = ((LOCAL, "local"), (SPARK, "spark"))
-        return {name: told(name, bench.rebuild(nats, engine, None, count)) for name, engine in engines}
+        make_archive(nats, archive, bench.master)
+        return {name: told(name, bench.rebuild(nats, *_road(name, archive), count)) for name in GROWING}
+
+
+def _road(name: str, archive: Path) -> tuple[str, Path | None]:
+    """Return the engine and the archive of one of the roads in `GROWING`."""
+    return "local" if name == LOCAL else "spark", archive if name == ARCHIVE else None
 
 
 def grow(filling: Filling, count: int) -> None:
@@ -163,8 +169,8 @@ def main(sizes: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="eventjet-scale-") as folder, PostgresServer() as postgres:
         bench = Bench(postgres, sizes.master)
         short = roads(bench, sizes.events, Path(folder))
-        long = longer(bench, sizes.long) if sizes.long else {}
-        after = again(bench, sizes.events) if sizes.long else {}
+        long = longer(bench, sizes.long, Path(folder, "long")) if sizes.long else {}
+        after = again(bench, sizes.events, Path(folder, "again")) if sizes.long else {}
     grown = report(short, long, after)
     print(f"took {time.monotonic() - started:.0f} s, load average {os.getloadavg()[0]:.1f}")
     return 1 if grown else 0
@@ -188,6 +194,9 @@ def report(short: dict[str, Made], long: dict[str, Made], after: dict[str, Made]
             allowed = max(GROWTH_MAX * made.peak_mb[part], JVM_MB if part == JVM else 0)
             if held > allowed and part not in (SERVER, POSTGRES):
                 grown.append(f"{name}: {part}")
+    if long:
+        local, archived = (f"{name}, {long[name].events:,} events" for name in (LOCAL, ARCHIVE))
+        comparisons.append(Comparison(cpu, archived, local, 1 / SPARK_MAX))
     cpu.show()
     memory.show()
     show(comparisons)

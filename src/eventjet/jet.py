@@ -42,7 +42,7 @@ from eventjet.runtime import GuardedBlock, GuardedIterator
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.subscriptions.cursor_control import begin
+from eventjet.subscriptions.cursor_control import create_missing_cursors
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 from eventjet.subscriptions.process_waiting import is_settled, not_settled, settled, waits_for
@@ -159,8 +159,9 @@ class Jet:
 
         The log is read first, and the same events are sent again only if the log has none in their place. Raises
         `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
-        `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
-        of the save; `BlobMissing` if a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
+        `OutcomeUnknown` again while the server does not answer, or a subclass of it: `SaveTorn` if the log has only a
+        part of the save, and `LogReplaced` if it is another log than the one on which the save began; `BlobMissing` if
+        a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
         memory.
         """
         self._guard.check()
@@ -172,7 +173,7 @@ class Jet:
         if self._catalog.with_blobs:
             events = (event.encoded.event for write in unknown.writes for event in write.events)
             await store_blobs(self.store.objects, [blob for event in events for blob in blobs_in(event)])
-        return await resolve(unknown.writes)
+        return await resolve(unknown.writes, unknown.log)
 
     async def init(self) -> Topology:
         """Create missing streams and buckets, and report existing ones that differ without changing them.
@@ -221,7 +222,8 @@ class Jet:
         )
         if unknown_names or not declarations:
             return topology
-        cursors, errors = await begin(Cursors(self.client, self.name), self.store, self.client, declarations.values())
+        stored_cursors = Cursors(self.client, self.name)
+        cursors, errors = await create_missing_cursors(stored_cursors, self.store, self.client, declarations.values())
         return replace(topology, cursors=tuple(cursors), unusable=(*unusable, *errors))
 
     async def append_many(
@@ -235,9 +237,11 @@ class Jet:
 
         The events of one aggregate are given in their order. `source` names the import, in 1 to 100 characters of
         `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of the import's events that are in the
-        log. Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims
-        none; for an event that is earlier than the aggregate's event before it; if other writers win 100 races in a
-        row; and if the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
+        log. An asynchronous source of events is cancelled if the import ends with an error.
+
+        Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims none; for
+        an event that is earlier than the aggregate's event before it; if other writers win 100 races in a row; and if
+        the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
         """
         self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)

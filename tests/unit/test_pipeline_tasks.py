@@ -12,6 +12,9 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from sqlalchemy import JSON, Numeric
 
 from eventjet import App, Key, Personal, Recorded, aggregate, entries, event, projection
@@ -23,12 +26,12 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.plan import Route, route_of
 from eventjet.spark import shuffle_blocks
-from eventjet.spark.columns import arrow_batch
+from eventjet.spark.columns import STORED, arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
-from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, unpack
-from eventjet.spark.source import read_columns
+from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, state_names, unpack
+from eventjet.spark.source import JetStreamStreamReader, LogOptions, read_columns
 from tests import logs
 from tests.integration import orders as joined
 
@@ -156,16 +159,27 @@ def test_entries_are_made_in_the_task_that_reads() -> None:
 
 
 @pytest.mark.parametrize("name", joined.NAMES)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 300), partitions=st.integers(1, 5), tasks=st.integers(1, 4))
+@settings(max_examples=12, deadline=None)
 def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, seed: int, count: int, partitions: int, tasks: int
 ) -> None:
-    monkeypatch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 20)
-    pairs, partitions = joined.history(9, 600), 3
+    pairs = joined.history(seed, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 1 + seed % 20)
+        patch.setattr(shuffle_blocks, "BLOCK_BYTES", 2_000)
+        rows = through_both_shuffles(name, pairs, partitions, tasks)
+    wanted = joined.expected(pairs)[name].values()
+    assert rows == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
+
+
+def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, tasks: int) -> list[tuple[Any, ...]]:
+    """Return the rows that the tasks of a pipeline make, of which the first ones read a part of the log each."""
     versions, log = Counter[str](), list[RawRecord]()
     for position, (entity, data) in enumerate(pairs, 1):
         versions[entity] += 1
         encoded = joined.orders.catalog.encode(data)
-        kind = "payment" if isinstance(data, joined.Paid) else "order"
+        kind = encoded.type_name.partition(".")[0]
         block = logs.block(encoded.type_name, 1, versions[entity])
         log.append((position, 0, f"orders.{kind}.{encode_id(entity)}".encode(), block, encoded.body))
 
@@ -178,14 +192,14 @@ def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
 
     resolved, reference = joined.orders.projections[name], AppRef.parse(f"{joined.__name__}:orders")
     assert isinstance(resolved, ResolvedProjection)
-    frames = shuffled(PackByAggregate(read_columns, partitions), [[arrow_batch(log[:250])], [arrow_batch(log[250:])]])
+    size = -(-len(log) // tasks)
+    read = [[arrow_batch(log[start : start + size])] for start in range(0, len(log), size)]
+    frames = shuffled(PackByAggregate(read_columns, partitions, state_names(reference, resolved, {})), read)
     if route_of(resolved) is Route.BY_STATE:
         pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
         frames = shuffled(pack, frames)
     task = ReadModelTask(reference, name, route_of(resolved), {}, partitions=partitions)
-    found = [tuple(row.values()) for frame in frames for row in rows(task(iter(frame)))]
-    wanted = joined.expected(pairs)[name].values()
-    assert sorted(found) == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
+    return sorted(tuple(row.values()) for frame in frames for row in rows(task(iter(frame))))
 
 
 def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skipped() -> None:
@@ -212,6 +226,14 @@ def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
     (named,) = rows(task(iter([arrow_batch(LOG)])))
     assert named["city"] == "Ulm"
     assert "name" not in named
+
+
+def test_a_checkpoint_of_another_source_is_refused_in_words() -> None:
+    stream, of_files = JetStreamStreamReader(LogOptions.parse({"stream": "shop"}), STORED), {"logOffset": 3}
+    with pytest.raises(UsageError, match="--full-refresh"):
+        stream.partitions(of_files, of_files)
+    with pytest.raises(UsageError, match="--full-refresh"):
+        stream.latestOffset(of_files, ReadMaxRows(5))
 
 
 def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> None:

@@ -23,14 +23,14 @@ from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
-from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
+from eventjet.subscriptions.status import CheckpointSnapshot, read_checkpoints
 
 
 @dataclass(slots=True)
 class SeenDatabase:
     """What the database has of the app's read models, for the checks of other parts."""
 
-    checkpoints: SeenCheckpoints
+    checkpoints: CheckpointSnapshot
     empty: set[str] = field(default_factory=set[str])
     """Names of the projections whose tables have no row."""
 
@@ -75,7 +75,7 @@ def _check_connected(
     with _guarded(report, connection, "checkpoints"):
         app = installation.app
         declared = [(resolved.name, resolved.revision) for resolved in app.projections.values()]
-        seen = SeenDatabase(see_checkpoints(connection, app.name, declared))
+        seen = SeenDatabase(read_checkpoints(connection, app.name, declared))
     for resolved in installation.app.projections.values():
         with _guarded(report, connection, "tables"):
             _check_tables(report, connection, resolved, seen)

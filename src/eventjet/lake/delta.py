@@ -9,7 +9,8 @@ may make a commit, lose its answer, and refuse the repetition.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,10 @@ class DeltaStore:
                     commit_properties=_commit(mark, number, max_retries=0),
                 )
             except Exception as error:
+                if "case-insensitive" in str(error):
+                    reason = "two fields of an object in it differ by case alone, which Delta cannot have"
+                    remedy = "Rename one of them in a new schema of the event, or use `--format iceberg`."
+                    raise LakeRefused(self._url, name, reason, remedy) from error
                 stored = self.table(name)
                 if stored is None:
                     raise
@@ -142,11 +147,13 @@ class DeltaTable:
 
     @property
     def schema(self) -> Any:
-        return pyarrow().schema(self._table.schema().to_arrow())
+        with translated(self._url, self.name):
+            return pyarrow().schema(self._table.schema().to_arrow())
 
     @property
     def last_row(self) -> int:
-        actions = pyarrow().table(self._table.get_add_actions(flatten=True))
+        with translated(self._url, self.name):
+            actions = pyarrow().table(self._table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return 0
         has_statistics = f"max.{KEY}" in actions.column_names
@@ -156,16 +163,14 @@ class DeltaTable:
 
     @property
     def row_count(self) -> int:
-        count: int = self._table.count()
+        with translated(self._url, self.name):
+            count: int = self._table.count()
         return count
 
     def widen(self, schema: Any) -> None:
-        with translated(self._url, self.name):
-            self._make(
-                lambda commit: package("deltalake").write_deltalake(
-                    self._table, schema.empty_table(), mode="append", schema_mode="merge", commit_properties=commit
-                ),
-                self.mark,
+        with self._committing(self.mark) as commit:
+            package("deltalake").write_deltalake(
+                self._table, schema.empty_table(), mode="append", schema_mode="merge", commit_properties=commit
             )
 
     def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
@@ -173,8 +178,7 @@ class DeltaTable:
         # What this process knows of the table may include commits that came while its last one was written.
         if self._read_mark() != self.mark:
             raise LakeFenced(self._url, self.name, self.mark.position)
-
-        def write(commit: Any) -> None:
+        with self._committing(mark) as commit:
             if rows.num_rows or replacing:
                 deltalake.write_deltalake(
                     self._table,
@@ -186,9 +190,6 @@ class DeltaTable:
             else:
                 self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=commit)
                 self._table.update_incremental()
-
-        with translated(self._url, self.name):
-            self._make(write, mark)
         self.mark = mark
 
     def read(self, first: int, last: int) -> Any:
@@ -200,19 +201,21 @@ class DeltaTable:
         with translated(self._url, self.name):
             return self._table.to_pyarrow_table()
 
-    def _make(self, write: Callable[[Any], object], mark: Mark) -> None:
-        """Have a commit with the mark made; raises `LakeFenced` if another writer has made one first."""
+    @contextmanager
+    def _committing(self, mark: Mark) -> Generator[Any]:
+        """Yield the properties of a commit with the mark; raises `LakeFenced` if another writer's came before."""
         number = secrets.randbits(63)
-        try:
-            write(_commit(mark, number))
-        except Exception as error:
-            # It may be there all the same: its answer was lost, or what deltalake does afterwards failed.
-            self._table.update_incremental()
-            if self.commit_number == number:
-                return
-            if isinstance(error, package("deltalake.exceptions").CommitFailedError):
-                raise LakeFenced(self._url, self.name, self.mark.position) from error
-            raise
+        with translated(self._url, self.name):
+            try:
+                yield _commit(mark, number)
+            except Exception as error:
+                # It may be there all the same: its answer was lost, or what deltalake does afterwards failed.
+                self._table.update_incremental()
+                if self.commit_number == number:
+                    return
+                if isinstance(error, package("deltalake.exceptions").CommitFailedError):
+                    raise LakeFenced(self._url, self.name, self.mark.position) from error
+                raise
 
     def _version(self, application: str) -> int | None:
         version: int | None = self._table.transaction_version(application)

@@ -59,7 +59,20 @@ class IcebergStore:
                 table = self._catalog.load_table((self._namespace, name))
             except (missing.NoSuchTableError, missing.NoSuchNamespaceError):
                 return None
+            if self._name is None:
+                self._check_place(name, str(table.location()))
             return IcebergTable(self._url, name, table)
+
+    def _check_place(self, name: str, location: str) -> None:
+        """Raise `LakeRefused` for a folder that was moved or copied, whose catalog still names the earlier paths."""
+        path = Path(location.removeprefix("file://"))
+        if path.resolve() != Path(self._url, name).resolve():
+            raise LakeRefused(
+                self._url,
+                name,
+                f"its files are in {path}, so the folder was moved or copied, and writing here would change them there",
+                f"Name {path.parent}, or move it back; or name an empty folder, which gets all of this log.",
+            )
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> IcebergTable:
         location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
@@ -101,10 +114,14 @@ class IcebergStore:
             url = self._url
             Path(url).mkdir(parents=True, exist_ok=True)
             local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
+            # It would keep its connection if another process made the tables at the same time.
+            catalog = load("eventjet", **local, init_catalog_tables="false")
             try:
-                return load("eventjet", **local)
-            except package("sqlalchemy.exc").OperationalError:
-                return load("eventjet", **local)  # another process has made its tables meanwhile
+                _create_tables(catalog)
+            except BaseException:
+                catalog.close()
+                raise
+            return catalog
 
     def dropping(self, name: str) -> str:
         return f"drop the table {self._namespace}.{name} of the catalog"
@@ -138,7 +155,7 @@ class IcebergTable:
     def last_row(self) -> int:
         field = self._table.schema().find_field(KEY)
         greatest = 0
-        for task in self._table.scan().plan_files():
+        for task in self._files():
             bounds: Mapping[int, bytes] = task.file.upper_bounds or {}
             bound = bounds.get(field.field_id)
             if bound is None:
@@ -149,12 +166,19 @@ class IcebergTable:
 
     @property
     def row_count(self) -> int:
-        return sum(task.file.record_count for task in self._table.scan().plan_files())
+        return sum(task.file.record_count for task in self._files())
+
+    def _files(self) -> list[Any]:
+        with translated(self._url, self.name):
+            return list(self._table.scan().plan_files())
 
     def widen(self, schema: Any) -> None:
         with translated(self._url, self.name):
-            with self._table.update_schema() as update:
-                update.union_by_name(schema)
+            try:
+                with self._table.update_schema() as update:
+                    update.union_by_name(schema)
+            except package("pyiceberg.exceptions").CommitFailedException as error:
+                raise LakeFenced(self._url, self.name, self.mark.position) from error
             self._table.refresh()
 
     def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
@@ -212,6 +236,18 @@ class IcebergTable:
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else self._table.snapshot_by_id(parent)
         return _mark(self._table.properties)
+
+
+def _create_tables(catalog: Any) -> None:
+    """Make the tables of a catalog in SQLite unless they are there; each may be made by another process meanwhile."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            catalog.create_tables()
+        except package("sqlalchemy.exc").OperationalError:
+            if not tries_left:
+                raise
+        else:
+            return
 
 
 def _properties(mark: Mark) -> dict[str, str]:

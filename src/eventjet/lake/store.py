@@ -51,6 +51,8 @@ class Mark:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """What deltalake colours its messages with."""
+_FRAMES = re.compile(r"^\s*0: ", re.MULTILINE)
+"""Where the stack of its native code begins."""
 
 
 def event_digest(event_id: str | None) -> int:
@@ -166,7 +168,7 @@ def translated(url: str, table: str) -> Generator[None]:
     except EventjetError:
         raise
     except Exception as error:
-        reason = " ".join(_COLOUR.sub("", str(error)).split()).rstrip(".")
+        reason = " ".join(_COLOUR.sub("", _FRAMES.split(str(error))[0]).split()).rstrip(".")
         fault = storage_fault(url, reason)
         if fault is not None:
             raise LakeRefused(url, table, *fault) from error

@@ -12,6 +12,7 @@ from eventjet import failpoints
 from eventjet.domain.position import BUILDING, RETIRED
 from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
+from eventjet.projections.by_state import STATE_TABLE
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild import runs
@@ -179,7 +180,7 @@ class Shadow(Generic[R_co]):
 
     def check_confined(self, connection: Connection) -> None:
         """Raise `RebuildRefused` when the open transaction of a handler has written outside the shadow."""
-        written = self.workspace.strange_writes(connection)
+        written = self.workspace.outside_writes(connection)
         if written:
             raise RebuildRefused(
                 self.resolved.name,
@@ -208,7 +209,7 @@ class Shadow(Generic[R_co]):
         succeed, `RebuildOvertaken` and `RebuildRefused`.
         """
         with self.workspace.swapping() as connection:
-            runs.hold(connection, self.run)
+            runs.renew(connection, self.run)
             unlocked_checkpoint = self._checkpoint(connection)
             assert unlocked_checkpoint is not None, "made by `create`"
             exchange = self.workspace.exchange(connection, self.resolved, unlocked_checkpoint.location)
@@ -224,7 +225,7 @@ class Shadow(Generic[R_co]):
                 for locked_checkpoint in locked_checkpoints
                 if locked_checkpoint.revision == self.resolved.revision
             )
-            check_kept(self.resolved, live)
+            check_not_retired(self.resolved, live)
             if live.location != unlocked_checkpoint.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
@@ -238,11 +239,20 @@ class Shadow(Generic[R_co]):
             else:
                 self.check_swappable(connection)
             self.workspace.carry_out(exchange, self.resolved, live.location)
+            self._drop_states(connection, live)
             tables = recorded(self.resolved)
             table_identities = identities(connection, tables, live.location)
             swapped = checkpoint.swap_in(connection, live, shadow_checkpoint, log, tables, table_identities)
             failpoints.reach("rebuild.inside_swap")
             return swapped
+
+    def _drop_states(self, connection: Connection, live: Checkpoint) -> None:
+        """Drop the table of states that the live read model had, where the declared one has none, or another."""
+        own = f"{STATE_TABLE}{self.resolved.name}"
+        names = [name for name in names_of(live.tables) if name[1] == own and name not in self._names]
+        dialect = dialect_of(connection)
+        if tables := list(dialect.find_tables(connection, names, live.location).values()):
+            dialect.drop(connection, tables)
 
     def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
         """Return ({position: resolution} of events that are not in the live rows, {(position, decision)})."""
@@ -351,7 +361,7 @@ def shadow_of(
             failpoints.reach("rebuild.dropped")
 
 
-def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
+def check_not_retired(resolved: AnyResolved, live: Checkpoint) -> None:
     """Raise `RebuildOvertaken` for a dropped revision, whose place another revision's rows may have taken."""
     if live.state == RETIRED:
         raise RebuildOvertaken(

@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eventjet.codec.catalog import EventType
-from eventjet.domain.personal import is_private
 from eventjet.errors import UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
@@ -43,6 +42,7 @@ from eventjet.spark.event_rows import (
     ROW_VALUES,
     batch_of,
     event_tables,
+    open_types,
     personal_fields,
     recorded_columns,
     row_columns,
@@ -60,6 +60,7 @@ from eventjet.spark.shuffle_blocks import (
     PackByState,
     in_windows,
     shuffled,
+    state_names,
     unpack,
 )
 from eventjet.spark.source import Reader, read_columns
@@ -70,6 +71,8 @@ _RECORD = ("position", "time_ns", "subject", "headers", "coalesce(cast(body as b
 """Expressions that make a record, as the source `jetstream` has it, of a row of the table `events`."""
 _RECORD_COLUMNS = {"time_ns": "int", "subject": "str", "headers": "bytes"}
 """The columns of `events` from which records are decoded again; the others are those of `eventjet.spark.events`."""
+_TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Spark's own type is one that other programs read as nanoseconds since 1970, which end in the year 2262."""
 _CHUNK = 10_000
 """The maximum number of rows of a read model in one Arrow batch."""
 
@@ -157,12 +160,12 @@ class _Declaring:
         return cls(spark, application, reference, options, skipped, personal, _struct(SCHEMA))
 
     def declare_events(self) -> None:
-        task = _EventsTask(self._open_types())
+        task = _EventsTask(None if self.personal else open_types(self.app.catalog))
         comment = f"Every record of the log of {self.app.name}, in the order of position."
 
         schema = _struct(ddl_of(_events_columns()))
 
-        @dp.table(name=EVENTS, comment=comment)
+        @dp.table(name=EVENTS, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
             return self._log().mapInArrow(task, schema)
 
@@ -173,7 +176,9 @@ class _Declaring:
         names = ", ".join(f"'{wire_name}'" for wire_name in (info.name, *info.formerly))
         schema = _struct(ddl_of(recorded_columns(cls, left_out)))
 
-        @dp.table(name=name, comment=_sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}."))
+        comment = _sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}.")
+
+        @dp.table(name=name, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
             if left_out:
                 # The table of all records has no bodies of these events.
@@ -187,14 +192,14 @@ class _Declaring:
         task = ReadModelTask(self.reference, resolved.name, route, self.skipped)
         partitions = int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
         reference, name, skipped = self.reference, resolved.name, self.skipped
-        pack: Any = PackByAggregate(read_columns, partitions)
+        pack: Any = PackByAggregate(read_columns, partitions, state_names(reference, resolved, skipped))
         if route is Route.BY_KEY:
             pack = PackByKey(read_columns, partitions, reference, name, ROW_VALUES, None, skipped)
         by_state = PackByState(partitions, reference, name, ROW_VALUES, None, skipped, with_states=False)
         schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
 
-        @dp.materialized_view(name=resolved.name, comment=comment, spark_conf=CONF)
+        @dp.materialized_view(name=resolved.name, comment=comment, spark_conf={**CONF, **_TIMES})
         def _() -> DataFrame:
             records = self._records(self.spark.read.table(EVENTS))
             if not resolved.reads:
@@ -217,14 +222,6 @@ class _Declaring:
         # the table may not exist yet. Nothing is asked where the schema is known.
         records._cached_schema = self.record
         return records
-
-    def _open_types(self) -> frozenset[str] | None:
-        """Return the wire names of events whose bodies may be in `events`; None for all."""
-        catalog = self.app.catalog
-        if self.personal or not catalog.is_private:
-            return None
-        kinds = [kind for kind in catalog.kinds() if not is_private(kind.event_type)]
-        return frozenset(name for kind in kinds for name in (kind.info.name, *kind.info.formerly))
 
 
 def _session() -> SparkSession:

@@ -56,9 +56,10 @@ class Cursor:
     began: int = 0
     """The lowest position the cursor was ever put at: the subscription never followed events up to there."""
     tries: tuple[tuple[int, int], ...] = ()
-    """Positions whose handlers block the event loop of a worker, and how many tries of each nobody saw the end of.
+    """Positions whose handlers block the event loop of a worker, and how many tries of each have blocked it.
 
-    None that is done, except for events of the quarantine that are tried again.
+    A try counts unless a worker saw it end in time. No position is done, except for events of the quarantine that are
+    tried again.
     """
     origins: tuple[tuple[str, str], ...] = ()
     """For an inbox whose stream is gathered: (origin, when it was made) of each origin, as its last message says."""
@@ -85,7 +86,7 @@ class Cursor:
             if values.get("waking") is not None:
                 after, until = values["waking"]
                 values["waking"] = int(after), int(until)
-            return cls(**known_fields(cls, values))
+            return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -99,7 +100,7 @@ class Cursor:
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
     def tries_of(self, position: int) -> int:
-        """Return how many tries of the event at this position blocked the event loop, and nobody saw their end."""
+        """Return how many tries of the event at this position blocked the event loop, as `tries` counts them."""
         return dict(self.tries).get(position, 0)
 
     @property
@@ -109,10 +110,10 @@ class Cursor:
             return None
         position, count = self.tries[-1]
         what = "a try" if count == 1 else f"{count} tries"
-        others = f" (and {len(self.tries) - 1} more)" if len(self.tries) > 1 else ""
+        others = f" (and at {len(self.tries) - 1} more)" if len(self.tries) > 1 else ""
         return (
-            f"its handler blocks the event loop at position {position:,}{others}: nobody saw the end of {what}. Call "
-            "what blocks with `await asyncio.to_thread(…)`"
+            f"its handler blocked the event loop in {what} at position {position:,}{others}. Call what blocks with "
+            "`await asyncio.to_thread(…)`"
         )
 
     def first_open(self, position: int) -> int:
@@ -137,8 +138,6 @@ class Cursor:
             return False
         return self.owner in (None, owner) or silent
 
-    # Transitions.
-
     def taken(self, owner: str, revision: int) -> Cursor:
         """Return the cursor with this owner and revision.
 
@@ -147,16 +146,11 @@ class Cursor:
         has run yet, no instance waits.
         """
         is_higher = self.kind == PROCESS and 0 < self.revision < revision
-        waking = (self.began, self._reached) if is_higher else self.waking
+        waking = (self.began, self.furthest) if is_higher else self.waking
         reason = self.reason if self.state == ACTIVE else None  # only progress clears the reason to wait
         return replace(
             self, owner=owner, revision=revision, state=TAKE.states[self.state], reason=reason, waking=waking
         )
-
-    @property
-    def _reached(self) -> int:
-        """The last position that is done, gaps before it ignored."""
-        return max([self.position, *(last for _, last in self.done)])
 
     def moved(
         self,
@@ -173,8 +167,8 @@ class Cursor:
         """
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
         if self.tries:
-            kept = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
-            moved = replace(moved, tries=kept)
+            tries = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
+            moved = replace(moved, tries=tries)
         return moved.waiting(reason)
 
     def tried(self, position: int, number: int) -> Cursor:
@@ -238,6 +232,6 @@ class Cursor:
         return replace(self, owner=None, state=transition.states[self.state], reason=None)
 
 
-def known_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def declared_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored values that the dataclass has fields for; a later release may have stored more."""
     return {field.name: values[field.name] for field in fields(cls) if field.name in values}

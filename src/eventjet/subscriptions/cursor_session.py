@@ -69,7 +69,7 @@ WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
-_HOPELESS = (PermanentFailure, UsageError, DefinitionError)
+_PERMANENT = (PermanentFailure, UsageError, DefinitionError)
 """The application's word, and errors of eventjet about the code itself: another try would fail in the same way."""
 
 
@@ -206,7 +206,7 @@ class CursorSession:
         consumer = Source(source.endpoint, source.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
         reader = await renewing(opening, renew, every_s)
-        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
+        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done, stop)
         try:
             self.start(executor, reader, parked)
             reader.start()
@@ -424,7 +424,8 @@ class CursorSession:
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
         """Return how often an event was tried, and what the last try raised: None when it is done.
 
-        Position 0 means a deadline. From the second failed try on the cursor says why it waits.
+        Position 0 means a deadline. From the second failed try on the cursor says why it waits. Raises `Drained` in
+        place of another try of a worker that stops.
         """
         try:
             return await self._try_until(attempt, key, position)
@@ -440,6 +441,7 @@ class CursorSession:
         while True:
             number += 1
             await self._renew_if_late()
+            self._executor.check_open()
             limit = asyncio.timeout(retry.timeout_s)
             unseen = self._unseen_tries(position) + 1
             running = RunningTry(label, position, unseen, self._stored, retry.timeout_s)
@@ -453,7 +455,7 @@ class CursorSession:
                     self._seen_to_end.discard(position)  # so it counts for other workers, too
                 else:
                     self._seen_to_end.add(position)
-                is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
+                is_permanent = isinstance(error, (*retry.never, *_PERMANENT))
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
                 if not passing and (number >= retry.tries or is_permanent):
@@ -467,7 +469,7 @@ class CursorSession:
                 return number, None
 
     def _unseen_tries(self, position: int) -> int:
-        """Return how many tries of an event blocked the event loop without an end that a worker saw."""
+        """Return how many tries of an event have blocked the event loop since this session saw one end in time."""
         return 0 if position in self._seen_to_end else self._stored.cursor.tries_of(position)
 
     async def _watched(self, work: Awaitable[None], running: RunningTry) -> None:
@@ -525,35 +527,33 @@ class CursorSession:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != QUARANTINED:
-                self._executor.add_due(key, self._retrying(key, entries))
+                self._executor.add_due(key, partial(self._retry_key, key, entries))
 
-    def _retrying(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> Any:
-        async def again() -> None:
-            for entry in entries:
-                if entry.parked.resolution == QUARANTINED:
-                    self._blocking_positions[key] = entry.position
-                    return
-                record = await self._handler.source.at(entry.position)
-                if record is None and self._handler.source.forgets:
-                    self._forget(entry)
-                    continue
-                failed = await self._try_again(entry, record)
-                if failed is not None:
-                    assert failed.error is not None
-                    self._blocking_positions[key] = entry.position
-                    parked = parked_for(failed, failed.error, private=self._is_private)
-                    self._park(_under_key(parked, key), self._handler.retry.tries)
-                    return
-                if entry.parked.resolution == BLOCKED:
-                    self._to_delete.append(entry)
-                else:
-                    self._to_write.append(entry.resolved(RETRIED))
-                self._executor.changed.set()
-            del self._blocking_positions[key]
+    async def _retry_key(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> None:
+        """Try the quarantined and blocked events of a key again, in order, up to one that waits or fails again."""
+        for entry in entries:
+            if entry.parked.resolution == QUARANTINED:
+                self._blocking_positions[key] = entry.position
+                return
+            record = await self._handler.source.at(entry.position)
+            if record is None and self._handler.source.forgets:
+                self._drop(entry)
+                continue
+            failed = await self._try_again(entry, record)
+            if failed is not None:
+                assert failed.error is not None
+                self._blocking_positions[key] = entry.position
+                parked = parked_for(failed, failed.error, private=self._is_private)
+                self._park(_under_key(parked, key), self._handler.retry.tries)
+                return
+            if entry.parked.resolution == BLOCKED:
+                self._to_delete.append(entry)
+            else:
+                self._to_write.append(entry.resolved(RETRIED))
+            self._executor.changed.set()
+        del self._blocking_positions[key]
 
-        return again
-
-    def _forget(self, entry: QuarantinedEntry) -> None:
+    def _drop(self, entry: QuarantinedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
         logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
         self._to_write.append(entry.resolved(DROPPED))

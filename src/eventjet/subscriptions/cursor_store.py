@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.headers import EXPECTED, RawRecord, header_block, mark_batch
+from eventjet.codec.headers import EXPECTED, RawRecord, batch_blocks, header_lines
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
@@ -26,7 +26,7 @@ from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissi
 from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
-from eventjet.subscriptions.cursor import Cursor, known_fields
+from eventjet.subscriptions.cursor import Cursor, declared_fields
 from eventjet.subscriptions.retry import boot_clock
 
 _LENT_S = 0.005
@@ -85,8 +85,8 @@ class QuarantinedEntry:
         """
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            values |= {"parked": Quarantined(**known_fields(Quarantined, values["parked"])), "sequence": sequence}
-            return cls(**known_fields(cls, values))
+            values |= {"parked": Quarantined(**declared_fields(Quarantined, values["parked"])), "sequence": sequence}
+            return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -305,9 +305,9 @@ class Cursors:
 
     async def _send(self, name: str, messages: Sequence[_Message]) -> int:
         """Send messages as one atomic batch and return the sequence of the last; raises as `write`."""
-        mark_batch([headers for _, _, headers in messages])
+        blocks = batch_blocks([header_lines(headers) for _, _, headers in messages])
         *before, (key, body, block) = [
-            (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
+            (self._prefix + key, body, block) for (key, body, _), block in zip(messages, blocks, strict=True)
         ]
         try:
             frame = await self._client.request(key, body, block, earlier_messages=before, stream=self._stream)
