@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eventjet.codec.subjects import covers
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import create_stream, update_stream
 from eventjet.jetstream.client import Client
@@ -70,15 +71,4 @@ def _uses(app: Application) -> dict[str, dict[str, str]]:
 def _without_covered(subjects: Iterable[str]) -> list[str]:
     """Return the subjects that no other one covers, since those of a stream may not overlap."""
     unique = list(dict.fromkeys(subjects))
-    return [subject for subject in unique if not any(each != subject and _covers(each, subject) for each in unique)]
-
-
-def _covers(pattern: str, subject: str) -> bool:
-    """Return whether a subject pattern matches all that another one matches."""
-    parts, others = pattern.split("."), subject.split(".")
-    for index, part in enumerate(parts):
-        if part == ">":
-            return index < len(others)
-        if index >= len(others) or others[index] == ">" or part not in ("*", others[index]):
-            return False
-    return len(parts) == len(others)
+    return [subject for subject in unique if not any(other != subject and covers(other, subject) for other in unique)]

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from eventjet.codec.headers import skip_subject
 from eventjet.codec.subjects import (
+    covers,
     cursor_bucket,
     declared_name,
     notice_subject,
@@ -320,19 +321,8 @@ def _log_subjects(app: str, roles: Sequence[Role]) -> list[str]:
         subject for role in roles for subject in role.publish if not subject.startswith(between_clients)
     )
     return [
-        subject for subject in subjects if not any(other != subject and _covers(other, subject) for other in subjects)
+        subject for subject in subjects if not any(other != subject and covers(other, subject) for other in subjects)
     ]
-
-
-def _covers(wide: str, narrow: str) -> bool:
-    """Return whether the pattern `wide` matches every subject that the pattern `narrow` does."""
-    wide_parts, narrow_parts = wide.split("."), narrow.split(".")
-    for index, part in enumerate(wide_parts):
-        if part == ">":
-            return len(narrow_parts) > index
-        if index >= len(narrow_parts) or narrow_parts[index] == ">" or part not in ("*", narrow_parts[index]):
-            return False
-    return len(wide_parts) == len(narrow_parts)
 
 
 def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
