@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.errors import (
     ApiRefused,
     EventjetError,
@@ -30,7 +30,6 @@ from eventjet.jetstream.api import Conversation, StreamState, message_at, paused
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import (
-    AGGREGATES,
     CONTINUES,
     FIRST,
     IDENTITY,
@@ -42,6 +41,7 @@ from eventjet.log.topology import (
     every_config,
     finding_stream,
     identity_of,
+    noted_aggregates,
     reading_log_state,
 )
 from eventjet.observability import logs
@@ -210,7 +210,7 @@ class StreamIdentity:
         self.identity = state.metadata.get(IDENTITY, "")
         identity_of(state)
         self.missing_range = missing
-        self.aggregates = frozenset(state.metadata.get(AGGREGATES, "").split())
+        self.aggregates = frozenset(noted_aggregates(state.metadata))
         self._warn(() if self._is_mirror else drifts_of(state))
         self._looked_at = asked_at
         return state
@@ -357,7 +357,7 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
     record: RawRecord | None = yield message_at(state.name, checkpoint.position)
     if record is None:
         return LogRolledBack(checkpoint.name, checkpoint.position, "the log has no event there any more")
-    event_id = header(record[3], MSG_ID) or ""
+    event_id = event_id_of(record)
     if event_id == checkpoint.event_id:
         return None
     reason = f"the event there is {event_id or 'without id'}, and it was {checkpoint.event_id}"
@@ -374,7 +374,7 @@ def succession_fault(state: StreamState, log: str, position: int) -> str:
         return ""
     end = earlier_logs(state).get(log)
     if end is None:
-        return _other_log_reason(log, state.name, identity_of(state))
+        return f"it was made from the log {log} and the stream {state.name!r} is {identity_of(state)}"
     if position > end:
         return (
             f"it was made from the log {log}, of which this log has the events up to position {end:,} only, where its "
@@ -387,10 +387,6 @@ def earlier_logs(state: StreamState) -> dict[str, int]:
     """Return the identities of the logs that this one continues, and the last position that it has of each."""
     pairs = (pair.rpartition("@") for pair in state.metadata.get(CONTINUES, "").split())
     return {log: int(end) for log, _, end in pairs if end.isdecimal()}
-
-
-def _other_log_reason(log: str, stream: str, identity: str) -> str:
-    return f"it was made from the log {log} and the stream {stream!r} is {identity}"
 
 
 # Repair, for an administrator. Blocks.
