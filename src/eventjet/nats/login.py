@@ -55,7 +55,7 @@ def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
     return public, signature
 
 
-def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> bytes:
+def _read(path: Path, pattern: re.Pattern[bytes], setting: str, content: str) -> bytes:
     try:
         match = pattern.search(Path(path).read_bytes())
     except (OSError, ValueError) as error:
@@ -65,7 +65,7 @@ def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> by
             f"The file of `{setting}` cannot be read: {reason}. Give the path of a readable one."
         ) from None
     if match is None:
-        raise UsageError(f"{path} holds no {what}. Give the file that `nsc` or `nk` wrote.")
+        raise UsageError(f"{path} holds no {content}. Give the file that `nsc` or `nk` wrote.")
     return match[1]
 
 
