@@ -58,9 +58,9 @@ def traceback_of(error: BaseException, *, private: bool = False) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
-    seen: set[int] = set()
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    ids: set[int] = set()
+    while current is not None and id(current) not in ids:
+        ids.add(id(current))
         yield current
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 

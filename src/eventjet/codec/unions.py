@@ -28,7 +28,7 @@ class _Unions:
         self._definitions: Mapping[str, Node] = {
             definition["ref"]: definition for definition in schema.get("definitions", ())
         }
-        self._seen: set[str] = set()
+        self._visited_refs: set[str] = set()
         self._enclosing_pairs: set[tuple[int, int]] = set()
         self._is_lax = False
         """Whether the compared parts are read by a pydantic model, or within one."""
@@ -42,8 +42,8 @@ class _Unions:
             return
         node = cast("Node", part)
         kind = node["type"]
-        if kind == "definition-ref" and node["schema_ref"] not in self._seen:
-            self._seen.add(node["schema_ref"])
+        if kind == "definition-ref" and node["schema_ref"] not in self._visited_refs:
+            self._visited_refs.add(node["schema_ref"])
             yield from self.faults(self._definitions.get(node["schema_ref"]), path)
         elif kind in _CLASSES:
             for name, field in _fields(node).items():
