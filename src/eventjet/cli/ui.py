@@ -69,7 +69,7 @@ def ui(
         option("--public-url", "URL", "Under which a proxy shows it: its host, path and https."),
     ] = None,
     monitoring: MonitoringOption = None,
-    told: Annotated[bool, switch("--told", "", hidden=True)] = False,
+    is_announced: Annotated[bool, switch("--told", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
@@ -100,9 +100,9 @@ def ui(
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
-        shown = f"[{host}]" if ":" in host else host
-        if not told:  # `dev --ui` prints the URL itself
-            show(f"http://{shown}:{listening.getsockname()[1]}/")
+        address = f"[{host}]" if ":" in host else host
+        if not is_announced:  # `dev --ui` prints the URL itself
+            show(f"http://{address}:{listening.getsockname()[1]}/")
         run_async(_serve(served, site.state.streams.end, listening))
 
 
