@@ -196,8 +196,8 @@ def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: b
 def _log_lines(log: LogCheck) -> Iterator[str]:
     judgement = "can be read" if log.readable else "can NOT be read"
     extent = "all of its events" if log.is_whole else "its beginning, its end and places evenly between"
-    extent = f"{log.events:,} events up to position {log.last:,} ({extent}), and {log.histories:,} histories"
-    yield f"{log.stream} {judgement} by this app, as far as was looked: {extent}"
+    counts = f"{log.events:,} events up to position {log.last:,} ({extent}), and {log.histories:,} histories"
+    yield f"{log.stream} {judgement} by this app, as far as was looked: {counts}"
     for kind in log.event_types:
         events_text = f"{counted(kind.events, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
         folded = f"; {kind.folded:,} {'history' if kind.folded == 1 else 'histories'} folded" if kind.folded else ""

@@ -98,7 +98,9 @@ def _path(loc: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            name = part if _NAME.fullmatch(part) else "" if "[" in part else "…"  # a branch of a union, or a key
+            name = part
+            if not _NAME.fullmatch(part):  # a branch of a union, or a key
+                name = "" if "[" in part else "…"
             path += f".{name}" if path and name else name
     return _shortened(path, _FIELD_MAX) or "it"
 

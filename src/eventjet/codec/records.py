@@ -496,7 +496,9 @@ def unpacked(last: int) -> tuple[int, int]:
 
 def broken(version: int, expected: int | None, last: int, version_before: int) -> str:
     """Return the reason for an event that does not follow the last event of its subject."""
-    after = "" if expected is None else f", written after position {expected}" if expected else ", written as its first"
+    after = ""
+    if expected is not None:
+        after = f", written after position {expected}" if expected else ", written as its first"
     before = f"version {version_before} at position {last}" if last else "no event of this aggregate"
     return f"version {version}{after}, and {before} comes before it"
 

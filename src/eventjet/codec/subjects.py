@@ -39,6 +39,12 @@ def covers(pattern: str, subject: str) -> bool:
     return len(parts) == len(other_parts)
 
 
+def without_covered(subjects: Iterable[str]) -> list[str]:
+    """Return the subject patterns that no other one of them covers, each once and in their order."""
+    unique = list(dict.fromkeys(subjects))
+    return [subject for subject in unique if not any(other != subject and covers(other, subject) for other in unique)]
+
+
 def overlap(subject: str, other_subject: str) -> bool:
     """Return whether two subject patterns both match some subject."""
     tokens, other_tokens = subject.split("."), other_subject.split(".")

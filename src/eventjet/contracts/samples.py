@@ -137,14 +137,12 @@ def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]
             raise
         yield []
         return
-    if min_items > len(items) and node.get("uniqueItems"):
+    is_set = bool(node.get("uniqueItems"))
+    if is_set and min_items > len(items):
         raise Unmade(f"`{path}` wants {min_items} different items")
+    count = max(1, min_items)
     for item in items:
-        yield (
-            [*first, *[item] * max(1, min_items)]
-            if not node.get("uniqueItems")
-            else [item, *items][: max(1, min_items)]
-        )
+        yield [item, *items][:count] if is_set else [*first, *[item] * count]
     if not min_items:
         yield first
     if max_items is None or int(max_items) >= len(items):

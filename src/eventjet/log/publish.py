@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
 from eventjet.codec.headers import header_block, mark_saves
@@ -209,13 +210,10 @@ class Sender:
             [event_headers(write, index) for write in writes for index in range(len(write.events))] for writes in saves
         ]
         mark_saves(blocks)
-        messages = [
-            (subject, event.encoded.body)
-            for writes in saves
-            for write in writes
-            for subject in (self._subject(write),)
-            for event in write.events
-        ]
+        messages: list[tuple[str, bytes]] = []
+        for write in chain.from_iterable(saves):
+            subject = self._subject(write)
+            messages += [(subject, event.encoded.body) for event in write.events]
         headers = [header_block(block) for save_blocks in blocks for block in save_blocks]
         *before, last = [(*message, block) for message, block in zip(messages, headers, strict=True)]
         return await self._ask(*last, timeout_s, before)

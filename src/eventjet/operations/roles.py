@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from eventjet.codec.headers import skip_subject
 from eventjet.codec.subjects import (
-    covers,
     cursor_bucket,
     declared_name,
     notice_subject,
@@ -25,6 +24,7 @@ from eventjet.codec.subjects import (
     timer_stream,
     timer_subject,
     type_subjects,
+    without_covered,
 )
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
@@ -317,12 +317,9 @@ def _log_subjects(app: str, roles: Sequence[Role]) -> list[str]:
     The server delivers a message once for each import that matches it.
     """
     between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
-    subjects = dict.fromkeys(
+    return without_covered(
         subject for role in roles for subject in role.publish if not subject.startswith(between_clients)
     )
-    return [
-        subject for subject in subjects if not any(other != subject and covers(other, subject) for other in subjects)
-    ]
 
 
 def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
