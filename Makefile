@@ -60,7 +60,7 @@ $(installed): pyproject.toml constraints.txt
 pytest := $(bin)/python -m pytest --dist worksteal
 quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow and not campaign"
 
-# Seven minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
+# A quarter of an hour on two cores: all that needs no JVM, no cluster, and kills nothing.
 test: compiled
 	$(quick)
 

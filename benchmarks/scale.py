@@ -41,6 +41,10 @@ CPU_GROWTH_MAX = 1.15
 
 LOCAL, SPARK = "local engine", "Spark from JetStream"
 TAIL, ARCHIVE = "Spark from an archive and the tail", "Spark from an archive"
+GROWING = (LOCAL, SPARK, ARCHIVE)
+"""The roads that are taken over the longer log, too."""
+SPARK_MAX = 1.3
+"""How much more CPU Spark from an archive may take than the local engine over the longer log."""
 
 
 class Bench:
@@ -96,33 +100,35 @@ def roads(bench: Bench, count: int, folder: Path) -> dict[str, Rebuild]:
     return rebuilds
 
 
-def longer(bench: Bench, count: int) -> dict[str, Rebuild]:
-    """The same by the local engine and by Spark, for their appetite: started while the log is short, and looked at over
-    all of it.
-    """
+def longer(bench: Bench, count: int, archive: Path) -> dict[str, Rebuild]:
+    """Rebuild on three roads while the log is short, so that all is warm, and then over all of it."""
     rebuilds: dict[str, Rebuild] = {}
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer(sync_interval="2m"))
         filling = stack.enter_context(Filling(nats.url, count))
+        rebuilders = {name: stack.enter_context(bench.rebuilder(nats, count)) for name in GROWING}
         grow(filling, min(STEP, count))
-        engines = {
-            name: (engine, stack.enter_context(bench.rebuilder(nats, count)))
-            for name, engine in ((LOCAL, "local"), (SPARK, "spark"))
-        }
-        for engine, rebuilder in engines.values():
-            checked(rebuilder.rebuild(engine), rebuilder.database, filling.stored)
+        make_archive(nats, archive, bench.master)
+        for name, rebuilder in rebuilders.items():
+            checked(rebuilder.rebuild(*_road(name, archive)), rebuilder.database, filling.stored)
         grow(filling, count)
-        for name, (engine, rebuilder) in engines.items():
-            rebuilds[name] = printed(name, checked(rebuilder.rebuild(engine), rebuilder.database, count))
+        make_archive(nats, archive, bench.master)
+        for name, rebuilder in rebuilders.items():
+            rebuilds[name] = printed(name, checked(rebuilder.rebuild(*_road(name, archive)), rebuilder.database, count))
     return rebuilds
 
 
-def again(bench: Bench, count: int) -> dict[str, Rebuild]:
-    """The short log once more, after the long one: machines are slower for minutes, and the long one takes many."""
+def again(bench: Bench, count: int, archive: Path) -> dict[str, Rebuild]:
+    """Rebuild the short log once more after the long one: machines become slower, and the long one takes minutes."""
     with NatsServer(sync_interval="2m") as nats, Filling(nats.url, count) as filling:
         grow(filling, count)
-        engines = ((LOCAL, "local"), (SPARK, "spark"))
-        return {name: printed(name, bench.rebuild(nats, engine, None, count)) for name, engine in engines}
+        make_archive(nats, archive, bench.master)
+        return {name: printed(name, bench.rebuild(nats, *_road(name, archive), count)) for name in GROWING}
+
+
+def _road(name: str, archive: Path) -> tuple[str, Path | None]:
+    """Return the engine and the archive of one of the roads in `GROWING`."""
+    return "local" if name == LOCAL else "spark", archive if name == ARCHIVE else None
 
 
 def grow(filling: Filling, count: int) -> None:
@@ -161,8 +167,8 @@ def main(sizes: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="eventjet-scale-") as folder, PostgresServer() as postgres:
         bench = Bench(postgres, sizes.master)
         short = roads(bench, sizes.events, Path(folder))
-        long = longer(bench, sizes.long) if sizes.long else {}
-        after = again(bench, sizes.events) if sizes.long else {}
+        long = longer(bench, sizes.long, Path(folder, "long")) if sizes.long else {}
+        after = again(bench, sizes.events, Path(folder, "again")) if sizes.long else {}
     return 1 if _compare(short, long, after) else 0
 
 
@@ -184,6 +190,9 @@ def _compare(short: dict[str, Rebuild], long: dict[str, Rebuild], after: dict[st
             allowed = max(GROWTH_MAX * rebuild.peak_mb[part], JVM_MB if part == JVM else 0)
             if megabytes > allowed and part not in (SERVER, POSTGRES):
                 grown.append(f"{name}: {part}")
+    if long:
+        local, archived = (f"{name}, {long[name].events:,} events" for name in (LOCAL, ARCHIVE))
+        comparisons.append(Comparison(cpu, archived, local, 1 / SPARK_MAX))
     report([cpu, memory], comparisons)
     if grown:
         print(f"grew with the log: {', '.join(grown)}", file=sys.stderr)

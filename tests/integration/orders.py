@@ -95,6 +95,23 @@ class Payment:
         return replace(self, amount=event.amount)
 
 
+@event("complaint.filed")
+class Filed:
+    order: str | None
+    """The id of an order, which need not be there."""
+
+
+@aggregate("complaint")
+class Complaint:
+    times: int = 0
+
+    def file(self, order: str | None) -> Filed:
+        return Filed(order=order)
+
+    def evolve(self, event: Filed) -> Complaint:
+        return replace(self, times=self.times + 1)
+
+
 def customer_of(order: Order) -> str | None:
     return order.customer
 
@@ -187,20 +204,45 @@ def tags(row: Tag | None, event: Recorded[Closed], key: tuple[str, int]) -> Tag:
     return replace(row, orders=row.orders + 1)
 
 
-orders = App("orders", aggregates=[Order, Payment], projections=[spend, folders, loads, dues, tags])
+@dataclass(frozen=True, slots=True)
+class Grievance:
+    customer: Key[str]
+    complaints: int = 0
+    last: str = ""
+
+
+def order_of_complaint(event: Recorded[Filed]) -> str | None:
+    return event.data.order
+
+
+def customer_or_nobody(order: Order) -> str | None:
+    return order.customer if order.ref else "nobody"
+
+
+@projection("grievances", key=by_state(Order, customer_or_nobody, on_change="keep", via=order_of_complaint))
+def grievances(row: Grievance | None, event: Recorded[Filed], order: Order) -> Grievance:
+    row = row or Grievance(order.customer or "nobody")
+    return replace(row, complaints=row.complaints + 1, last=f"{order.ref} {order.total} {order.notes}")
+
+
+orders = App(
+    "orders",
+    aggregates=[Order, Payment, Complaint],
+    projections=[spend, folders, loads, dues, tags, grievances],
+)
 NAMES = list(orders.projections)
 
 
-def history(seed: int, count: int, ids: int = 20) -> list[tuple[str, OrderEvent | Paid]]:
+def history(seed: int, count: int, ids: int = 20) -> list[tuple[str, OrderEvent | Paid | Filed]]:
     """Return (aggregate id, event) pairs in the order of a log; orders change hands, are lost and found again."""
     chance = random.Random(seed)
     known: dict[str, str | None] = {}
-    pairs: list[tuple[str, OrderEvent | Paid]] = []
+    pairs: list[tuple[str, OrderEvent | Paid | Filed]] = []
     while len(pairs) < count:
         name = f"o {chance.randrange(ids)}"
         customer = f"c{chance.randrange(4)}"
-        made: OrderEvent | Paid
-        match chance.randrange(8) if name in known else 0:
+        made: OrderEvent | Paid | Filed
+        match chance.randrange(9) if name in known else 0:
             case 0 if name not in known:
                 made, known[name] = Placed(customer=customer, ref=name), customer
             case 0 | 1 | 2:
@@ -212,6 +254,9 @@ def history(seed: int, count: int, ids: int = 20) -> list[tuple[str, OrderEvent 
                 made = Noted(text="x")
             case 6:
                 made = Closed()
+            case 7:
+                complaint = f"t {chance.randrange(6)}"
+                name, made = complaint, Filed(order=chance.choice([name, f"o {chance.randrange(ids)}", None]))
             case _:
                 name, made = f"p {len(pairs)}", Paid(customer=customer, amount=chance.randrange(50))
         pairs.append((name, made))
@@ -224,8 +269,7 @@ def append(settings: Settings, pairs: Iterable[tuple[str, Any]], name: str = "or
     def records() -> Iterator[tuple[str, bytes, bytes]]:
         for aggregate_id, data in pairs:
             encoded = orders.catalog.encode(data)
-            aggregate = "payment" if isinstance(data, Paid) else "order"
-            subject = f"{aggregate}.{encode_id(aggregate_id)}"
+            subject = f"{encoded.type_name.partition('.')[0]}.{encode_id(aggregate_id)}"
             yield subject, block(encoded.type_name, encoded.schema), encoded.body
 
     return logs.append(Endpoint.of(settings), name, records())
@@ -238,7 +282,7 @@ def rows_of(database: str, names: Iterable[str] = ()) -> dict[str, set[Any]]:
         return {table.name: set(map(tuple, connection.execute(select(table)))) for table in tables}
 
 
-def expected(pairs: Iterable[tuple[str, OrderEvent | Paid]]) -> dict[str, dict[Any, Any]]:
+def expected(pairs: Iterable[tuple[str, OrderEvent | Paid | Filed]]) -> dict[str, dict[Any, Any]]:
     """Return the rows by key, made without eventjet: a state for each order, and what each event does to the tables."""
     states: dict[str, Order] = {}
     rows: dict[str, dict[Any, Any]] = {name: {} for name in NAMES}
@@ -246,6 +290,14 @@ def expected(pairs: Iterable[tuple[str, OrderEvent | Paid]]) -> dict[str, dict[A
         if isinstance(data, Paid):
             row = rows["dues"].get(data.customer, Due(data.customer))
             rows["dues"][data.customer] = replace(row, amount=row.amount - data.amount)
+            continue
+        if isinstance(data, Filed):
+            order = states.get(data.order or "", Order())
+            customer = order.customer if order.ref else "nobody"
+            if data.order is not None and customer is not None:
+                filed = rows["grievances"].get(customer, Grievance(customer))
+                last = f"{order.ref} {order.total} {order.notes}"
+                rows["grievances"][customer] = replace(filed, complaints=filed.complaints + 1, last=last)
             continue
         before = states.get(name, Order())
         states[name] = after = before.evolve(data)

@@ -35,6 +35,7 @@ from tests.integration.orders import (
     NAMES,
     Added,
     Closed,
+    Filed,
     Noted,
     Order,
     OrderEvent,
@@ -52,7 +53,7 @@ from tests.tables import execute
 
 PATIENT_S = 300.0
 REF = AppRef.parse(f"{app.__name__}:orders")
-Pairs = list[tuple[str, OrderEvent | Paid]]
+Pairs = list[tuple[str, OrderEvent | Paid | Filed]]
 
 CUSTOMERS = st.sampled_from(["ada", "bob"])
 EVENTS: Any = st.one_of(
@@ -65,13 +66,17 @@ EVENTS: Any = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> Pairs:
-    """Draw events of three orders and some payments, in the order of a log."""
+    """Draw events of three orders, some payments and complaints, in the order of a log."""
     pairs: Pairs = []
     known: set[str] = set()
-    for name in draw(st.lists(st.sampled_from(["o-1", "o-2", "o-3", "pay"]), max_size=25)):
+    for name in draw(st.lists(st.sampled_from(["o-1", "o-2", "o-3", "pay", "complain"]), max_size=25)):
         if name == "pay":
             paid = draw(st.builds(Paid, customer=CUSTOMERS, amount=st.integers(0, 9)))
             pairs.append((f"p-{len(pairs)}", paid))
+            continue
+        if name == "complain":
+            order = draw(st.none() | st.sampled_from(["o-1", "o-2", "o-4"]))
+            pairs.append((draw(st.sampled_from(["c-1", "c-2"])), Filed(order=order)))
             continue
         pairs.append((name, draw(EVENTS) if name in known else Placed(customer=draw(CUSTOMERS), ref=name)))
         known.add(name)
@@ -264,7 +269,9 @@ async def test_a_new_revision_brings_its_own_states_and_the_old_ones_go_with_the
             await worker
             rows = await asyncio.to_thread(rows_of, settings.database, ["spend"])
             assert rows["spend"] == want
-            assert len(rows["ej_state_spend"]) == len({name for name, data in pairs if not isinstance(data, Paid)})
+            assert len(rows["ej_state_spend"]) == len(
+                {name for name, data in pairs if not isinstance(data, Paid | Filed)}
+            )
         with engine.connect() as connection:
             shown = revision_tables(connection, newer, "spend", 2, table="ej_state_spend")
             assert [table.name for table in shown.tables] == ["spend", "ej_state_spend"]

@@ -42,7 +42,15 @@ from tests.logs import block
 pytestmark = pytest.mark.timeout(300)
 
 PATIENT_S = 300.0
-KINDS = ("order_placed", "order_added", "order_reassigned", "order_noted", "order_closed", "payment_paid")
+KINDS = (
+    "order_placed",
+    "order_added",
+    "order_reassigned",
+    "order_noted",
+    "order_closed",
+    "payment_paid",
+    "complaint_filed",
+)
 
 
 @pytest.fixture(params=FORMATS)

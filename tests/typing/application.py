@@ -158,6 +158,16 @@ def mixed(row: Balance | None, event: Recorded[Deposited], account: Account | No
     return row
 
 
+def account_of(event: Recorded[Added]) -> str | None:
+    return event.aggregate_id
+
+
+@projection("named", table=table, key=by_state(Account, owner_of, on_change="keep", via=account_of))
+def named(row: Balance | None, event: Recorded[Added], account: Account) -> Balance | None:
+    return row or Balance(account.owner or "")
+
+
+assert_type(named, Projection[Balance, Added])
 assert_type(held, Projection[Balance, Deposited])
 assert_type(mixed, Projection[Balance, Deposited])
 

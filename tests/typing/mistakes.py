@@ -203,5 +203,6 @@ by_state(Account, owner_of)  # wrong
 by_state(Account, owner_of, on_change="stay")  # wrong
 by_state(Account, owner_at, on_change="move")  # wrong
 by_state(Counter, owner_of, on_change="keep")  # wrong
+by_state(Account, owner_of, on_change="keep", via=owner_of)  # wrong
 by_state(Account, lambda account: account.nothing, on_change="keep")  # wrong
 by_state(Account, lambda account: {account.owner: 1}, on_change="keep")  # wrong

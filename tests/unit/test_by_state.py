@@ -117,6 +117,18 @@ def by_event(seat: Seat, event: Recorded[Any]) -> str:
     return event.aggregate_id
 
 
+def seat_of(event: Recorded[Paid]) -> str | None:
+    return event.data.place or None
+
+
+def seat_of_both(event: Recorded[Paid | Taken]) -> str | None:
+    return event.aggregate_id
+
+
+def of_bill(row: Place | None, event: Recorded[Paid], seat: Seat) -> Place:
+    return Place(seat.place or "nowhere", 1 + (row.guests if row else 0))
+
+
 @pytest.mark.parametrize(
     ("key", "fold", "fault"),
     [
@@ -134,6 +146,15 @@ def by_event(seat: Seat, event: Recorded[Any]) -> str:
         (KEEP, crowded, "crowded takes more than (row, event, key, state)"),
         ([place_of_bill, place_of_bill], without_state, "its `key` is a list without a by_state"),
         ([KEEP, place_of_bill, place_of_bill], without_state, "several key functions"),
+        (by_state(Seat, place_of, on_change="move", via=seat_of), of_both, "`via` does not go with it"),
+        (by_state(Seat, place_of, on_change="keep", via=seat_of), taken, "`via` takes Paid, which the projection does"),
+        (by_state(Seat, place_of, on_change="keep", via=seat_of_both), of_both, "`via` takes Taken, whose key comes"),
+        (by_state(Seat, place_of, on_change="keep", via=lambda event: "s-1"), of_both, "has no annotation"),  # type: ignore[arg-type,return-value]
+        (
+            [KEEP, by_state(Bill, lambda bill: "x", on_change="keep", via=seat_of)],
+            of_both,
+            "`via` takes Paid, whose key comes from the state of its own aggregate",
+        ),
     ],
 )
 def test_a_declaration_that_says_too_little_is_refused(key: Any, fold: Any, fault: str) -> None:
@@ -231,6 +252,36 @@ def test_a_state_cannot_be_changed_by_those_who_are_given_it() -> None:
         return Place("a", len(seat.extra))
 
     projected(declared("keep", count, spoil), on("s-1", Taken(guest="x"), Taken(guest="y"))).rows(Place("a", 0))
+
+
+def of_named(key: Callable[[Seat], Any] = lambda seat: seat.place or "nowhere") -> Any:
+    return projection("places", key=by_state(Seat, key, on_change="keep", via=seat_of))(of_bill)
+
+
+def test_an_event_gets_its_key_from_the_aggregate_that_it_names_as_of_its_position() -> None:
+    history = [
+        *on("b-1", Paid(place="s-1")),
+        *on("s-1", Moved(place="a")),
+        *on("b-1", Paid(place="s-1")),
+        *on("b-2", Paid(place="s-1"), Paid(place="")),
+        *on("s-1", Moved(place="b")),
+        *on("b-1", Paid(place="s-1")),
+        *on("s-1", Moved(place="c")),
+    ]
+    projected(of_named(), history).rows(Place("nowhere", 1), Place("a", 2), Place("b", 1))
+
+
+def test_an_id_with_any_characters_is_named() -> None:
+    history = [*on("s 1.*", Moved(place="a")), *on("b-1", Paid(place="s 1.*"))]
+    projected(of_named(), history).rows(Place("a", 1))
+
+
+@pytest.mark.parametrize(("place", "reason"), [("\0", "`via` gives no id of an aggregate"), ("x" * 300, "`via` gives")])
+def test_a_name_that_is_no_id_names_its_event(place: str, reason: str) -> None:
+    with pytest.raises(HandlerFailed) as raised:
+        projected(of_named(), on("s-1", Moved(place="a")), on("b-1", Paid(place=place)))
+    assert (raised.value.position, raised.value.aggregate_id) == (2, "b-1")
+    assert reason in raised.value.reason
 
 
 def resolved_of(on_change: Any = "keep", catalog: Catalog | None = None) -> ResolvedProjection:

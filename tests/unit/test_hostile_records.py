@@ -47,6 +47,7 @@ def cut(whole: RawRecord, count: int) -> RawRecord:
 @example(cut(FAR, 4))
 @example(cut(record(Ej_Command="c"), 3))
 @example((*record()[:4], b"[" * 100_000))
+@example((*record()[:4], b'{"a":' * 3_000 + b"1" + b"}" * 3_000))
 @example(record(Ej_Version="1" * 5_000))
 def test_every_reader_answers_or_names_the_record(hostile: RawRecord) -> None:
     check_record(CATALOG, (Counted,), hostile)
@@ -86,3 +87,10 @@ def test_an_id_with_a_nul_is_refused_and_not_read(aggregate_id: str) -> None:
 def test_what_is_stored_can_be_printed(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     print_json(stored_json(body))
     assert capsys.readouterr().out.encode()
+
+
+@pytest.mark.parametrize("depth", [100, 101])
+def test_json_that_is_nested_deeply_is_shown_as_text(depth: int) -> None:
+    body = b'{"a":' * (depth - 1) + b"[1]" + b"}" * (depth - 1)
+    assert isinstance(stored_json(body), dict if depth <= 100 else str)
+    assert stored_json(b"[" + b"[]," * 500 + b"{}]") == [*([[]] * 500), {}]

@@ -27,7 +27,7 @@ from eventjet.spark.columns import arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
-from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, unpack
+from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, state_names, unpack
 from eventjet.spark.source import read_columns
 from tests import logs
 from tests.integration import orders as joined
@@ -165,7 +165,7 @@ def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
     for position, (entity, data) in enumerate(pairs, 1):
         versions[entity] += 1
         encoded = joined.orders.catalog.encode(data)
-        kind = "payment" if isinstance(data, joined.Paid) else "order"
+        kind = encoded.type_name.partition(".")[0]
         block = logs.block(encoded.type_name, 1, versions[entity])
         log.append((position, 0, f"orders.{kind}.{encode_id(entity)}".encode(), block, encoded.body))
 
@@ -178,7 +178,8 @@ def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
 
     resolved, reference = joined.orders.projections[name], AppRef.parse(f"{joined.__name__}:orders")
     assert isinstance(resolved, ResolvedProjection)
-    frames = shuffled(PackByAggregate(read_columns, partitions), [[arrow_batch(log[:250])], [arrow_batch(log[250:])]])
+    pack_by_aggregate = PackByAggregate(read_columns, partitions, state_names(reference, resolved, {}))
+    frames = shuffled(pack_by_aggregate, [[arrow_batch(log[:250])], [arrow_batch(log[250:])]])
     if route_of(resolved) is Route.BY_STATE:
         pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
         frames = shuffled(pack, frames)

@@ -89,10 +89,14 @@ class IcebergStore:
             url = self._url
             Path(url).mkdir(parents=True, exist_ok=True)
             local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
+            # It would keep its connection if another process made the tables at the same time.
+            catalog = load("eventjet", **local, init_catalog_tables="false")
             try:
-                return load("eventjet", **local)
-            except package("sqlalchemy.exc").OperationalError:
-                return load("eventjet", **local)  # another process has made its tables meanwhile
+                _create_tables(catalog)
+            except BaseException:
+                catalog.close()
+                raise
+            return catalog
 
     def dropping(self, name: str) -> str:
         return f"drop the table {self._namespace}.{name} of the catalog"
@@ -191,6 +195,18 @@ class IcebergTable:
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else self._table.snapshot_by_id(parent)
         return _mark(self._table.properties)
+
+
+def _create_tables(catalog: Any) -> None:
+    """Make the tables of a catalog in SQLite unless they are there; each may be made by another process meanwhile."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            catalog.create_tables()
+        except package("sqlalchemy.exc").OperationalError:
+            if not tries_left:
+                raise
+        else:
+            return
 
 
 def _properties(mark: Mark) -> dict[str, str]:

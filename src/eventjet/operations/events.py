@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -45,8 +46,8 @@ from eventjet.projections.columns import key_labels
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
 
-_DEPTH_SURE = 100
-"""JSON with at most this many opening brackets can be printed, however they are nested."""
+_DEPTH_MAX = 100
+"""How deep the JSON of a body may be nested to be shown as JSON: what shows it calls itself for each level."""
 
 
 def event_view(
@@ -151,14 +152,28 @@ def headers_of(record: RawRecord) -> list[tuple[str, str]]:
 
 
 def stored_json(body: bytes) -> Any:
-    """Return a body parsed as JSON; as text where it is no JSON, or nested too deeply to be printed again."""
-    try:
+    """Return a body parsed as JSON; as text where it is no JSON, or nested too deeply to be shown as such."""
+    with suppress(ValueError, RecursionError):
         value = read_json(body)
-        if body.count(b"[") + body.count(b"{") > _DEPTH_SURE:
-            json.dumps(value, indent=2)
-    except (ValueError, RecursionError):
-        return body.decode("utf-8", "backslashreplace")
-    return value
+        if body.count(b"[") + body.count(b"{") <= _DEPTH_MAX or not _is_deep(value):
+            return value
+    return body.decode("utf-8", "backslashreplace")
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether lists and objects are nested deeper than `_DEPTH_MAX`."""
+    level: list[Any] = [value]
+    for _ in range(_DEPTH_MAX + 1):
+        level = [item for each in level for item in _items(each)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 NEAR = 200

@@ -1,4 +1,4 @@
-"""`by_state` declares a key that the event lacks: it comes from the folded state of the event's own aggregate. Pure.
+"""`by_state` declares a key that the event lacks: it comes from the folded state of an aggregate. Pure.
 
 `Joins` is the checked form: the aggregates whose states are folded, and how the projection's function is called with
 them. `eventjet.projections.state_fold` folds them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
@@ -22,6 +22,7 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Tex
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.states import StateCodec
 from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed, own_copy, state_faults
 from eventjet.domain.subscription import (
@@ -32,7 +33,7 @@ from eventjet.domain.subscription import (
     shown_name,
     union_members,
 )
-from eventjet.errors import DefinitionError
+from eventjet.errors import DefinitionError, Refused
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -42,6 +43,9 @@ KeyValue: TypeAlias = KeyPart | tuple[KeyPart, ...]
 """The key of a row: one value, or a tuple with one value for each column of the primary key."""
 StateKeys: TypeAlias = KeyValue | list[Any] | AbstractSet[KeyValue] | None
 """The key that a state gives, a list or a set of keys, or None for no row."""
+
+Via: TypeAlias = Callable[[Recorded[Any]], str | None]
+"""A function from an event to the id of another aggregate, annotated with the events that it takes."""
 
 OnChange: TypeAlias = Literal["keep", "move", "both"]
 """What happens when an event changes the key that its aggregate's state gives: see `by_state`."""
@@ -57,17 +61,26 @@ class ByState(Generic[S]):
     key: Callable[..., Any]
     """Takes `(state)` or `(state, event)`, and returns a key, a list or set of keys, or None."""
     on_change: OnChange
+    via: Via | None = None
+    """Returns the id of the aggregate that an event of another aggregate names, or None."""
 
 
 @overload
 def by_state(
-    aggregate: AggregateType[S, E], key: Callable[[S], StateKeys], /, *, on_change: OnChange
+    aggregate: AggregateType[S, E], key: Callable[[S], StateKeys], /, *, on_change: OnChange, via: Via | None = None
 ) -> ByState[S]: ...
 @overload
 def by_state(
-    aggregate: AggregateType[S, E], key: Callable[[S, Recorded[Any]], StateKeys], /, *, on_change: Literal["keep"]
+    aggregate: AggregateType[S, E],
+    key: Callable[[S, Recorded[Any]], StateKeys],
+    /,
+    *,
+    on_change: Literal["keep"],
+    via: Via | None = None,
 ) -> ByState[S]: ...
-def by_state(aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnChange) -> ByState[Any]:
+def by_state(
+    aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnChange, via: Via | None = None
+) -> ByState[Any]:
     """Declare that the key of an event comes from the state of its own aggregate, as it is after the event.
 
     For `@projection(…, key=by_state(Order, customer_of, on_change="keep"))`. `key` is given the state, or the state and
@@ -83,6 +96,11 @@ def by_state(aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnC
       must be of one aggregate alone, and without a key the row is deleted
     * `"both"`: the function is called for the key before and for the key after the event, and is given the key
 
+    `via` brings in events of other aggregates that name this one: `via=customer_of_order`, with
+    `def customer_of_order(event: Recorded[OrderPlaced]) -> str`. Their key comes from the state of the aggregate whose
+    id it returns, as of the event's position: the initial state where that aggregate has no event yet. None leaves the
+    event out. It does not go with `"move"`.
+
     ```python
     @projection("deposited", key=by_state(Account, lambda account: account.owner, on_change="keep"))
     def deposited(row: Balance | None, event: Recorded[Deposited], account: Account) -> Balance:
@@ -93,7 +111,7 @@ def by_state(aggregate: Any, key: Callable[..., StateKeys], /, *, on_change: OnC
     projected(deposited, history).rows(Balance("ada", "ada", Decimal(10)))
     ```
     """
-    return ByState(aggregate, key, on_change)
+    return ByState(aggregate, key, on_change, via)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +155,8 @@ class StateSource:
     keys: Callable[[Any, Recorded[Any]], tuple[tuple[Any, ...], ...]] = field(repr=False)
     """Returns the checked keys for a state and the event before it; raises `ValueError`."""
     on_change: OnChange
+    named: Callable[[Recorded[Any]], str | None] = field(repr=False)
+    """Returns the id, as it is in a subject, that an event of another aggregate names; raises `ValueError`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +167,8 @@ class Joins:
     """By the name of the aggregate."""
     owners: Mapping[type, str]
     """The aggregate of each class of event that a source folds; for events that do not name theirs."""
+    lookups: Mapping[type, StateSource]
+    """The source of each class of event of other aggregates that `via` takes."""
     table: Table
     """The table of the states, as declared."""
     call: Callable[[Any, Any, tuple[Any, ...], str, Any], Any] = field(repr=False)
@@ -183,6 +205,7 @@ def joins_of(
     before = len(faults)
     resolved: dict[str, StateSource] = {}
     owners: dict[type, str] = {}
+    lookups: dict[type, StateSource] = {}
     for source in sources:
         try:
             info, folded = aggregate_info(source.aggregate), folded_events(source.aggregate)
@@ -198,7 +221,7 @@ def joins_of(
         if not owners_of_events <= {None, info.name}:
             names = ", ".join(sorted(filter(None, owners_of_events)))
             faults.append(f"{label} folds events of {names}, and is not the aggregate of that name; name that one")
-        if not set(folded) & set(events):
+        if source.via is None and not set(folded) & set(events):
             faults.append(f"it takes no event of {shown_name(source.aggregate)}, which its key names")
         owners |= dict.fromkeys(folded, info.name)
         parameters = len(inspect.signature(source.key).parameters)
@@ -215,14 +238,55 @@ def joins_of(
             faults.append(
                 f'{label}: with on_change="move" each row belongs to one aggregate alone, so nothing stands beside it'
             )
+        elif source.on_change == "move" and source.via is not None:
+            faults.append(
+                f'{label}: with on_change="move" each row belongs to one aggregate alone, so no event of another comes '
+                'to it, and `via` does not go with it; give "keep" or "both"'
+            )
         keys = _keys_of(source, parameters, key_checker(f"{label} gives"))
-        resolved[info.name] = StateSource(info.name, source.aggregate, codec, keys, source.on_change)
-    _check_plain(plain, events, owners, faults)
-    others = any(event not in owners for event in events) or len(resolved) > 1
+        named = StateSource(info.name, source.aggregate, codec, keys, source.on_change, _named_of(source))
+        resolved[info.name] = named
+        for event in _lookups_of(source, label, events, faults):
+            if event in lookups:
+                faults.append(f"{shown_name(event)} has two `via`; give one")
+            lookups[event] = named
+    if folded_too := sorted(shown_name(event) for event in lookups if event in owners):
+        faults.append(
+            f"`via` takes {', '.join(folded_too)}, whose key comes from the state of its own aggregate; leave that out"
+        )
+    _check_plain(plain, events, {*owners, *lookups}, faults)
+    others = any(event not in owners and event not in lookups for event in events) or len(resolved) > 1
     call, takes_state = _call_of(function, resolved, faults, others=others)
     if len(faults) > before:
         return None
-    return Joins(resolved, owners, state_table(name), call, takes_state, frozenset([*events, *owners]))
+    return Joins(resolved, owners, lookups, state_table(name), call, takes_state, frozenset([*events, *owners]))
+
+
+def _lookups_of(source: ByState[Any], label: str, events: Sequence[type], faults: list[str]) -> list[type]:
+    """Return the events of the projection that `via` takes; adds what is wrong to `faults`."""
+    if source.via is None:
+        return []
+    try:
+        accepted = recorded_events_of(source.via)
+    except DefinitionError as error:
+        faults.extend(error.faults)
+        return []
+    if unused := sorted(shown_name(event) for event in accepted if event not in events):
+        faults.append(f"{label}: `via` takes {', '.join(unused)}, which the projection does not take")
+    return [event for event in events if event in accepted]
+
+
+def _named_of(source: ByState[Any]) -> Callable[[Recorded[Any]], str | None]:
+    via = source.via
+
+    def named(event: Recorded[Any]) -> str | None:
+        aggregate_id = None if via is None else via(own_event(event))
+        try:
+            return None if aggregate_id is None else encode_id(aggregate_id)
+        except Refused as error:
+            raise ValueError(f"`via` gives no id of an aggregate: {error}") from None
+
+    return named
 
 
 def _keys_of(
@@ -246,10 +310,13 @@ def _keys_of(
 def _check_plain(
     plain: Sequence[Callable[[Recorded[Any]], Any]],
     events: Sequence[type],
-    owners: Mapping[type, str],
+    joined: Collection[type],
     faults: list[str],
 ) -> None:
-    """Add a fault for events that no part of `key` gives a key, and for more than one key function."""
+    """Add a fault for events that no part of `key` gives a key, and for more than one key function.
+
+    `joined` are the events whose key comes from a state.
+    """
     if len(plain) > 1:
         faults.append("`key` has several key functions; give one for all events that no by_state covers")
         return
@@ -258,11 +325,12 @@ def _check_plain(
     except DefinitionError as error:
         faults.extend(error.faults)
         return
-    missing = sorted(shown_name(event) for event in events if event not in owners and event not in accepted)
+    missing = sorted(shown_name(event) for event in events if event not in joined and event not in accepted)
     if missing:
         faults.append(
             f"its `key` gives no key for {', '.join(missing)}, which the aggregates of by_state do not fold; add "
-            "another by_state, or a key function: `key=[by_state(…), key_of_event]`"
+            "another by_state, `via` for an event that names its aggregate, or a key function: "
+            "`key=[by_state(…), key_of_event]`"
         )
 
 

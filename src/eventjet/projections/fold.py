@@ -66,6 +66,14 @@ class Fold:
         assert self.states is not None
         return self.states.join(events, cells, self._fail)
 
+    def named(self, event: Recorded[Any]) -> StateId | None:
+        """Return the key of the state that an event of another aggregate names, if any; raises `HandlerFailed`."""
+        assert self.states is not None
+        try:
+            return self.states.named(event)
+        except BaseException as error:  # noqa: BLE001 - whatever a function of the application raises names its event
+            self._fail(event, error)
+
     def state_rows(self, cells: Mapping[StateId, Cell]) -> list[StateRow]:
         """Return the states that events changed as rows; raises `HandlerFailed` for one that cannot be stored."""
         assert self.states is not None

@@ -205,7 +205,10 @@ class _Resolving:
         functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
         for source in self.sources:
             # A lambda is part of the definition that it is written in.
-            functions += [source.aggregate, *([source.key] if source.key.__name__ != "<lambda>" else [])]
+            named = [
+                function for function in (source.key, source.via) if getattr(function, "__name__", "") != "<lambda>"
+            ]
+            functions += [source.aggregate, *filter(None, named)]
         code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
         joins = None

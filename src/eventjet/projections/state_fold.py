@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -38,7 +39,7 @@ class Cell(NamedTuple):
 
 
 class Joined:
-    """An event with the state of its aggregate after it, for one row."""
+    """An event with the state of its aggregate after it, or of the aggregate that it names, for one row."""
 
     __slots__ = ("aggregate", "event", "state")
 
@@ -127,13 +128,23 @@ class StateFold:
         self._starts = {name: Cell(source.aggregate(), 0, 0) for name, source in resolved.joins.sources.items()}
 
     def ids(self, events: Iterable[Recorded[Any]]) -> list[StateId]:
-        """Return the key of each state that these events change, once."""
-        ids = {
-            (name, encode_id(event.aggregate_id)): None
-            for event in events
-            if (name := self._aggregate_of(event)) in self._starts
-        }
+        """Return the key of each state that these events change or name, once."""
+        ids: dict[StateId, None] = {}
+        for event in events:
+            name = self._aggregate_of(event)
+            if name in self._starts:
+                ids[name, encode_id(event.aggregate_id)] = None
+            elif type(event.data) in self._joins.lookups:
+                with suppress(Exception):  # `join` calls the function again, and names the event
+                    named = self.named(event)
+                    ids |= {} if named is None else {named: None}
         return list(ids)
+
+    def named(self, event: Recorded[Any]) -> StateId | None:
+        """Return the key of the state that an event of another aggregate names, if any; raises what `via` raises."""
+        source = self._joins.lookups.get(cast("Any", type(event.data)))
+        token = None if source is None else source.named(event)
+        return None if source is None or token is None else (source.name, token)
 
     def join(
         self,
@@ -155,6 +166,9 @@ class StateFold:
             for event in events:
                 name = self._aggregate_of(event)
                 source = sources.get(name)
+                if source is None and type(event.data) in self._joins.lookups:
+                    self._look_up(event, changed, cells, joined, keys)
+                    continue
                 if source is None:
                     for key in self._keys_of(event) if type(event.data) in self._events else ():
                         joined.append(Joined(event, "", None))
@@ -186,6 +200,23 @@ class StateFold:
         except BaseException as error:  # noqa: BLE001 - whatever a function of the application raises names its event
             fail(event, error)
         return Joining(joined, keys, changed)
+
+    def _look_up(
+        self,
+        event: Recorded[Any],
+        changed: Mapping[StateId, Cell],
+        cells: Mapping[StateId, Cell],
+        joined: list[Joined],
+        keys: list[RowKey],
+    ) -> None:
+        """Join an event with the state that it names, as of its position."""
+        named = self.named(event)
+        if named is None:
+            return
+        state = (changed.get(named) or cells.get(named) or self._starts[named[0]]).state
+        for key in self._joins.lookups[type(event.data)].keys(state, event):
+            joined.append(Joined(event, named[0], state))
+            keys.append(key)
 
     def _move(
         self,

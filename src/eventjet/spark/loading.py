@@ -31,7 +31,7 @@ from eventjet.jetstream.reader import Range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.rebuild.folding import Folding, Foldings, foldings_of
+from eventjet.rebuild.folding import Folding, Foldings, fold_of, foldings_of
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target, redacted
@@ -51,6 +51,7 @@ from eventjet.spark.shuffle_blocks import (
     TaskFault,
     in_windows,
     shuffled,
+    state_names,
     unpack,
 )
 from eventjet.spark.source import (
@@ -148,7 +149,10 @@ class _Loading:
             return reduce(DataFrame.union, folded)
         packed: list[DataFrame] = []
         for frame, read in self._frames():
-            pack = PackByAggregate(read, plan.partitions)
+            names = None
+            if log_pass.route is Route.BY_STATE:
+                names = state_names(self.app, fold_of(self.job.app, log_pass.projections[0]), skipped)
+            pack = PackByAggregate(read, plan.partitions, names)
             if log_pass.route is Route.BY_KEY:
                 pack = PackByKey(
                     read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped

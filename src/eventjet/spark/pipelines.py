@@ -60,6 +60,7 @@ from eventjet.spark.shuffle_blocks import (
     PackByState,
     in_windows,
     shuffled,
+    state_names,
     unpack,
 )
 from eventjet.spark.source import Reader, read_columns
@@ -187,7 +188,7 @@ class _Declaring:
         task = ReadModelTask(self.reference, resolved.name, route, self.skipped)
         partitions = int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
         reference, name, skipped = self.reference, resolved.name, self.skipped
-        pack: Any = PackByAggregate(read_columns, partitions)
+        pack: Any = PackByAggregate(read_columns, partitions, state_names(reference, resolved, skipped))
         if route is Route.BY_KEY:
             pack = PackByKey(read_columns, partitions, reference, name, ROW_VALUES, None, skipped)
         by_state = PackByState(partitions, reference, name, ROW_VALUES, None, skipped, with_states=False)

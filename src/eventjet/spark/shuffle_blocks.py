@@ -9,7 +9,7 @@ their first position, they are in the order of the log, in whatever order their 
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +23,9 @@ from eventjet.codec.records import chained
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.fold import reader
-from eventjet.projections.row_codec import ColumnValues
+from eventjet.projections.fold import Fold, reader
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.rebuild.folding import Folding, Tokens, fold_of
 from eventjet.runtime import uncollected
 from eventjet.spark.columns import arrow_schema, pyarrow
@@ -63,13 +64,52 @@ class TaskFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class StateNames:
+    """The function of a projection from an event to the aggregate that it names, for a task to make."""
+
+    app: AppRef
+    projection: str
+    skipped: Mapping[int, str]
+
+    def load(self) -> Callable[[RawRecord], bytes | None]:
+        """Return a function from a record to the id, as it is in subjects, of the aggregate that its event names."""
+        app = self.app.load()
+        resolved = fold_of(app, self.projection)
+        assert resolved.joins is not None
+        decode = chained(app.catalog.of_log(self.skipped), resolved.joins.lookups.keys(), None)
+        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
+
+        def named(record: RawRecord) -> bytes | None:
+            event = decode(record)
+            state_id = None if event is None else fold.named(event)
+            return None if state_id is None else state_id[1].encode()
+
+        return named
+
+
+def state_names(app: AppRef, resolved: ResolvedProjection, skipped: Mapping[int, str]) -> StateNames | None:
+    """Return how to find the aggregates that events name, for a projection whose events name any."""
+    return StateNames(app, resolved.name, skipped) if resolved.joins is not None and resolved.joins.lookups else None
+
+
+@dataclass(frozen=True, slots=True)
 class PackByAggregate:
-    """A Spark task that packs records by their aggregate id, which is in the subject and needs no decoding."""
+    """A Spark task that packs records by their aggregate id, which is in the subject and needs no decoding.
+
+    With `names` an event that names another aggregate goes with the events of that one.
+    """
 
     read: Reader
     partitions: int
+    names: StateNames | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from self._packed(batches, None if self.names is None else self.names.load())
+        except (CodecError, ProjectionError) as error:
+            yield _batch([{"fault": str(error)}])
+
+    def _packed(self, batches: Iterator[Any], named: Callable[[RawRecord], bytes | None] | None) -> Iterator[Any]:
         packer = _Packer(self.partitions)
         partitions = self.partitions
         with uncollected():
@@ -77,9 +117,12 @@ class PackByAggregate:
                 yield from packer.begin(records)
                 buffers = packer.buffers
                 for record in records:
-                    subject = record[2]
                     # The row's key is the id alone, so aggregates of different types with one id go together.
-                    buffers[crc32(subject[subject.rfind(b".") + 1 :]) % partitions].append(record)
+                    subject = record[2]
+                    token = subject[subject.rfind(b".") + 1 :]
+                    if named is not None:
+                        token = named(record) or token
+                    buffers[crc32(token) % partitions].append(record)
                 yield from packer.count(records)
             yield from packer.flush()
 

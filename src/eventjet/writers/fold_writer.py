@@ -239,7 +239,9 @@ class FoldWriter:
         if missing:
             if read is None:
                 return None
-            cells.update(states.cells(read(self._state_statements, missing).values()))
+            stored = states.cells(read(self._state_statements, missing).values())
+            self._recent_cells.remember(stored)
+            cells.update(stored)
         return self._fold.join(events, cells)
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
