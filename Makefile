@@ -2,7 +2,7 @@
 # `make test VENV=/elsewhere/venv` uses another environment than .venv.
 
 VENV ?= .venv
-PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 
 bin := $(VENV)/bin

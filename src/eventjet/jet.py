@@ -235,9 +235,11 @@ class Jet:
 
         The events of one aggregate are given in their order. `source` names the import, in 1 to 100 characters of
         `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of the import's events that are in the
-        log. Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims
-        none; for an event that is earlier than the aggregate's event before it; if other writers win 100 races in a
-        row; and if the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
+        log. An asynchronous source of events is cancelled if the import ends with an error.
+
+        Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims none; for
+        an event that is earlier than the aggregate's event before it; if other writers win 100 races in a row; and if
+        the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
         """
         self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, ClassVar, TypedDict, cast
 
 from eventjet.errors import UsageError
 from eventjet.text import meant
@@ -65,6 +65,9 @@ class Settings:
     assert (settings.servers, settings.replicas) == (("nats://one.example:4222",), 3)
     ```
     """
+
+    is_for_reads: ClassVar[bool] = False
+    """Whether they lead to a mirror of the log, as `for_reads` makes them."""
 
     servers: tuple[str, ...] = field(default=("nats://127.0.0.1:4222",), repr=False)
     """NATS URLs, tried in order (`EVENTJET_SERVERS`, separated by commas)."""
@@ -142,13 +145,14 @@ class Settings:
         """Return the settings for reading events in the order of the log: those of the mirror, if there is one."""
         if self.read_from is None:
             return self
+        changes: dict[str, Any] = {"jetstream_domain": None, "jetstream_prefix": None, "read_from": None}
         if is_domain(self.read_from):
-            return replace(self, jetstream_domain=self.read_from[0], jetstream_prefix=None, read_from=None)
-        own_user = any(server_url(url).user is not None for url in self.read_from)
-        cleared = {"user": None, "password": None, "token": None} if own_user else {}
-        return replace(
-            self, servers=self.read_from, jetstream_domain=None, jetstream_prefix=None, read_from=None, **cleared
-        )
+            changes["jetstream_domain"] = self.read_from[0]
+        else:
+            changes["servers"] = self.read_from
+            if any(server_url(url).user is not None for url in self.read_from):
+                changes |= {"user": None, "password": None, "token": None}
+        return _MirrorSettings(**{setting.name: getattr(self, setting.name) for setting in fields(self)} | changes)
 
     def for_log(self) -> Settings:
         """Return the settings for work that reads the log itself although there may be a mirror."""
@@ -158,6 +162,11 @@ class Settings:
         """Return the addresses of servers and database as they may be printed, without user names and secrets."""
         servers = ", ".join(server_url(url).shown for url in self.servers)
         return {"servers": servers, "database": shown_database(self.database)}
+
+
+@dataclass(frozen=True, slots=True)
+class _MirrorSettings(Settings):
+    is_for_reads: ClassVar[bool] = True
 
 
 def is_domain(read_from: Sequence[str]) -> bool:

@@ -252,6 +252,7 @@ def test_an_aggregate_that_was_renamed_is_named_before_anything_is_recorded(
     wanted = "give it its name back, whatever its class is called: @aggregate('account')"
     init = app("init", **renamed)
     assert (init.status, wanted in " ".join(init.out.split())) == (1, True)
+    assert "eventjet init" not in init.out + init.err  # it has just run
     doctor = app("doctor", **renamed)
     assert (doctor.status, "has events of 1 'account'" in " ".join(doctor.out.split())) == (1, True)
     worker = app.start("worker", **renamed)

@@ -21,7 +21,7 @@ from tests.acceptance.test_restore import name_of
 from tests.integration.restoring import endpoint, records_of, seal
 from tests.logs import block
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1_500)
 
 
 @pytest.fixture

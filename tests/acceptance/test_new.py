@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import eventjet
 from tests import forked
 from tests.acceptance.conftest import Program
 
@@ -33,6 +35,23 @@ def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
     assert {".gitignore", "ci.yaml", "compose.yaml", "app.py", "test_tasks.py"} <= {one.name for one in files}
     assert not [one for one in files if "starter" in one.read_text(encoding="utf-8") or "starter" in str(one)]
     assert [one.name for one in tmp_path.iterdir()] == ["shop"]
+
+
+def test_caches_that_tools_have_left_in_the_template_are_not_copied(tmp_path: Path) -> None:
+    package = tmp_path / "places/eventjet"
+    shutil.copytree(Path(eventjet.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
+    for cache in (".ruff_cache/0.17", "starter/__pycache__"):
+        (package / "starter" / cache).mkdir(parents=True)
+        (package / "starter" / cache / "entry").write_bytes(b"\xff")
+    ended = subprocess.run(
+        [sys.executable, "-m", "eventjet.cli", "new", "shop"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ended.returncode, list((tmp_path / "shop").rglob("*cache*"))) == (0, []), ended.stderr
 
 
 def test_a_project_has_a_pipeline_where_it_is_asked_for(tmp_path: Path) -> None:

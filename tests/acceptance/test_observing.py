@@ -19,6 +19,7 @@ import pytest
 
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import Bank, Keep
+from tests.acceptance.test_neighbours import said_until
 
 _END_S = 60.0
 
@@ -64,6 +65,16 @@ def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: 
     for command in ("pause", "resume"):
         other = bank(command, "balances", "--revision", "9")
         assert (other.status, "no revision 9" in other.said()) == (2, True)
+
+
+def test_the_line_of_a_worker_that_is_ready_names_what_does_not_work(
+    bank: Program, ready: Bank, ended_processes: Keep
+) -> None:
+    assert bank("pause", "balances").status == 0
+    worker = bank.start("worker")
+    ended_processes(worker)
+    said = said_until(worker, "says why")
+    assert said.splitlines()[-1] == "ready: balances; paused: balances; `eventjet status` says why"
 
 
 def test_status_measures_the_pace_where_something_lags(bank: Program, ready: Bank) -> None:

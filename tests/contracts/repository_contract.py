@@ -211,9 +211,7 @@ class RepositoryContract:
     async def test_a_command_recorded_without_its_request_answers_as_ever(
         self, accounts: Accounts, store: EventStore
     ) -> None:
-        opened = NewEvent(
-            new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'), (("Ej-Command", "old"),)
-        )
+        opened = NewEvent(new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'), "Ej-Command: old\r\n")
         await store.append([write("old", 0, 0, opened, aggregate="account")])
         done = await accounts.command("old").execute("old", Account.deposit, Decimal(1))
         assert (done.events, done.version) == ((Opened(owner="ada"),), 1)

@@ -30,10 +30,11 @@ from eventjet.codec.headers import (
     SCHEMA,
     TYPE,
     VERSION,
+    batch_blocks,
     context_headers,
     header_block,
+    header_lines,
     logged_at,
-    mark_batch,
     metadata_of,
     recorded_at,
     skip_body,
@@ -284,8 +285,10 @@ def test_headers_are_written_as_ever_and_read_back(number: int) -> None:
 
 
 def test_subjects_batches_and_skip_markers_are_written_as_ever() -> None:
-    blocks: list[list[tuple[str, str]]] = [[(MSG_ID, "1")], [(MSG_ID, "2")]]
-    mark_batch(blocks)
+    blocks = [
+        [line.split(": ") for line in block.decode().split("\r\n")[1:-2]]
+        for block in batch_blocks([header_lines([(MSG_ID, number)]) for number in "12"])
+    ]
     (batch,) = {value for block in blocks for name, value in block if name == "Nats-Batch-Id"}
     written = {
         "subject": [subject_of("app", "leaf", each) for each in ("a-1", "a b", "Ä.*", "=")],

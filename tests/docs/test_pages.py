@@ -137,6 +137,15 @@ def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
             assert block.text in source, f"{page}:{block.line} is not in {block.path}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_the_text_before_a_file_names_it(page: Path) -> None:
+    """The comment that names it for the tests is shown to no reader."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"<!-- file: (\S+) -->", text):
+        shown = text[: found.start()].rpartition("\n```\n")[2]
+        assert f"`{found[1]}`" in shown, f"{page} names no {found[1]}"
+
+
 def test_the_readme_and_the_demo_have_one_bank() -> None:
     (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
     assert shown == (ROOT / "examples/demo_bank.py").read_text(encoding="utf-8")

@@ -14,12 +14,17 @@ from uuid import UUID
 
 from pydantic import Field
 
-from eventjet import event, upcaster
+from eventjet import Blob, event, upcaster
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.personal import Personal
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.topology import IDENTITY
 from eventjet.settings import Settings
+from tests import logs
 from tests.integration.ledger_log import Ledger
+from tests.integration.restoring import seal
 
 FORMATS = ("delta", "iceberg")
 
@@ -47,6 +52,8 @@ class Placed:
     customer: UUID = UUID(int=7)
     after: timedelta = timedelta(0)
     limits: dict[str, int] = Field(default_factory=dict)
+    pauses: list[timedelta] = Field(default_factory=list)
+    document: Blob | None = None
 
 
 @event("order.paid", schema=2)
@@ -84,6 +91,12 @@ def fill(log: Ledger, count: int) -> int:
     return log.append((f"a-{chance.randrange(20)}", some_event(chance)) for _ in range(count))
 
 
+def archive_of(log: Ledger, folder: Path) -> str:
+    """An archive of the whole log; its URL."""
+    identity = ask_once(log.endpoint, stream_info(log.name)).metadata[IDENTITY]
+    return seal(folder, logs.records_of(log.endpoint, log.name), identity, name=log.name)
+
+
 def some_event(chance: random.Random) -> Any:
     """An event of any of the types."""
     cents = Decimal(chance.randrange(1, 100_000)) / 100
@@ -102,6 +115,8 @@ def some_event(chance: random.Random) -> Any:
                 note=chance.choice([None, "ü"]),
                 after=timedelta(microseconds=chance.randrange(10**9)),
                 limits={"one": 1} if chance.random() < 0.5 else {},
+                pauses=[timedelta(seconds=1)] * chance.randrange(2),
+                document=chance.choice([None, Blob.of(b"text", name="a.txt")]),
             )
 
 

@@ -20,7 +20,7 @@ from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import CONTINUES
-from eventjet.log.topology import IDENTITY
+from eventjet.log.topology import FIRST, IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
@@ -83,6 +83,13 @@ class Ledger:
             config = link.ask(stream_info(self.name)).config
             noted = {IDENTITY: str(uuid4()), CONTINUES: f"{config['metadata'][IDENTITY]}@{end}"}
             link.ask(update_stream({**config, "metadata": {**config["metadata"], **noted}}))
+
+    def lose_before(self, first: int) -> None:
+        """Purge the stream's beginning, and accept that it begins at `first` from now on."""
+        with NatsConnection.open(self.endpoint) as link:
+            link.api(f"STREAM.PURGE.{self.name}", {"seq": first})
+            config = link.ask(stream_info(self.name)).config
+            link.ask(update_stream({**config, "metadata": {**config["metadata"], FIRST: str(first)}}))
 
     def append(self, events: Iterable[tuple[str, Any]]) -> int:
         """Store (aggregate id, event) pairs; returns the last position."""

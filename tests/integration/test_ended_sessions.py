@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.orm import DeclarativeBase, Session, make_transient
 
 from eventjet import Recorded
 from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped
@@ -122,6 +122,32 @@ async def expires(session: AsyncSession) -> None:
     session.expire(next(iter(session.new), None) or next(iter(session.dirty)))
 
 
+async def refreshes(session: AsyncSession) -> None:
+    """An object that another change is made to, since a new one has nothing to be read again."""
+    await session.flush()
+    total = next(iter(session.identity_map.values()))
+    total.n = 7
+    await session.refresh(total)
+
+
+async def makes_transient(session: AsyncSession) -> None:
+    await session.flush()
+    total = next(iter(session.identity_map.values()))
+    with session.no_autoflush:
+        total.n = 7
+        make_transient(total)
+
+
+async def flushes_and_makes_transient(session: AsyncSession) -> None:
+    await session.flush()
+    make_transient(next(iter(session.identity_map.values())))
+
+
+async def flushes_and_refreshes(session: AsyncSession) -> None:
+    await session.flush()
+    await session.refresh(next(iter(session.identity_map.values())))
+
+
 async def flushes_and_expunges(session: AsyncSession) -> None:
     await session.flush()
     session.expunge_all()
@@ -168,9 +194,13 @@ SESSIONS: dict[str, tuple[Callable[[AsyncSession], Awaitable[object]], str | Non
     ),
     "expire": (expires, r"must not call session\.expire\(\): its session holds changes"),
     "expire_all": (lambda s: s.run_sync(lambda sync: sync.expire_all()), r"session\.expire_all\(\)"),
+    "refresh": (refreshes, r"must not call session\.refresh\(\): its session holds changes"),
+    "make_transient": (makes_transient, r"must not make an object transient: .* `await session\.flush\(\)`"),
     "failed flush": (goes_on_after_a_flush_failed, r"went on after an error of the database.*session\.begin_nested"),
     "flush, expunge": (flushes_and_expunges, None),
     "flush, expire": (flushes_and_expires, None),
+    "flush, refresh": (flushes_and_refreshes, None),
+    "flush, make_transient": (flushes_and_makes_transient, None),
     "flush": (AsyncSession.flush, None),
     "savepoint": (keeps_a_savepoint, None),
     "savepoint undone": (undoes_a_savepoint, None),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import duckdb
 import polars
@@ -16,13 +18,18 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
+from eventjet import event
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused, UndecodableEvent, UnknownEvent, UsageError
 from eventjet.jetstream.reader import read_range
-from eventjet.lake import LakeVerification, SyncReport, status, sync, verify
+from eventjet.lake import LakeReport, LakeVerification, status, sync, verify
 from eventjet.lake.store import Mark, Store, open_store
+from eventjet.lake.syncing import check_same_log, record_reader
 from eventjet.lake.tables import EVENTS, RowReader, tables_of
+from eventjet.rebuild.job import Job, in_job
+from eventjet.runtime import run_async
+from eventjet.settings import Settings
 from eventjet.spark.event_rows import stored_row
 from eventjet.spark.session import Started
 from tests.integration.lake_log import (
@@ -31,6 +38,7 @@ from tests.integration.lake_log import (
     Known,
     Paid,
     Placed,
+    archive_of,
     arrow_of,
     fill,
     iceberg_of,
@@ -40,7 +48,24 @@ from tests.integration.lake_log import (
 from tests.integration.ledger_log import Ledger
 from tests.logs import block
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
+
+
+@dataclass(frozen=True)
+class Twins:
+    a: int
+    A: int
+
+
+@event("order.twins")
+class WithTwins:
+    twins: Twins
+    rate: float = 0
+
+
+@event("order.long")
+class Long:
+    after: timedelta
 
 
 @pytest.fixture(params=FORMATS)
@@ -48,7 +73,7 @@ def table_format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def synced(log: Ledger, url: Path, table_format: str, **options: Any) -> SyncReport:
+async def synced(log: Ledger, url: Path, table_format: str, **options: Any) -> LakeReport:
     return await sync(log, str(url), log.settings, table_format=table_format, **options)
 
 
@@ -72,10 +97,10 @@ async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 61))
     placed = [event for event in events if isinstance(event.data, Placed)]
     rows = arrow_of(tmp_path, "order_placed", table_format).sort_by("position").to_pylist()
-    for event, row in zip(placed, rows, strict=True):
-        data = event.data
-        assert (row["position"], row["version"], row["event_id"]) == (event.position, event.version, event.event_id)
-        assert (row["recorded_at"], row["aggregate_id"]) == (event.recorded_at, event.aggregate_id)
+    for one, row in zip(placed, rows, strict=True):
+        data = one.data
+        assert (row["position"], row["version"], row["event_id"]) == (one.position, one.version, one.event_id)
+        assert (row["recorded_at"], row["aggregate_id"]) == (one.recorded_at, one.aggregate_id)
         assert (row["total"], row["at"], row["kind"]) == (data.total, data.at, data.kind.value)
         assert [(line["article"], line["price"], line["tags"]) for line in row["lines"]] == [
             (line.article, line.price, line.tags) for line in data.lines
@@ -83,6 +108,9 @@ async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
         assert (row["due"], row["note"], row["customer"]) == (data.due, data.note, str(data.customer))
         assert row["after"] == data.after // timedelta(microseconds=1)
         assert dict(row["limits"]) == data.limits
+        assert row["pauses"] == [pause // timedelta(microseconds=1) for pause in data.pauses]
+        blob = data.document
+        assert (row["document"] or {}).get("digest") == (None if blob is None else blob.digest)
     schema = {field.name: str(field.type) for field in arrow_of(tmp_path, "order_placed", table_format).schema}
     assert (schema["total"], schema["at"]) == ("decimal128(12, 2)", "timestamp[us, tz=UTC]")
     outcome = await verified(log, tmp_path, table_format, range_events=7)
@@ -160,6 +188,19 @@ async def test_an_event_that_cannot_be_read_stops_the_sync_before_it(
     assert (await synced(log, tmp_path, "delta", to=10)).position == 10
 
 
+async def test_what_has_no_place_in_a_table_is_refused_in_words(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats, catalog=Catalog([WithTwins, Long]))
+    log.append_raw([("a-1", block("order.twins"), b'{"twins": {"a": 1, "A": 2}}')])
+    with pytest.raises(LakeRefused, match=r"differ by case alone.* or use `--format iceberg`"):
+        await synced(log, tmp_path / "delta", "delta")
+    await synced(log, tmp_path / "iceberg", "iceberg")
+    (row,) = arrow_of(tmp_path / "iceberg", "order_twins", "iceberg").to_pylist()
+    assert (row["twins"], row["rate"]) == ({"a": 1, "A": 2}, 0.0)
+    log.append([("a-2", Long(after=timedelta.max))])
+    with pytest.raises(UsageError, match=r"after of the event at position 2 .* do not fit into 64 bits"):
+        await synced(log, tmp_path / "iceberg", "iceberg")
+
+
 async def test_personal_fields_are_left_out_unless_asked_for(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
@@ -176,6 +217,19 @@ async def test_personal_fields_are_left_out_unless_asked_for(
     with pytest.raises(LakeRefused, match="does not have the personal fields") as refused:
         await synced(log, tmp_path, table_format, personal=True)
     assert "run `eventjet lake sync` again" in str(refused.value)
+
+
+async def made_again(nats: NatsServer, url: Path, table_format: str, events: int) -> Ledger:
+    """A log of which 20 events are in a lake, made again with its identity and so many others."""
+    log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=CATALOG, projections={})
+    identity = str(uuid4())
+    log.create(identity)
+    fill(log, 20)
+    await synced(log, url, table_format)
+    log.delete()
+    log.create(identity)
+    fill(log, events)
+    return log
 
 
 async def test_tables_of_another_log_or_another_past_are_refused(
@@ -208,14 +262,7 @@ async def test_a_lake_goes_on_over_a_promoted_mirror_up_to_its_end(
 async def test_a_lake_beyond_the_end_of_a_promoted_mirror_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    identity = "0197f3a0-0000-7000-8000-000000000002"
-    log = Ledger(lake_log(nats).settings, catalog=CATALOG, projections={})
-    log.create(identity)
-    fill(log, 20)
-    await synced(log, tmp_path, table_format)
-    log.delete()
-    log.create(identity)
-    fill(log, 15)
+    log = await made_again(nats, tmp_path, table_format, 15)
     log.promote(15)
     with pytest.raises(LakeRefused, match="where its mirror ended when it was promoted"):
         await synced(log, tmp_path, table_format)
@@ -227,14 +274,7 @@ async def test_a_lake_beyond_the_end_of_a_promoted_mirror_is_refused(
 async def test_the_same_log_with_another_past_or_a_lost_end_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    identity = "0197f3a0-0000-7000-8000-000000000001"
-    log = Ledger(lake_log(nats).settings, catalog=CATALOG, projections={})
-    log.create(identity)
-    fill(log, 20)
-    await synced(log, tmp_path, table_format)
-    log.delete()
-    log.create(identity)
-    fill(log, 19)
+    log = await made_again(nats, tmp_path, table_format, 19)
     with pytest.raises(LakeRefused, match="has lost its end"):
         await synced(log, tmp_path, table_format)
     with pytest.raises(LakeRefused, match="has lost its end"):
@@ -242,6 +282,46 @@ async def test_the_same_log_with_another_past_or_a_lost_end_is_refused(
     fill(log, 6)
     with pytest.raises(LakeRefused, match="their pasts differ"):
         await synced(log, tmp_path, table_format)
+
+
+async def test_a_table_that_moves_on_while_a_job_looks_at_it_is_of_the_log(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats, 5)
+    await synced(log, tmp_path, "delta")
+    log.promote(5)
+
+    def look(job: Job) -> None:
+        fill(log, 5)
+        run_async(synced(log, tmp_path, "delta"))
+        with open_store(str(tmp_path), "delta", log.name, None) as store:
+            table = store.table(EVENTS)
+        assert table is not None
+        assert (table.mark.position, job.log.last) == (10, 5)
+        check_same_log(job, record_reader(job), table, tables_of(CATALOG, personal=False)[0], str(tmp_path))
+
+    await in_job(log, log.settings, "local", look)
+
+
+async def test_a_log_that_begins_behind_the_tables_needs_an_archive(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = lake_log(nats, 30)
+    late, whole = tmp_path / "late", tmp_path / "whole"
+    await synced(log, late, table_format, to=10)
+    await synced(log, whole, table_format)
+    archived = archive_of(log, tmp_path / "archive")
+    log.lose_before(20)
+    with pytest.raises(LakeRefused, match="the events between are gone") as refused:
+        await synced(log, late, table_format)
+    assert "`--from-archive`" in str(refused.value)
+    assert positions_of(late, EVENTS, table_format) == list(range(1, 11))
+    (events, *_) = (await verified(log, whole, table_format)).tables
+    assert events.difference is not None
+    assert (events.difference.first, events.difference.last, events.difference.rows) == (1, 19, 19)
+    assert "`--from-archive`" in events.difference.reason
+    for url in (late, whole):
+        await synced(log, url, table_format, from_archive=archived)
+        assert positions_of(url, EVENTS, table_format) == list(range(1, 31))
+        assert (await verified(log, url, table_format, from_archive=archived)).sound
 
 
 async def test_a_second_writer_is_fenced_and_repeats_nothing(
@@ -279,10 +359,33 @@ async def test_syncs_at_the_same_time_lose_and_repeat_nothing(
     log = lake_log(nats, 400)
     tries = [synced(log, tmp_path, table_format, batch_events=100) for _ in range(3)]
     outcomes = await asyncio.gather(*tries, return_exceptions=True)
-    assert [str(each) for each in outcomes if not isinstance(each, SyncReport | LakeFenced)] == []
+    assert [str(each) for each in outcomes if not isinstance(each, LakeReport | LakeFenced)] == []
     await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 401))
     assert (await verified(log, tmp_path, table_format)).sound
+
+
+async def test_a_sync_that_has_stopped_goes_on_near_there_for_tables_without_rows_too(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = lake_log(nats)
+    log.append([(f"a-{number}", Paid(amount=Decimal(number), by="ada")) for number in range(60)])
+    log.append_raw([("a-1", block("order.paid", 2), b"{}")])
+    with pytest.raises(UndecodableEvent):
+        await synced(log, tmp_path, table_format, batch_events=2)
+    found = await status(log, str(tmp_path), log.settings, table_format=table_format)
+    positions = {table.name: table.position or 0 for table in found.tables}
+    assert positions.pop("order_paid") == positions.pop(EVENTS) == 60
+    assert min(positions.values()) > 60 - 2 * 12
+
+
+async def test_a_commit_has_no_more_events_than_a_batch_may_have(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats)
+    log.append_raw((f"a-{number}", block("never.declared"), b"{}") for number in range(4_500))
+    await synced(log, tmp_path, "delta", batch_events=3_000)
+    table = DeltaTable(tmp_path / EVENTS)
+    counts = pa.table(table.get_add_actions(flatten=True)).column("num_records").to_pylist()
+    assert (max(counts), sum(counts)) == (3_000, 4_500)
 
 
 async def test_without_the_position_in_the_commit_two_appends_both_succeed(tmp_path: Path) -> None:
@@ -361,6 +464,28 @@ async def test_rows_that_were_taken_away_are_noticed(nats: NatsServer, tmp_path:
     table.catalog.close()  # as above
     await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 21))
+
+
+async def test_a_table_of_which_a_file_is_gone_is_refused_in_words(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats, 5)
+    await synced(log, tmp_path, "iceberg")
+    for manifest in (tmp_path / EVENTS).rglob("*.avro"):
+        manifest.unlink()
+    for call in (status, sync, verify):
+        with pytest.raises(LakeRefused, match="Look at the storage"):
+            await call(log, str(tmp_path), log.settings, table_format="iceberg")
+
+
+async def test_a_copy_of_an_iceberg_lake_is_not_written_into_the_first_one(nats: NatsServer, tmp_path: Path) -> None:
+    log = lake_log(nats, 5)
+    url, copied, linked = (tmp_path / name for name in ("lake", "copied", "linked"))
+    await synced(log, url, "iceberg", to=3)
+    shutil.copytree(url, copied)
+    linked.symlink_to(url)
+    with pytest.raises(LakeRefused, match=f"Name {url}, or move it back"):
+        await synced(log, copied, "iceberg")
+    assert (await synced(log, linked, "iceberg")).position == 5
+    assert (await synced(log, url / ".." / "lake", "iceberg")).events == 0
 
 
 async def test_verify_names_the_first_range_that_differs(nats: NatsServer, tmp_path: Path) -> None:
@@ -480,8 +605,6 @@ async def test_a_table_of_somebody_else_or_of_another_format_is_refused(
 
 
 def test_names_of_tables_are_told_apart() -> None:
-    from eventjet import event
-
     @event("a.b")
     class One:
         x: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 from pydantic import Field
 
-from eventjet import event
+from eventjet import event, upcaster
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import LakeRefused
+from eventjet.errors import LakeFenced, LakeRefused
 from eventjet.lake import sync, verify
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, Origin, open_store
 from eventjet.lake.tables import tables_of
-from tests.integration.lake_log import FORMATS, arrow_of, lake_log, positions_of
+from tests.integration.lake_log import FORMATS, archive_of, arrow_of, lake_log, positions_of
 from tests.integration.ledger_log import Ledger
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,20 @@ class WithNote:
     prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
     count: int = 1
     note: str | None = None
+
+
+@event("order.placed", schema=2)
+class WithOrigin:
+    total: Annotated[Decimal, Field(max_digits=8, decimal_places=2)]
+    place: Place
+    prices: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]]
+    count: int = 1
+    origin: str | None = None
+
+
+@upcaster("order.placed", schema=1)
+def from_the_shop(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "origin": "shop"}
 
 
 @event("order.placed")
@@ -129,6 +143,28 @@ async def test_an_optional_field_adds_a_column(nats: NatsServer, tmp_path: Path,
     assert not any(table.widened for table in again.tables)
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_a_column_is_not_added_for_which_a_row_of_the_table_would_have_a_value(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    later, upcast = changed(log, WithNote), Catalog([Other, WithOrigin], [from_the_shop])
+    with pytest.raises(LakeRefused, match="origin is new, and the event at position 1 has a value for it"):
+        await sync(replace(log, catalog=upcast), str(tmp_path), log.settings, table_format=table_format)
+    # An older version of the app reads an event of the newer one, without the field that it does not know.
+    later.append([("a-1", WithNote(total=CENTS, place=Place("Faro"), prices=[], note="by hand"))])
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    with pytest.raises(LakeRefused, match="note is new, and the event at position 3 has a value for it"):
+        await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    archived = archive_of(log, tmp_path / "archive")
+    log.lose_before(3)
+    with pytest.raises(LakeRefused, match="the log begins at 3, after rows that lack its value"):
+        await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    with pytest.raises(LakeRefused, match="the event at position 3 has a value for it"):
+        await sync(later, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
+
+
 async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:
     log = before(nats)
     await sync(log, str(tmp_path), log.settings, table_format="iceberg")
@@ -139,6 +175,19 @@ async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: P
     assert rows.column("total").to_pylist() == [CENTS, large]
     assert str(rows.schema.field("total").type) == "decimal128(10, 2)"
     assert (await verify(later, str(tmp_path), log.settings, table_format="iceberg")).sound
+
+
+def test_a_table_is_not_widened_behind_another_writer(tmp_path: Path) -> None:
+    _, table = tables_of(Catalog([Rated]), personal=False)
+    wider = table.schema.append(pa.field("note", pa.string()))
+    with open_store(str(tmp_path), "delta", "orders", None) as store:
+        slow = store.create(table.name, table.schema, Origin("orders", "log", "order.rated", False), Mark(0, 0, 0))
+        quick = store.table(table.name)
+        assert quick is not None
+        quick.append(table.batch([]), Mark(5, 0, 0))
+        with pytest.raises(LakeFenced):
+            slow.widen(wider)
+        assert "note" not in quick.schema.names
 
 
 @pytest.mark.parametrize(("kind", "declared"), [(pa.int32(), "int64"), (pa.float32(), "double")])

@@ -25,7 +25,7 @@ from eventjet.doctor.report import Installation, Report
 from eventjet.domain.personal import Personal
 from eventjet.errors import HandlerFailed, LakeFenced, LakeRefused, UsageError
 from eventjet.findings import Level
-from eventjet.lake import ExportReport, LakeVerification, export, status, sync, verify
+from eventjet.lake import LakeReport, LakeVerification, export, status, sync, verify
 from eventjet.lake.store import open_store
 from eventjet.rebuild import archive, rebuild
 from eventjet.settings import Settings
@@ -39,7 +39,7 @@ from tests.integration.test_by_state import REF, values
 from tests.integration.test_lake_killed import environment
 from tests.logs import block
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PATIENT_S = 300.0
 KINDS = (
@@ -70,7 +70,7 @@ def orders_log(nats: NatsServer, pairs: list[tuple[str, Any]]) -> Ledger:
     return log
 
 
-async def exported(log: Ledger, url: Path, table_format: str, *names: str, **options: Any) -> ExportReport:
+async def exported(log: Ledger, url: Path, table_format: str, *names: str, **options: Any) -> LakeReport:
     return await export(log, str(url), log.settings, names or NAMES, table_format=table_format, **options)
 
 

@@ -147,7 +147,7 @@ async def test_a_subscription_that_blocking_stopped_goes_on_with_fixed_code(even
         stored = await cursors.read("echo")
         await cursors.write(stored, stored.cursor.tried(done.position, 8))
         (shown,) = await status(app, jet.settings)
-        assert f"blocks the event loop at position {done.position}: nobody saw the end of 8 tries" in str(shown.reason)
+        assert f"blocked the event loop in 8 tries at position {done.position}." in str(shown.reason)
         async with working(app, jet.settings):
             await eventually(lambda: counted(jet))
             await eventually(lambda: _has_no_tries(cursors))

@@ -15,10 +15,10 @@ from typing import NoReturn, cast
 
 import pytest
 
-from eventjet import App, Jet, Reaction, Recorded, failpoints, reactor
+from eventjet import App, Jet, Reaction, Recorded, failpoints, lake, reactor
 from eventjet.cli.main import main
 from eventjet.codec.subjects import cursor_bucket, object_bucket
-from eventjet.errors import LogUnusable, NotCaughtUp, Refused, UsageError
+from eventjet.errors import LakeRefused, LogUnusable, NotCaughtUp, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances
@@ -205,6 +205,17 @@ async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Setti
         last = await deposited(jet, 1, "b-2")
         with pytest.raises(NotCaughtUp, match=r"it has reached position 0, and balances position 11\. This goes"):
             await jet.caught_up(balances, position=last, timeout_s=3.0)
+
+
+async def test_a_lake_that_is_ahead_of_the_mirror_is_not_told_of_a_lost_log(settings: Settings, tmp_path: Path) -> None:
+    last = await mirrored(settings)
+    url = str(tmp_path / "lake")
+    assert (await lake.sync(bank, url, settings)).position == last
+    await cut_off(settings)
+    with pytest.raises(LakeRefused, match="in the mirror that EVENTJET_READ_FROM names") as refused:
+        await lake.sync(bank, url, settings)
+    assert "eventjet mirror status" in str(refused.value)
+    assert (await lake.sync(bank, url, settings.for_log())).events == 0
 
 
 async def exchanged(settings: Settings, kept: int, to: int) -> None:

@@ -284,6 +284,37 @@ async def test_context_variables_that_the_deps_set_are_set_for_handlers(
     assert TENANT.get("nobody") == "nobody"
 
 
+async def test_a_worker_that_stops_ends_the_try_that_runs_and_begins_no_other(
+    jet: Jet, settings: Settings, town: Town
+) -> None:
+    """Neither of the event that fails, nor of the next one."""
+    app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=0.01))
+    town.fails = lambda bell, n, attempt: ValueError("again")
+    town.gate.clear()
+    await ring(jet, "b", 1, 2)
+    stop = asyncio.Event()
+    worker = asyncio.ensure_future(run_workers(app, settings, stop=stop, options=QUICK))
+    await until(lambda: "b" in town.begun)
+    stop.set()
+    town.gate.set()
+    await asyncio.wait_for(worker, PATIENT_S)
+    assert [(n, attempt) for _, n, _, attempt in town.heard] == [(1, 1)]
+    assert (await cursors_of(jet).read("echo")).cursor.position == 0
+
+
+async def test_a_worker_that_stops_waits_for_no_pause_between_two_tries(
+    jet: Jet, settings: Settings, town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=60.0, most_s=60.0))
+    town.fails = lambda bell, n, attempt: ValueError("again")
+    caplog.set_level(logging.WARNING, "eventjet")
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: town.heard != [])
+    assert [attempt for *_, attempt in town.heard] == [1]
+    assert not {one.__dict__.get("event") for one in caplog.records} & {"eventjet.handler_cut_off", "eventjet.cut_off"}
+
+
 async def test_a_handler_that_fails_is_tried_again_under_the_same_key(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:

@@ -14,6 +14,8 @@ from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
+from eventjet.subscriptions import projection_session
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found
 from tests.integration.ledger_log import Ledger, history
@@ -94,6 +96,24 @@ async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
     assert found(log.where) == expected(log.recorded(last))
+
+
+async def test_a_worker_that_stops_commits_the_transaction_in_hand_and_begins_no_other(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection_session, "_FIRST_PART", 1)  # so that one batch takes several transactions
+    stop = asyncio.Event()
+
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        stop.set()
+
+    last = log.append([("a-1", Added(amount=Decimal(1)))] * 50)
+    stopping = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
+    async with asyncio.timeout(90):
+        await run_workers(stopping, stopping.settings, stop=stop, options=QUICK)
+    assert ((await log.status()).position, last) == (1, 50)
+    assert found(log.where) == expected(log.recorded(1))
 
 
 async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,11 @@ from eventjet.codec.headers import RawRecord
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
 from eventjet.jetstream.api import message_at
+from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key
@@ -158,6 +162,42 @@ def test_credentials_never_travel_in_the_clear_when_tls_was_asked_for(pems: dict
         ):
             with pytest.raises(Unreachable, match="does not offer TLS"):
                 NatsConnection.open(endpoint)
+
+
+def test_what_is_said_about_a_server_names_the_setting_that_led_to_it(pems: dict[str, Path], tmp_path: Path) -> None:
+    def said(*servers: str, mirror: str | None = None, **given: Any) -> str:
+        settings = Settings.load({"servers": servers or "nats://127.0.0.1:1", "read_from": mirror, **given}, environ={})
+        with pytest.raises((Unauthorized, Unreachable, UsageError)) as raised:
+            NatsConnection.open(Endpoint.of(settings.for_reads()))
+        with pytest.raises((Unreachable, UsageError)) as connecting:
+            asyncio.run(connect(settings.for_reads()))
+        for words in raised.value, connecting.value:
+            assert CANARY not in str(words)
+        remedies = {getattr(error, "remedy", str(error)) for error in (raised.value, connecting.value)}
+        assert len(remedies) == 1
+        return remedies.pop()
+
+    nobody, named, mirror = "nats://127.0.0.1:1", "EVENTJET_SERVERS", "EVENTJET_READ_FROM"
+    assert said(nobody).startswith("Start it, or set EVENTJET_SERVERS to where it is")
+    assert said(mirror=nobody).startswith("Start it, or set EVENTJET_READ_FROM to where the mirror is")
+    assert "EVENTJET_SERVERS" in said(nobody, mirror="west")  # the domain alone is the mirror's
+    with NatsServer(config=f"authorization {{ timeout: 30, user: ada, password: {CANARY} }}") as strict:
+        own = {"user": "ada", "password": "x" + CANARY}
+        assert said(strict.url).startswith("Set EVENTJET_CREDENTIALS")
+        assert said(strict.url, **own) == "The login is from EVENTJET_USER and EVENTJET_PASSWORD. Correct it there."
+        assert said(mirror=strict.url, token="t").endswith("belongs in the URLs of EVENTJET_READ_FROM.")
+        url = strict.url.replace("//", "//ada:wrong@")
+        for words, setting in (said(url), named), (said(mirror=url, **own), mirror):
+            assert words == f"Correct the user or token in the URLs of {setting}."
+        assert said(strict.url, tls_ca=pems["ca.pem"]).startswith("TLS is demanded by EVENTJET_TLS_CA.")
+        assert "by tls:// in EVENTJET_READ_FROM." in said(mirror=strict.url.replace("nats:", "tls:"))
+    with NatsServer(config=tls_config(pems)) as trusted_by_few:
+        assert "in EVENTJET_TLS_CA, and in EVENTJET_SERVERS a name" in said(trusted_by_few.url)
+        assert "and in EVENTJET_READ_FROM a name" in said(mirror=trusted_by_few.url, tls_ca=pems["other.pem"])
+    (tmp_path / "wrong").write_text("no key")
+    for setting in ("credentials", "nkey", "tls_ca"):
+        given: Any = {setting: tmp_path / "wrong"}
+        assert f"EVENTJET_{setting.upper()}" in said(mirror=nobody, **given)
 
 
 def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> None:

@@ -115,6 +115,13 @@ def test_bodies_of_any_size_come_whole(endpoint: Endpoint, size: int) -> None:
     assert read == bodies
 
 
+def test_large_bodies_come_in_shorter_lists(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"x" * 900_000] * 80)
+    sizes = [sum(len(record[4]) for record in batch) for batch in read_range(endpoint, name, 1, 81)]
+    assert sum(sizes) == 80 * 900_000
+    assert max(sizes) < 30_000_000
+
+
 def test_the_consumer_is_deleted_at_the_end_and_when_the_reader_stops_early(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [KILOBYTE] * 5_000)
     assert len(positions(read_range(endpoint, name, 1, 5_001))) == 5_000

@@ -19,8 +19,7 @@ from eventjet import DefinitionError, aggregate, event, upcaster
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
-from eventjet.codec.json import dump_json, read_json
-from eventjet.commands.importing import differing_fields
+from eventjet.codec.json import differing_fields, dump_json, read_json
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent
 

@@ -193,6 +193,6 @@ def test_tries_are_kept_of_what_is_open_and_of_what_the_quarantine_tries_again()
 
 def test_a_cursor_says_where_its_handler_blocks() -> None:
     assert cursor().blocking is None
-    assert "at position 8: nobody saw the end of a try." in str(cursor().tried(8, 1).blocking)
+    assert "blocked the event loop in a try at position 8." in str(cursor().tried(8, 1).blocking)
     both = cursor().tried(8, 1).tried(1_200, 3).blocking
-    assert "at position 1,200 (and 1 more): nobody saw the end of 3 tries." in str(both)
+    assert "in 3 tries at position 1,200 (and at 1 more)." in str(both)

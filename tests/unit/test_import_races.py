@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from eventjet import App, Imported, Metadata
-from eventjet.codec.headers import COMMAND, RawRecord, header
+from eventjet.codec.headers import COMMAND, header
 from eventjet.codec.subjects import entity_of
 from eventjet.commands import importing
 from eventjet.commands.importing import Importer, ImportReport
@@ -41,10 +42,8 @@ class Simulation:
         self.chance = random.Random(seed)
         self.store = MemoryStore("bank")
         self.reports: list[ImportReport] = []
-        self._records = self.store.records
-        for name in ("append", "newest_of", "history", "confirm"):
+        for name in ("append", "newest_of", "history", "records_from", "confirm"):
             setattr(self.store, name, self._slow(getattr(self.store, name)))
-        self.store.records = self._slow_records  # type: ignore[method-assign]
 
     async def turns(self, count: int) -> None:
         for _ in range(count):
@@ -59,11 +58,6 @@ class Simulation:
 
         return slow
 
-    async def _slow_records(self, **options: Any) -> AsyncGenerator[RawRecord]:
-        async for record in self._records(**options):
-            await self.turns(self.chance.random() < 0.3)
-            yield record
-
     async def run(self, events: list[Imported], delay: int = 0) -> None:
         await self.turns(delay)
         self.reports.append(await Importer(Repositories(APP, self.store), "old").run(events, None))
@@ -76,7 +70,7 @@ class Simulation:
 
     async def check(self, events: list[Imported]) -> None:
         ordinals: dict[Any, list[int]] = defaultdict(list)
-        async for record in self._records():
+        async for record in self.store.records():
             command = header(record[3], COMMAND) or ""
             if command.startswith("old/"):
                 ordinals[entity_of(record[2])].append(int(command[4:]))
@@ -86,8 +80,12 @@ class Simulation:
             assert (report.stored + report.skipped, report.different) == (len(events), 0), report.differences
 
 
-@pytest.mark.parametrize("seed", [*range(100), 189, 202, 256])
-async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int) -> None:
+BEGUN = [(seed, True) for seed in (*range(100), 189, 202, 256)]
+FROM_THE_START = [(seed, False) for seed in range(60)]
+
+
+@pytest.mark.parametrize(("seed", "is_begun"), BEGUN + FROM_THE_START)
+async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int, is_begun: bool) -> None:
     simulation = Simulation(seed)
     chance = simulation.chance
     accounts, total = chance.choice([3, 10, 40]), chance.choice([30, 90, 150])
@@ -97,8 +95,9 @@ async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int) 
         for number in range(total)
     ]
     async with asyncio.timeout(PATIENT_S):
-        await simulation.run(events[: chance.choice([accounts, total // 3, total // 2])])
-        simulation.reports.clear()
+        if is_begun:
+            await simulation.run(events[: chance.choice([accounts, total // 3, total // 2])])
+            simulation.reports.clear()
         runs = [simulation.run(events, chance.randrange(60)) for _ in range(chance.choice([2, 2, 3]))]
         await asyncio.gather(*runs, simulation.commands(accounts))
     await simulation.check(events)
@@ -123,6 +122,32 @@ async def test_a_refused_batch_ends_an_import_whose_source_waits_for_the_next() 
     async with asyncio.timeout(PATIENT_S):
         with pytest.raises(Refused, match="Event 2 of account 'a'"):
             await Importer(Repositories(APP, store), "old").run(source(), lambda _: stored.set())
+
+
+@pytest.mark.parametrize("goes_on", [BATCH // 2, 3 * BATCH])
+async def test_a_source_that_swallows_its_cancellation_does_not_hold_the_import(goes_on: int) -> None:
+    """`asyncio.wait_for` of Python 3.11 does so when what it waits for comes at the same moment."""
+    store = MemoryStore("bank")
+    newest_of, waiting = store.newest_of, asyncio.Event()
+
+    async def late(keys: Any) -> Any:
+        await waiting.wait()
+        return await newest_of(keys)
+
+    async def source() -> AsyncIterator[Imported]:
+        for number in range(BATCH):
+            yield Imported(Account, "a", Deposited(amount=Decimal(1)), datetime(2020, 1, 30 - number, tzinfo=UTC))
+        waiting.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        for _ in range(goes_on):
+            yield Imported(Account, "b", Deposited(amount=Decimal(1)))
+
+    store.newest_of = late  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises(Refused, match="Event 2 of account 'a'"):
+            await Importer(Repositories(APP, store), "old").run(source(), None)
+    assert [record async for record in store.records()] == []
 
 
 async def test_a_source_that_is_cancelled_itself_ends_the_import() -> None:

@@ -13,10 +13,10 @@ import eventjet.archive.republish
 from eventjet.archive.reading import ArchiveReader
 from eventjet.archive.republish import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, RestoreBatch, batches, lasting
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.headers import RawRecord, header, header_block, logged_at, recorded_at
+from eventjet.codec.headers import RawRecord, batch_blocks, header, header_lines, logged_at, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.log.store import Append, NewEvent, check_save, event_headers, message_size
+from eventjet.log.store import Append, NewEvent, check_save, event_lines, message_size
 from tests.archives import archive_of
 
 NS = 1_700_000_000_123_456_789
@@ -171,7 +171,7 @@ def test_an_imported_event_keeps_both_of_its_times(told: tuple[str, ...]) -> Non
 def test_the_largest_event_that_a_save_takes_has_room_for_what_a_restore_adds(
     more: tuple[tuple[str, str], ...],
 ) -> None:
-    context = (("Ej-Meta-k", "v" * 900), *more)
+    context = header_lines([("Ej-Meta-k", "v" * 900), *more])
 
     def save_of(size: int) -> Append:
         encoded = EncodedEvent("t" * 60, 9_999_999, b"x" * size)
@@ -183,7 +183,7 @@ def test_the_largest_event_that_a_save_takes_has_room_for_what_a_restore_adds(
     with pytest.raises(Refused):
         check_save("bank", [save_of(size + 1)])
     one = save_of(size)
-    largest = (9, NS, b"bank.account.a", header_block(event_headers(one, 0)), one.events[0].encoded.body)
+    largest = (9, NS, b"bank.account.a", batch_blocks([event_lines(one, 0)])[0], one.events[0].encoded.body)
     (batch,) = batches(past(largest), 9)
     _, headers = batch.frames("0" * 16)
     assert 100 < len(headers) - len(largest[3]) <= HEADERS_ADDED

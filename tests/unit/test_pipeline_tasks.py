@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from sqlalchemy import JSON, Numeric
 
 from eventjet import App, Key, Personal, Recorded, aggregate, entries, event, projection
@@ -23,12 +24,12 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.plan import Route, route_of
 from eventjet.spark import shuffle_blocks
-from eventjet.spark.columns import arrow_batch
+from eventjet.spark.columns import STORED, arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
 from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, state_names, unpack
-from eventjet.spark.source import read_columns
+from eventjet.spark.source import JetStreamStreamReader, LogOptions, read_columns
 from tests import logs
 from tests.integration import orders as joined
 
@@ -213,6 +214,14 @@ def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
     (named,) = rows(task(iter([arrow_batch(LOG)])))
     assert named["city"] == "Ulm"
     assert "name" not in named
+
+
+def test_a_checkpoint_of_another_source_is_refused_in_words() -> None:
+    stream, of_files = JetStreamStreamReader(LogOptions.parse({"stream": "shop"}), STORED), {"logOffset": 3}
+    with pytest.raises(UsageError, match="--full-refresh"):
+        stream.partitions(of_files, of_files)
+    with pytest.raises(UsageError, match="--full-refresh"):
+        stream.latestOffset(of_files, ReadMaxRows(5))
 
 
 def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> None:

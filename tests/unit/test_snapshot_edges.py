@@ -257,3 +257,17 @@ async def test_nothing_stops_the_queue() -> None:
         await kept.close()
     assert kept.values[("a", "good")] == b"{}"
     assert kept.dropped >= 2
+
+
+async def test_who_closes_the_queue_can_be_cancelled_while_its_task_ends() -> None:
+    kept = MemorySnapshots()
+    kept.keep("a", "good", lambda: b"{}")
+    task = kept._task
+    assert task is not None
+    closing = asyncio.create_task(kept.close())
+    async with asyncio.timeout(60):
+        while not task.cancelling():
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing

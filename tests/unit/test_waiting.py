@@ -298,6 +298,25 @@ class SlowDesk(Desk):
         return found
 
 
+async def test_who_closes_can_be_cancelled_while_the_last_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.sql.waiting._LAST_QUERY_S", 0.0)
+    desk = SlowDesk()
+    waiting = desk.waiting()
+    waiter = asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S))
+    await desk.began.wait()
+    task = waiting._task
+    assert task is not None
+    closing = asyncio.create_task(waiting.close())
+    async with asyncio.timeout(LONG_S):
+        while not task.cancelling():
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    with pytest.raises(Unreachable):
+        await waiter
+
+
 async def test_a_notice_that_comes_during_a_look_is_not_lost() -> None:
     desk = SlowDesk()
     desk.at(300)

@@ -6,16 +6,15 @@ They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore`, 
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING, Annotated, cast
+from urllib.parse import unquote
 
 import typer
 
 from eventjet.cli.output import ANSWER_IS_NO, Answer, Block, Lines, Table, note
-from eventjet.cli.running import finished
+from eventjet.cli.running import finished, running_program
 from eventjet.cli.target import (
     AggregateArgument,
     AppTarget,
@@ -52,6 +51,11 @@ UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop
 
 _OWN_ERROR = re.compile(r"eventjet\.errors\.[\w.]+: (?P<message>.+)")
 _PIPELINE_SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
+_STORAGE = re.compile(r"^storage:\s*file://(\S+)", re.MULTILINE)
+_LATE_WORKER = "Timed out while waiting for the Python worker to connect back"
+_BUSY = (
+    "This machine was too busy: Spark waits 10 s for a Python that it starts, which no setting changes. Run it again."
+)
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
@@ -237,20 +241,37 @@ def pipeline(
         )
     if dry_run and full_refresh:
         raise UsageError("--dry-run changes nothing, and --full-refresh empties tables. Leave one of them out.")
+    _tell_of_another_folder(spec)
     with program_environment(folder.resolve() / "conf") as (programs, environ):
         words = ["dry-run"] if dry_run else ["run", *(["--full-refresh-all"] if full_refresh else [])]
         command = [str(programs / "spark-pipelines"), *words, "--spec", str(spec)]
         reason = ""
-        with subprocess.Popen(command, env=environ, stdout=PIPE, stderr=STDOUT, text=True, errors="replace") as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                error = _OWN_ERROR.match(line)
-                reason = error["message"] if error is not None else reason
+        try:
+            with running_program(command, environ) as process:
+                for line in process.stdout or ():
+                    print(line, end="", flush=True)
+                    if (error := _OWN_ERROR.match(line)) is not None:
+                        reason = error["message"]
+                    elif _LATE_WORKER in line:
+                        reason = reason or _BUSY
+        except KeyboardInterrupt:
+            note("Interrupted. The next run goes on after the last batch that is in the tables.")
+            raise
     if process.returncode:
         # What Spark prints of an error ends with the many lines of its own stack.
         note(f"eventjet: The pipeline has not finished. {reason}".rstrip())
         raise typer.Exit(ANSWER_IS_NO)
+
+
+def _tell_of_another_folder(spec: Path) -> None:
+    """Tell of tables that are in the folder of another copy of the project, since Spark takes no relative paths."""
+    named, here = _STORAGE.search(spec.read_text(encoding="utf-8", errors="replace")), spec.parent.resolve()
+    tables = None if named is None else Path(unquote(named[1])).parent
+    if tables is not None and tables.name == here.name and tables.resolve() != here:
+        note(
+            f"eventjet: The tables of this pipeline are in {tables}, and it is in {here}. If the project was moved or "
+            f"copied, write this folder into {spec.name} and conf/spark-defaults.conf."
+        )
 
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:

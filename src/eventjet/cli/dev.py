@@ -104,11 +104,15 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
         return
     names = at.work([]).names
     names_text = ", ".join([*names, *served_names(at)]) or "nothing to work on"
+
+    def ready(kept: str) -> None:
+        show("; ".join(filter(None, (f"ready: {names_text}", kept, "Ctrl-C stops everything"))))
+
     try:
         if console is not None:
             await console.start()
         async with serving(at):
-            await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
+            await run_until_stopped(at, names, ready)
     finally:
         if console is not None:
             await console.stop()

@@ -17,7 +17,7 @@ from eventjet.runtime import run_async
 from eventjet.text import counted, spent
 
 if TYPE_CHECKING:
-    from eventjet.lake import ExportReport, LakeVerification, SyncReport, TableStatus
+    from eventjet.lake import LakeReport, LakeVerification, TableStatus
 
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of one in an object store.")]
 FormatOption = Annotated[str, option("--format", "delta|iceberg", "The format of the tables.")]
@@ -107,7 +107,9 @@ def status(
     value = {**asdict(found), "tables": [_table_value(table) for table in found.tables]}
     shown: list[Block] = [Table(("table", "position", "behind", "last event (UTC)", "rows"), rows)]
     if all(table.position is None for table in found.tables):
-        shown.append(f"There are no {table_format} tables yet; `eventjet lake sync` makes them.")
+        shown.append(
+            f"There are no {table_format} tables yet; `eventjet lake sync` makes them. Or give their `--format`."
+        )
     return Answer(value, shown)
 
 
@@ -138,7 +140,7 @@ def _table_value(table: TableStatus) -> dict[str, object]:
     return {**asdict(table), "recorded_at": None if at is None else at.isoformat()}
 
 
-def _sync_blocks(report: SyncReport) -> Iterator[Block]:
+def _sync_blocks(report: LakeReport) -> Iterator[Block]:
     added = sum(table.rows for table in report.tables)
     done = "" if added else "Up to date: "
     yield f"{done}{report.url} holds {report.stream} up to position {report.position:,}"
@@ -150,7 +152,7 @@ def _sync_blocks(report: SyncReport) -> Iterator[Block]:
         yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
 
 
-def _export_blocks(report: ExportReport) -> Iterator[Block]:
+def _export_blocks(report: LakeReport) -> Iterator[Block]:
     yield Table(("table", "position", "rows"), [(table.name, report.position, table.rows) for table in report.tables])
     yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
 

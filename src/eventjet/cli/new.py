@@ -18,6 +18,7 @@ from eventjet.cli.target import argument, switch
 from eventjet.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_CACHE = re.compile(r"(^|/)(\.|__pycache__/)")
 _TEMPLATE = "starter"
 """The name of the template project in the package, which the chosen name replaces."""
 _PLACES = {
@@ -88,10 +89,9 @@ def _write(name: str, folder: Path, *, pipeline: bool) -> list[Path]:
         ):
             project = Path(beside) / name
             for template in sorted(source.rglob("*")):
-                if template.is_dir() or template.suffix == ".pyc":
-                    continue
                 place = template.relative_to(source).as_posix()
-                if place.startswith(_OF_PIPELINE) and not pipeline:
+                # Tools that have read the template leave caches in it.
+                if template.is_dir() or _CACHE.search(place) or (place.startswith(_OF_PIPELINE) and not pipeline):
                     continue
                 target = project / _PLACES.get(place, place.replace(_TEMPLATE, name))
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,32 +163,88 @@ def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[N
             signal.signal(number, previous)
 
 
+@contextmanager
+def running_program(command: Sequence[str], environ: Mapping[str, str]) -> Generator[subprocess.Popen[str]]:
+    """Yield a program whose standard output and error are read as its `stdout`; it has ended after the block.
+
+    An ending signal ends the program and all that it has started, within `CLEARED_S`; then `KeyboardInterrupt` is
+    raised. Not on Windows.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+    def end(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    killing = threading.Timer(CLEARED_S, end, (signal.SIGKILL,))
+    killing.daemon = True
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if killing.ident is None:
+            killing.start()
+            end(signal.SIGTERM)
+
+    with _handling(hear), process:
+        try:
+            yield process
+        except BaseException:
+            end(signal.SIGKILL)
+            raise
+        finally:
+            process.wait()
+            killing.cancel()
+    if killing.ident is not None:
+        raise KeyboardInterrupt
+
+
 STATES = "each works or stands by, unless the log above says why it does not"
-"""What `on_ready` of `run_until_stopped` means for the subscriptions."""
+"""What `on_ready` of `run_until_stopped` means for the subscriptions where it is given nothing else to say."""
+_LOOK_S = 5.0
+"""Seconds that the look at the status may take before `ready` is said without it."""
+_KEPT = ("not begun", "paused", "retired", "stopped")
+"""Conditions in which no worker takes a subscription."""
 
 
 async def run_until_stopped(
     at: AppTarget,
     names: Sequence[str],
-    on_ready: Callable[[], None],
+    on_ready: Callable[[str], None],
     *,
     http: tuple[str, int] | None = None,
 ) -> None:
     """Run workers of the named subscriptions until a signal drains them; a second signal cancels them.
 
-    Raises whatever error stops the workers. Their log goes to standard error. Where code of the application blocks the
+    `on_ready` is called with the subscriptions that do not work, in words; with an empty text if none is known. Raises
+    whatever error stops the workers. Their log goes to standard error. Where code of the application blocks the
     shutdown, the process is ended after 25 s.
     """
     from eventjet.subscriptions.supervisor import run_workers
 
     settle_process()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    announcing: asyncio.Task[None] | None = None
+
+    async def announce() -> None:
+        on_ready(await _not_working(at, names))
+
+    def ready() -> None:
+        nonlocal announcing
+        announcing = asyncio.create_task(announce())
 
     async def work() -> None:
         if names:
-            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, http=http)
+            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=ready, http=http)
         else:
-            on_ready()
+            on_ready("")
             await stop.wait()
 
     running, exit_timer = asyncio.ensure_future(work()), _exit_timer(STOP_S + _CUT_OFF_S)
@@ -199,6 +257,9 @@ async def run_until_stopped(
         if stop.is_set():
             running.cancel()
             return
+        if announcing is not None and not announcing.done():
+            announcing.cancel()
+            on_ready("")
         note("stopping: what is in hand is finished first")
         stop.set()
         loop.call_later(STOP_S, cut_off)
@@ -214,6 +275,27 @@ async def run_until_stopped(
         except asyncio.CancelledError as error:
             if not stop.is_set():
                 raise UnexpectedExit.instead_of(error) from error
+
+
+async def _not_working(at: AppTarget, names: Sequence[str]) -> str:
+    """Return in words which of the subscriptions no worker takes, and which have events in quarantine.
+
+    Empty where there is none, and where that cannot be read.
+    """
+    from eventjet.subscriptions.status import StatusReader
+
+    try:
+        async with asyncio.timeout(_LOOK_S), StatusReader(at.app(), at.settings, names) as reader:
+            statuses = (await reader.read()).projections
+    except Exception:  # noqa: BLE001 - whatever it is, the workers' own log says it
+        return ""
+    names_by_word: defaultdict[str, list[str]] = defaultdict(list)
+    for status in statuses:
+        word = status.condition.word
+        if status.declared and (word in _KEPT or status.parked):
+            names_by_word[word if word in _KEPT else "quarantined"].append(status.name)
+    kept = [f"{word}: {', '.join(names_by_word[word])}" for word in sorted(names_by_word)]
+    return "; ".join([*kept, "`eventjet status` says why"]) if kept else ""
 
 
 async def until_signalled() -> None:

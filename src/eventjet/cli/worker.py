@@ -40,15 +40,17 @@ def worker(
     if not chosen and not make:
         raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
 
+    async def work(names_text: str) -> None:
+        await run_until_stopped(at, chosen, lambda kept: note(f"ready: {names_text}; {kept or STATES}"), http=address)
+
     async def run() -> None:
         if not make:
-            await run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}; {STATES}"), http=address)
+            await work(", ".join(chosen))
             return
         # `dev --reload`, whose worker may come with new tables, and with new commands to serve
         await prepare_here(at)
-        names_text = ", ".join([*chosen, *served_names(at)]) or "nothing to work on"
         async with serving(at):
-            await run_until_stopped(at, chosen, lambda: note(f"ready: {names_text}; {STATES}"), http=address)
+            await work(", ".join([*chosen, *served_names(at)]) or "nothing to work on")
 
     run_async(run())
 

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json, read_json
@@ -48,14 +48,13 @@ def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
     return lambda step: Upcaster(name, schema, step)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedEvent:
+class EncodedEvent(NamedTuple):
     """The stored form of an event, without its subject and position."""
 
     type_name: str
     schema: int
     body: bytes
-    event: Any = field(default=None, compare=False, repr=False)
+    event: Any = None
     """The event as it will be read back: equal to the given event, with the profile's time zones and containers."""
 
 

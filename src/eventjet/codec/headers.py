@@ -84,9 +84,14 @@ _TITLES = {
 """The names of these values in messages, since callers do not know the headers."""
 
 
+def header_lines(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the lines of headers, each with its end."""
+    return "".join([f"{name}: {value}\r\n" for name, value in pairs])
+
+
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
     """Return the header block as the server stores it."""
-    return ("NATS/1.0\r\n" + "".join([f"{name}: {value}\r\n" for name, value in pairs]) + "\r\n").encode()
+    return f"NATS/1.0\r\n{header_lines(pairs)}\r\n".encode()
 
 
 def header(block: bytes, name: str) -> str | None:
@@ -104,23 +109,20 @@ def event_id_of(record: RawRecord) -> str:
     return header(record[3], MSG_ID) or ""
 
 
-def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
-    """Make the messages of these headers one atomic batch (ADR-50); a single message stays a plain publish."""
-    if len(blocks) < 2:
-        return
+def batch_blocks(messages: Sequence[str]) -> list[bytes]:
+    """Return the header blocks of messages that are one atomic batch (ADR-50), each given by its header lines.
+
+    A single message stays a plain publish, which may have no headers.
+    """
+    if len(messages) == 1:
+        return [f"NATS/1.0\r\n{messages[0]}\r\n".encode() if messages[0] else b""]
     batch = uuid4().hex
-    for number, block in enumerate(blocks, 1):
-        block += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
-    blocks[-1].append((BATCH_COMMIT, "1"))
-
-
-def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
-    """Make the messages of several saves one atomic batch whose headers show where each save ends."""
-    if len(saves) > 1:
-        for number, blocks in enumerate(saves, 1):
-            for remaining, block in enumerate(reversed(blocks)):
-                block.append((SAVE, f"{number}/{remaining}"))
-    mark_batch([block for blocks in saves for block in blocks])
+    blocks = [
+        f"NATS/1.0\r\n{lines}{BATCH_ID}: {batch}\r\n{BATCH_NUMBER}: {number}\r\n\r\n".encode()
+        for number, lines in enumerate(messages, 1)
+    ]
+    blocks[-1] = blocks[-1][:-2] + f"{BATCH_COMMIT}: 1\r\n\r\n".encode()
+    return blocks
 
 
 def save_of(block: bytes) -> str | None:

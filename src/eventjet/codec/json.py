@@ -49,3 +49,20 @@ def check_numbers(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("JSON has neither NaN nor infinities")
     return value
+
+
+def differing_fields(left: bytes, right: bytes) -> list[str]:
+    """Return the names of the fields that differ between two JSON texts; 1, 1.0 and true differ.
+
+    It is `its body` for texts that differ and are not both objects.
+    """
+    try:
+        values = read_json(left), read_json(right)
+    except ValueError:
+        return ["its body"]
+    if not all(isinstance(value, dict) for value in values):
+        return [] if dump_json(values[0]) == dump_json(values[1]) else ["its body"]
+    left_fields, right_fields = ({name: dump_json(field) for name, field in value.items()} for value in values)
+    return sorted(
+        name for name in left_fields.keys() | right_fields.keys() if left_fields.get(name) != right_fields.get(name)
+    )

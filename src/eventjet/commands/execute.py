@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.commands import Request, differing_arguments, is_same_request
-from eventjet.codec.headers import TRACEPARENT, RawRecord, context_headers, event_id_of
+from eventjet.codec.headers import TRACEPARENT, RawRecord, context_headers, event_id_of, header_lines
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.blobs import store_blobs
 from eventjet.commands.cache import NEWEST, OLD, Cache
@@ -438,12 +438,12 @@ class Executor(Generic[S, E]):
         # The current span is the command's own, which continues the trace of the metadata.
         traceparent = current_traceparent() or metadata.traceparent
         if metadata is NO_METADATA and plan.command_id is None:
-            context = () if traceparent is None else ((TRACEPARENT, traceparent),)
+            context = "" if traceparent is None else header_lines([(TRACEPARENT, traceparent)])
         else:
             if traceparent != metadata.traceparent:
                 metadata = replace(metadata, traceparent=traceparent)
             request = None if plan.request is None else plan.request.text
-            context = tuple(context_headers(plan.command_id, metadata, request))
+            context = header_lines(context_headers(plan.command_id, metadata, request))
         new_events = tuple([NewEvent(new_event_id(), self.catalog.encode(event), context) for event in events])
         return Append(self.info.name, plan.aggregate_id, before.position, before.version, new_events)
 

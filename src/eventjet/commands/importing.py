@@ -3,7 +3,8 @@
 Each event has `<source>/<ordinal>` as its command id, where the ordinal counts the events of its aggregate from 1. A
 second run of the same import reads the log where it finds its first event, since the following ones are stored there in
 nearly the order in which they are given. What it does not find there, it reads from the histories of the aggregates. It
-compares the events with those that are stored, and stores only the missing ones.
+compares the events with those that are stored, and stores only the missing ones. If the log has none of the aggregates
+of the first batch, the run is taken for the first one: it reads nothing until the log refuses a batch.
 
 While one batch is compared and stored, the next one is encoded, and nothing else is done ahead (ADR 0073).
 """
@@ -11,33 +12,31 @@ While one batch is compared and stored, the next one is encoded, and nothing els
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import (
-    CAUSATION,
     COMMAND,
-    CORRELATION,
     IMPORTED,
-    META,
     RECORDED_AT,
     SCHEMA,
-    TRACEPARENT,
     TYPE,
     VERSION,
     RawRecord,
     context_headers,
     header,
-    header_block,
+    header_lines,
+    metadata_of,
     number_of,
     recorded_at,
 )
-from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.json import differing_fields
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.blobs import store_blobs
@@ -59,8 +58,6 @@ _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
 """Bytes of bodies and headers in one batch: well below what a connection may have pending."""
-_READ_AT_ONCE = 64
-"""Histories that are read concurrently."""
 _READ_MIN = 50
 """Records of one read of a history at least."""
 _NOTED_MAX = 4 * BATCH_MAX
@@ -69,8 +66,6 @@ _TURN_BYTES = 64_000
 """So many bytes are encoded in one turn of the event loop, which sends the last batch in between."""
 _EVENT_BYTES = 1_000
 """An event counts as so many bytes more, for the time that it takes."""
-_TYPE, _SCHEMA = TYPE.encode(), SCHEMA.encode()
-_METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -113,40 +108,42 @@ class ImportReport:
 
 
 class _Item(NamedTuple):
-    """An event to import."""
+    """An event to import, encoded."""
 
     key: Key
     ordinal: int
     """Its number among the events of its aggregate in this import, from 1."""
-    event: Any
-    new: NewEvent
-    """The event, encoded; only to be compared, if it is probably stored already."""
-    at: datetime | None
+    imported: Imported
+    encoded: EncodedEvent
+    """Not checked by reading it back while a repeated import reads the log, since it is probably stored already."""
+    context: str
+    """The header lines after `Ej-Version`."""
 
 
 class _Place:
     """How far the import and the reads of one aggregate's history have come."""
 
-    __slots__ = ("_record", "at", "imported", "is_end", "last_ordinal", "position", "version")
+    __slots__ = ("_record", "at", "given", "imported", "is_end", "position", "version")
 
     def __init__(self) -> None:
+        self.given = 0
+        """Ordinal of the last event that was given to import."""
+        self.imported = 0
+        """Greatest ordinal up to `position` that this import has stored, in any run; 0 for none."""
         self.position = 0
         """Position of the last event that was read or stored; 0 for none."""
         self.version = 0
         """Version of that event, once `settle` was called."""
         self.at = _NEVER
         """When that event was recorded, once `settle` was called."""
-        self._record: RawRecord | None = None
-        self.imported = 0
-        """Greatest ordinal up to that event that this import has stored, in any run; 0 for none."""
         self.is_end = False
-        """Whether that event is the aggregate's last."""
-        self.last_ordinal = 0
-        """Ordinal of the last event that was given to import."""
+        """Whether that event is taken for the aggregate's last."""
+        self._record: RawRecord | None = None
 
-    def pass_by(self, record: RawRecord) -> None:
-        """Move on to a record of the history."""
+    def move_to(self, record: RawRecord, ordinal: int) -> None:
+        """Move on to a record of the history; `ordinal` is its number in this import, 0 for another event."""
         self.position, self._record = record[0], (*record[:4], b"")
+        self.imported = max(self.imported, ordinal)
 
     def settle(self) -> None:
         """Read version and time of the last record: a repeated import passes by many whose version nobody needs."""
@@ -169,6 +166,9 @@ class Importer:
         self._catalog = repositories.catalog
         self._decoder = Decoder(self._catalog)
         self._source = source
+        self._prefix = f"{source}/"
+        """How the command ids of this import begin."""
+        self._command_line = f"\r\n{COMMAND}: {self._prefix}".encode()
         self._events = {aggregate: frozenset(folded_events(aggregate)) for aggregate in repositories.app.aggregates}
         self._names = {aggregate: info.name for aggregate, info in repositories.app.aggregates.items()}
         self._unclaimed = {
@@ -182,13 +182,13 @@ class Importer:
         self._differences: list[str] = []
         self._log = ""
         """Identity of the log in which the import began; empty until it is known."""
-        self._prefix = f"{source}/"
-        """How the command ids of this import begin."""
-        self._command = f"\r\n{COMMAND}: {self._prefix}".encode()
-        self._ahead: AsyncGenerator[RawRecord] | None = None
-        """Records of the log from where a repeated import found its events; None while it does not find them there."""
+        self._is_first_run: bool | None = None
+        """Whether the aggregates are taken to have no events before they are stored; None before the first look."""
+        self._read_from: int | None = None
+        """From where a repeated import reads the log on; None while it does not find its events there."""
         self._noted: dict[tuple[Key, int], RawRecord] = {}
-        """Records of this import that were read ahead, by aggregate and ordinal."""
+        """Records of this import by aggregate and ordinal, from when they are read until they are compared."""
+        self._is_over = False
 
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
@@ -201,13 +201,16 @@ class Importer:
         try:
             with settled():  # the events to import may be many objects, which the collector need not visit
                 while chunk := await chunks.get():
-                    await self._import_chunk(chunk, progress)
+                    await self._import_chunk(chunk)
+                    if progress is not None:
+                        progress(self._stored + self._skipped)
                     room.release()
             await encoding  # raises the error of the source, now that the events before it are stored
         finally:
+            self._is_over = True  # a source may take the cancellation for its own, and give its next event
+            room.release()
             encoding.cancel()
             await asyncio.gather(encoding, return_exceptions=True)
-            await self._stop_reading_ahead()
         differences = tuple(self._differences)
         return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, differences)
 
@@ -222,11 +225,11 @@ class Importer:
         size = turn = 0
         try:
             async for imported in _imported_events(events):
+                if self._is_over:
+                    return
                 item = self._item(imported)
                 chunk.append(item)
-                item_size = len(item.new.encoded.body)
-                if imported.metadata is not NO_METADATA:
-                    item_size += sum([len(value) for _, value in item.new.context])
+                item_size = len(item.encoded.body) + len(item.context)
                 size += item_size
                 turn += item_size + _EVENT_BYTES
                 if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
@@ -260,31 +263,34 @@ class Importer:
                 f"The import holds a {shown_name(type(imported.event))} for {key[0]} {key[1]!r}, which is not one of "
                 "its events. Import events that its `evolve` is annotated with."
             )
-        encode = self._catalog.encode if self._ahead is None else self._catalog.encode_unchecked
+        encode = self._catalog.encode if self._read_from is None else self._catalog.encode_unchecked
         encoded = encode(imported.event)
-        place = self._places.setdefault(key, _Place())
-        place.last_ordinal += 1
-        command_id, metadata = f"{self._prefix}{place.last_ordinal}", imported.metadata
-        # The id needs no escapes, so most events need no call.
-        pairs = [(COMMAND, command_id)] if metadata is NO_METADATA else context_headers(command_id, metadata)
-        headers = (*pairs, (IMPORTED, "1"))
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _Place()
+        place.given += 1
+        command_id, metadata = f"{self._prefix}{place.given}", imported.metadata
+        if metadata is NO_METADATA:  # the id needs no escapes, so most events need no call
+            context = f"{COMMAND}: {command_id}\r\n{IMPORTED}: 1\r\n"
+        else:
+            context = header_lines([*context_headers(command_id, metadata), (IMPORTED, "1")])
         if imported.at is not None:
-            check_moment(f"Event {place.last_ordinal} of {key[0]} {key[1]!r} in the import is of", imported.at)
-            headers = (*headers, (RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z")))
-        new = NewEvent(new_event_id(), encoded, headers)
-        return _Item(key, place.last_ordinal, imported.event, new, imported.at)
+            check_moment(f"Event {place.given} of {key[0]} {key[1]!r} in the import is of", imported.at)
+            context += header_lines([(RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z"))])
+        return _Item(key, place.given, imported, encoded, context)
 
-    async def _import_chunk(self, chunk: list[_Item], progress: Callable[[int], object] | None) -> None:
+    async def _import_chunk(self, chunk: list[_Item]) -> None:
         """Store those events that are missing from the log; raises `Refused`."""
         await self._check_log()
         missing = await self._missing(chunk)
-        await self._unbuild(missing)
+        for name in {item.key[0] for item in missing} & self._unclaimed.keys():
+            await self._unclaimed.pop(name).unique.unbuild()
         if self._catalog.with_blobs:
             blobs = [
-                (f"the field {path} of {item.new.encoded.type_name}", blob)
+                (f"the field {path} of {item.encoded.type_name}", blob)
                 for item in missing
-                if type(item.event) in self._catalog.with_blobs
-                for path, blob in blobs_in(item.event)
+                if type(item.imported.event) in self._catalog.with_blobs
+                for path, blob in blobs_in(item.imported.event)
             ]
             await store_blobs(self._store.objects, blobs)
         limit = len(missing)
@@ -296,6 +302,7 @@ class Importer:
                 with suppress(Forbidden):  # without permission nobody knows the log's identity
                     await self._store.state()
                 await self._check_log()
+                self._is_first_run = False
                 for item in missing[:limit]:
                     self._places[item.key].is_end = False
                 missing = await self._missing(missing)
@@ -309,18 +316,16 @@ class Importer:
 
         while missing:
             try:
-                stored = await retry(attempt)
+                stored_count = await retry(attempt)
             except ConcurrencyConflict:
                 raise Refused(
                     f"The import {self._source!r}",
                     f"other writers were quicker {CONFLICTS_MAX} times in a row",
                     "Run it again when its aggregates are quiet; what is stored stays stored.",
                 ) from None
-            missing = missing[stored:]
+            missing = missing[stored_count:]
             limit *= 2
         await self._check_log()  # it may have been replaced while the batch was on its way
-        if progress is not None:
-            progress(self._stored + self._skipped)
 
     async def _check_log(self) -> None:
         """Raise `Refused` if the log is not the one in which the import began."""
@@ -334,92 +339,86 @@ class Importer:
             )
         self._log = log
 
-    async def _unbuild(self, missing: Sequence[_Item]) -> None:
-        """Record, before the first event of a type with unique values, that they are not claimed; raises `Refused`."""
-        for name in {item.key[0] for item in missing} & self._unclaimed.keys():
-            await self._unclaimed[name].unique.unbuild()
-            del self._unclaimed[name]
+    # What the log has already.
 
     async def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the events that are not in the log yet; count the others, and those that differ."""
-        records = await self._read_stored(items)
+        await self._read_stored(items)
         missing: list[_Item] = []
         for item in items:
             if item.ordinal > self._places[item.key].imported:
-                if item.new.encoded.event is None:
-                    item = item._replace(new=replace(item.new, encoded=self._catalog.encode(item.event)))
+                if item.encoded.event is None:
+                    item = item._replace(encoded=self._catalog.encode(item.imported.event))
                 missing.append(item)
                 continue
             self._skipped += 1
-            if difference := self._difference(item, records.get((item.key, item.ordinal))):
+            if difference := self._difference(item, self._noted.pop((item.key, item.ordinal), None)):
                 self._different += 1
                 if len(self._differences) < _EXAMPLES_MAX:
                     self._differences.append(difference)
+        size = sum([len(record[4]) for record in self._noted.values()])
+        if len(self._noted) > _NOTED_MAX or size > _BYTES_MAX:
+            self._noted.clear()
+            self._read_from = None
         return missing
 
-    async def _read_stored(self, items: Sequence[_Item]) -> dict[tuple[Key, int], RawRecord]:
-        """Return the stored events of the items' aggregates, from the place of each to its last item or to its end."""
-        stored: dict[tuple[Key, int], RawRecord] = {}
-        at_once = min(_READ_MIN, len(items))
-        unread = await self._take_ahead({item.key: item.ordinal for item in items}, stored, at_once)
+    async def _read_stored(self, items: Sequence[_Item]) -> None:
+        """Read the stored events of the items' aggregates, from the place of each to its last item or to its end."""
+        unread = await self._read_on({item.key: item.ordinal for item in items}, len(items))
+        if self._is_first_run:
+            for key in unread:
+                self._places[key].is_end = True  # the log refuses the batch if that is wrong
+            return
         if unread:
             newest = await self._store.newest_of(unread)
+            if self._is_first_run is None:
+                self._is_first_run = not newest
             for record in newest.values():
                 self._note(record)
-            self._take(unread, stored)
-            for key in unread:
+            unread = self._advance(unread)
+            for key in list(unread):
                 if key not in newest or newest[key][0] <= self._places[key].position:
                     self._places[key].is_end = True
-            unread = self._take(unread, stored)
+                    del unread[key]
         if unread:
-            (key, last_ordinal), *_ = unread.items()
+            key, last_ordinal = next(iter(unread.items()))
             ordinal = self._places[key].imported + 1
-            stored |= await self._read(key, last_ordinal)
-            if (key, ordinal) in stored:
-                self._ahead = self._store.records(start=stored[key, ordinal][0])
-            unread = await self._take_ahead(unread, stored, at_once)
-        keys = list(unread)
-        for start in range(0, len(keys), _READ_AT_ONCE):
-            histories = [self._read(key, unread[key]) for key in keys[start : start + _READ_AT_ONCE]]
-            for history in await asyncio.gather(*histories):
-                stored |= history
-        noted_size = sum([len(record[4]) for record in self._noted.values()])
-        if len(self._noted) > _NOTED_MAX or noted_size > _BYTES_MAX:
-            self._noted.clear()
-            await self._stop_reading_ahead()
-        return stored
+            await self._read_history(key, last_ordinal)
+            if (key, ordinal) in self._noted:
+                self._read_from = self._noted[key, ordinal][0]
+            unread = await self._read_on(unread, len(items))
+        await asyncio.gather(*[self._read_history(key, last_ordinal) for key, last_ordinal in unread.items()])
 
-    async def _take_ahead(
-        self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord], at_once: int
-    ) -> dict[Key, int]:
-        """Take records as `_take` does, reading on in the log as long as a quarter of its records can be taken."""
-        unread = self._take(last_ordinals, stored)
-        while unread and self._ahead is not None:
-            read, taken, count = 0, len(stored), max(len(unread), at_once)
-            async for record in self._ahead:
-                read += 1
+    async def _read_on(self, last_ordinals: Mapping[Key, int], count: int) -> dict[Key, int]:
+        """Read on in the log, as long as each read finds a quarter of what these aggregates lack up to these ordinals.
+
+        Return the aggregates that are still to be read.
+        """
+        unread = self._advance(last_ordinals)
+        while unread and self._read_from is not None:
+            lacking = self._lacking(unread)
+            records = await self._store.records_from(self._read_from, max(lacking, min(_READ_MIN, count)))
+            for record in records:
                 self._note(record)
-                if read == count:
-                    break
-            unread = self._take(unread, stored)
-            if 4 * (len(stored) - taken) < count:
-                await self._stop_reading_ahead()
+            unread = self._advance(unread)
+            is_worth_it = records and 4 * (lacking - self._lacking(unread)) >= lacking
+            self._read_from = records[-1][0] + 1 if is_worth_it else None
         return unread
 
-    def _take(self, last_ordinals: Mapping[Key, int], stored: dict[tuple[Key, int], RawRecord]) -> dict[Key, int]:
-        """Take the noted records that come next; return the aggregates that are still to be read."""
+    def _lacking(self, unread: Mapping[Key, int]) -> int:
+        return sum([last_ordinal - self._places[key].imported for key, last_ordinal in unread.items()])
+
+    def _advance(self, last_ordinals: Mapping[Key, int]) -> dict[Key, int]:
+        """Move the places of aggregates on over noted records; return the aggregates that are still to be read."""
         unread: dict[Key, int] = {}
         for key, last_ordinal in last_ordinals.items():
             place = self._places[key]
             while not place.is_end and place.imported < last_ordinal:
-                record = self._noted.pop((key, place.imported + 1), None)
+                record = self._noted.get((key, place.imported + 1))
                 if record is None:
+                    unread[key] = last_ordinal
                     break
-                place.pass_by(record)
-                place.imported += 1
-                stored[key, place.imported] = record
-            if not place.is_end and place.imported < last_ordinal:
-                unread[key] = last_ordinal
+                place.move_to(record, place.imported + 1)
         return unread
 
     def _note(self, record: RawRecord) -> None:
@@ -430,49 +429,79 @@ class Importer:
 
     def _ordinal(self, record: RawRecord) -> int:
         """Return the ordinal of a record in this import; 0 if it is none of its events."""
-        _, _, rest = record[3].partition(self._command)
+        _, _, rest = record[3].partition(self._command_line)
         ordinal = rest[: rest.find(b"\r\n")]
         return int(ordinal) if ordinal.isdigit() else 0
 
-    async def _stop_reading_ahead(self) -> None:
-        if self._ahead is not None:
-            await self._ahead.aclose()
-            self._ahead = None
-
-    async def _read(self, key: Key, last_ordinal: int) -> Mapping[tuple[Key, int], RawRecord]:
-        """Read a history on, to the event with an ordinal or to its end; return this import's events by ordinal."""
+    async def _read_history(self, key: Key, last_ordinal: int) -> None:
+        """Read a history on, to the event with an ordinal or to its end, and note this import's events."""
         place = self._places[key]
-        stored: dict[tuple[Key, int], RawRecord] = {}
         while not place.is_end and place.imported < last_ordinal:
             limit = max(last_ordinal - place.imported, _READ_MIN)
             records = await self._store.history(*key, after=place.position, limit=limit)
             for record in records:
-                place.pass_by(record)
-                if ordinal := self._ordinal(record):
-                    stored[key, ordinal] = record
-                    place.imported = max(place.imported, ordinal)
-                    if place.imported >= last_ordinal:
-                        return stored
+                ordinal = self._ordinal(record)
+                place.move_to(record, ordinal)
+                if ordinal:
+                    self._noted[key, ordinal] = record
+                if place.imported >= last_ordinal:
+                    return
             place.is_end = len(records) < limit
-        return stored
+
+    def _difference(self, item: _Item, record: RawRecord | None) -> str:
+        """Describe how a stored event differs, by names of fields; empty if it is the same.
+
+        Values are left out: they may be personal. Times are compared only if the import gives one.
+        """
+        imported, encoded = item.imported, item.encoded
+        fields: list[str] = []
+        if record is not None:
+            kind = f"\r\n{TYPE}: {encoded.type_name}\r\n{SCHEMA}: {encoded.schema}\r\n".encode()
+            is_same_body = record[4] == encoded.body and kind in record[3]
+            if is_same_body and f"\r\n{item.context}".encode() in record[3]:
+                return ""  # nearly all are the same to the byte
+            stored_type = header(record[3], TYPE) or ""
+            if stored_type != encoded.type_name:
+                fields = [f"it is {stored_type}, and the import has {encoded.type_name}"]
+            else:
+                fields = [] if is_same_body else differing_fields(self._rewritten(record), encoded.body)
+                if imported.at is not None and imported.at != recorded_at(record):
+                    fields.append("its time")
+                if metadata_of(record[3])[1] != imported.metadata:
+                    fields.append("its metadata")
+            if not fields:
+                return ""
+        label = f"event {item.ordinal} of {item.key[0]} {item.key[1]!r}"
+        if record is None:
+            return f"{label}: it is not in the log any more"
+        return f"{label} at position {record[0]}: {', '.join(fields)}"
+
+    def _rewritten(self, record: RawRecord) -> bytes:
+        """Return the body of a record as this release writes it; as it is, if it cannot be decoded or is retired."""
+        try:
+            event = self._decoder(record)
+            return record[4] if event is None else self._catalog.encode(event.data).body
+        except (CodecError, KeyError):
+            return record[4]
 
     async def _append(self, batch: Sequence[_Item]) -> None:
         """Store the events in one save; raises `ConcurrencyConflict`, and `Refused` for times that go back."""
-        grouped: dict[Key, list[NewEvent]] = {}
+        new_events: dict[Key, list[NewEvent]] = {}
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
-        for key, ordinal, _, new, at in batch:
-            place = self._places[key]
+        random = os.urandom(10 * len(batch)).hex()
+        for index, (key, ordinal, imported, encoded, context) in enumerate(batch):
+            place, at = self._places[key], imported.at
             if key not in times:
                 place.settle()
-            news = grouped.setdefault(key, [])
-            if ordinal != place.imported + len(news) + 1:
+                new_events[key], times[key] = [], place.at
+            events, previous_at = new_events[key], times[key]
+            if ordinal != place.imported + len(events) + 1:
                 raise Refused(
                     f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
-                    f"the last one before it in the log is event {place.imported + len(news)}",
+                    f"the last one before it in the log is event {place.imported + len(events)}",
                     "Run the import again: it reads again what is stored. What is stored stays stored.",
                 )
-            previous_at = times.get(key) or place.at
             if at is not None and at < previous_at:
                 raise Refused(
                     f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
@@ -481,12 +510,13 @@ class Importer:
                     "stored stays stored.",
                 )
             times[key] = at or max(now, previous_at)
-            news.append(new)
+            events.append(NewEvent(new_event_id(random[20 * index : 20 * index + 20]), encoded, context))
         if not batch:
             return
-        placed = [(key, self._places[key], events) for key, events in grouped.items()]
-        writes = [Append(*key, place.position, place.version, tuple(events)) for key, place, events in placed]
-        self._position = await self._store.append(writes)
+        placed = [(key, self._places[key], tuple(events)) for key, events in new_events.items()]
+        self._position = await self._store.append(
+            [Append(*key, place.position, place.version, events) for key, place, events in placed]
+        )
         position = self._position - len(batch)
         for key, place, events in placed:
             position += len(events)
@@ -494,60 +524,6 @@ class Importer:
             place.version += len(events)
             place.imported += len(events)
         self._stored += len(batch)
-
-    def _difference(self, item: _Item, record: RawRecord | None) -> str:
-        """Describe how a stored event differs, by names of fields; empty if it is the same.
-
-        Values are left out: they may be personal. Times are compared only if the import gives one.
-        """
-        label = f"event {item.ordinal} of {item.key[0]} {item.key[1]!r}"
-        if record is None:
-            return f"{label}: it is not in the log any more"
-        imported = item.new.encoded
-        kind_lines = b"\r\n%b: %b\r\n%b: %d\r\n" % (_TYPE, imported.type_name.encode(), _SCHEMA, imported.schema)
-        is_body_same = record[4] == imported.body and kind_lines in record[3]
-        if is_body_same and header_block(item.new.context)[8:-2] in record[3]:
-            return ""  # nearly all are the same to the byte
-        kind = header(record[3], TYPE) or ""
-        if kind != imported.type_name:
-            fields = [f"it is {kind}, and the import has {imported.type_name}"]
-        else:
-            fields = self._differing_fields(record, imported)
-            if item.at is not None and item.at != recorded_at(record):
-                fields.append("its time")
-            given = (f"{name}: {value}".encode() for name, value in item.new.context)
-            if _metadata_lines(record[3].split(b"\r\n")) != _metadata_lines(given):
-                fields.append("its metadata")
-        return f"{label} at position {record[0]}: {', '.join(fields)}" if fields else ""
-
-    def _differing_fields(self, record: RawRecord, imported: EncodedEvent) -> list[str]:
-        """Return the fields that differ between a stored event, as this release would write it, and another."""
-        body = record[4]
-        if body == imported.body and number_of(record[3], SCHEMA) == imported.schema:
-            return []
-        try:
-            event = self._decoder(record)
-            body = body if event is None else self._catalog.encode(event.data).body
-        except (CodecError, KeyError):
-            pass  # a body that cannot be decoded, or of a retired event, is compared as it is
-        return [] if body == imported.body else differing_fields(body, imported.body)
-
-
-def differing_fields(stored: bytes, imported: bytes) -> list[str]:
-    """Return the names of the fields that differ between two bodies, compared as JSON: 1, 1.0 and true differ."""
-    try:
-        stored_value, imported_value = read_json(stored), read_json(imported)
-    except ValueError:
-        return ["its body"]
-    if not isinstance(stored_value, dict) or not isinstance(imported_value, dict):
-        return [] if dump_json(stored_value) == dump_json(imported_value) else ["its body"]
-    stored_fields, imported_fields = _json_fields(stored_value), _json_fields(imported_value)
-    names = {*stored_fields, *imported_fields}
-    return sorted(name for name in names if stored_fields.get(name) != imported_fields.get(name))
-
-
-def _json_fields(value: Any) -> dict[str, bytes]:
-    return {name: dump_json(field) for name, field in cast("dict[str, Any]", value).items()}
 
 
 async def _imported_events(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
@@ -558,7 +534,3 @@ async def _imported_events(events: Iterable[Imported] | AsyncIterable[Imported])
         else:
             for imported in events:
                 yield imported
-
-
-def _metadata_lines(lines: Iterable[bytes]) -> list[bytes]:
-    return sorted(line for line in lines if line.startswith(_METADATA_HEADERS))

@@ -137,8 +137,7 @@ class _Part(Generic[T]):
         report = self.report
         match error:
             case Unauthorized():
-                fix = "Set EVENTJET_USER and EVENTJET_PASSWORD, EVENTJET_CREDENTIALS, EVENTJET_NKEY or EVENTJET_TOKEN."
-                report.unreachable("access", f"it refused the credentials ({error.reason})", _UNSEEN, fix)
+                report.unreachable("access", f"it refused the credentials ({error.reason})", _UNSEEN, error.remedy)
             case Forbidden():
                 report.forbidden("access", error)
             case LogUnusable():

@@ -70,9 +70,12 @@ def decode_id(token: str) -> str:
     return aggregate_id
 
 
-def new_event_id() -> str:
-    """Return a new UUIDv7, never derived from data, since all writers of a stream share its message ids."""
+def new_event_id(random: str = "") -> str:
+    """Return a new UUIDv7, never derived from data, since all writers of a stream share its message ids.
+
+    `random` are 20 hexadecimal digits of `os.urandom`, if the caller has taken those of many ids at once.
+    """
     time_ms = f"{time.time_ns() // 1_000_000:012x}"
-    random = os.urandom(10).hex()
+    random = random or os.urandom(10).hex()
     variant = _VARIANT[random[3]]
     return f"{time_ms[:8]}-{time_ms[8:]}-7{random[:3]}-{variant}{random[4:7]}-{random[7:19]}"

@@ -91,7 +91,7 @@ class HandlerBlocked(ReactionError):
     def __init__(self, name: str, seconds: float | None = None) -> None:
         self.name = name
         self.seconds = seconds
-        """How long it blocked the loop; None where other sessions tried, and nobody saw the end of a try."""
+        """How long it blocked the loop; None where the tries of other sessions had blocked it."""
         how_long = "in each of its tries" if seconds is None else f"for {seconds:g} s"
         super().__init__(
             f"{name} blocked the event loop {how_long}. Call what blocks with `await asyncio.to_thread(…)`."

@@ -545,7 +545,10 @@ def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") 
         stored = block[:end] + b"\r\n" if end > 10 else b""
         if block[end - 2 : end] != b"\r\n":
             stored = block[:end]  # headers without their end: the server wrote its own over their last two bytes
-        return int(position), nanoseconds(timestamp), subject or _header(block[end:], _SUBJECT), stored, frame[4]
+        if subject is None:
+            is_usual = lines[1][:14] == b"Nats-Subject: "
+            subject = lines[1][14:] if is_usual else _header(block[end:], _SUBJECT)
+        return int(position), nanoseconds(timestamp), subject, stored, frame[4]
     except (IndexError, ValueError):
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}") from None
 

@@ -39,7 +39,7 @@ from eventjet.jetstream.api import (
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange
-from eventjet.nats.login import login, tls_context
+from eventjet.nats.login import login, login_remedy, tls_context
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.settings import Settings
 
@@ -55,11 +55,6 @@ BEFORE_2_15 = (2, 14, 7)
 """The oldest version from which a cluster should go to 2.15, which records moves in another way (ADR-62)."""
 RECOMMENDED_SERVER = (2, 15, 1)
 """The version that the tests use. From 2.15 on several replicas sync once for each entry of their Raft log (#8447)."""
-_CREDENTIALS = (
-    "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
-    "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
-)
-
 _NO_JETSTREAM = (
     "If the log is in the JetStream of another domain, such as that of the hub of a leaf node, set "
     "EVENTJET_JETSTREAM_DOMAIN to its name. Else start the server with `-js`, or with a "
@@ -69,6 +64,11 @@ _NO_DOMAIN = (
     "Set EVENTJET_JETSTREAM_DOMAIN to the `domain` of the JetStream that has the log, or EVENTJET_JETSTREAM_PREFIX to "
     "what this account imports its API as, and see whether the link to its server is up."
 )
+_NO_DOMAIN_OF_MIRROR = (
+    "Set EVENTJET_READ_FROM to the `domain` of the JetStream that has the mirror, or to the URLs of its servers, and "
+    "see whether the link to its server is up."
+)
+_NO_JETSTREAM_OF_MIRROR = "Set EVENTJET_READ_FROM to servers with JetStream, or start that server with `-js`."
 _END_S, _END_AGAIN_S = 0.5, 2.0
 """How long the end of a page may take at the first request, and at each further one."""
 _REFUSED_S = 0.25
@@ -95,7 +95,8 @@ async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
         await client.close()
         if not isinstance(error, Unauthorized):
             raise
-        raise Unreachable(where, f"it refused the credentials ({error.reason})", _CREDENTIALS) from None
+        remedy = error.remedy or login_remedy(client.endpoint)
+        raise Unreachable(where, f"it refused the credentials ({error.reason})", remedy) from None
     return client
 
 
@@ -138,13 +139,15 @@ async def _check_jetstream(where: str, client: Client) -> None:
         if client.unfit is not None:
             raise client.unfit from None
         election_hint = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
-        is_elsewhere = client.endpoint.is_elsewhere
-        prefix_text = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
+        endpoint, is_elsewhere = client.endpoint, client.endpoint.is_elsewhere
+        remedy = _NO_DOMAIN if is_elsewhere else _NO_JETSTREAM
+        if endpoint.is_of_mirror:
+            remedy = _NO_DOMAIN_OF_MIRROR if is_elsewhere else _NO_JETSTREAM_OF_MIRROR
+        prefix_text = f" below {endpoint.jetstream_prefix}" if is_elsewhere else ""
         raise Unreachable(
             f"JetStream{prefix_text} on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM)
-            + (election_hint if len(client.endpoint.servers) > 1 else ""),
+            remedy + (election_hint if len(endpoint.servers) > 1 else ""),
         ) from None
 
 

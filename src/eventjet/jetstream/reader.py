@@ -51,6 +51,8 @@ _SILENT_S = 1.0
 """A silence of this length after a first answer is suspicious: a brief pull has four heartbeats and an end."""
 _TRIES = 2
 _AHEAD = 4
+_LIST_BYTES = 4_000_000
+"""Bytes of bodies from which on a list of records is given away, though it has fewer than it may have."""
 _PULL = 5_000
 """Records of one pull of a range; `_AHEAD` pulls are under way at once."""
 _BACKOFF_S = (0.05, 1.0)
@@ -485,7 +487,7 @@ def read_range(
     patience_s: float = 30.0,
     heartbeat_s: float = 5.0,
 ) -> Generator[list[RawRecord]]:
-    """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
+    """Yield the records at `start` <= position < `end`, in order, in lists of `batch`, or shorter if bodies are large.
 
     Without a filter and `allow_holes`, every position of the range must be in the log: the first missing position
     raises `HistoryBroken`, also if the log ends before `end`. Lost connections are opened again for as long as records
@@ -514,6 +516,8 @@ class _Read:
     heartbeat_s: float
     position: int
     records: list[RawRecord] = field(default_factory=list[RawRecord])
+    size: int = 0
+    """Bytes of the bodies in `records`, or less."""
     progress_at: float = field(default_factory=time.monotonic)
     reached: bool = False
 
@@ -581,14 +585,16 @@ class _Read:
                 self.progress_at = time.monotonic()
                 self.position = deliveries.position + 1
                 self.records += deliveries.records
+                self.size += sum([len(record[4]) for record in deliveries.records])
                 deliveries.records.clear()
                 while self.records and self.records[-1][0] >= self.end:
                     self.records.pop()
             waited_s = time.monotonic() - self.progress_at
             if not arrived or waited_s > self.patience_s:
                 raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
-            while len(self.records) >= self.batch:
+            while len(self.records) >= self.batch or (self.records and self.size > _LIST_BYTES):
                 batch, self.records = self.records[: self.batch], self.records[self.batch :]
+                self.size = 0
                 yield batch
                 self.progress_at = time.monotonic()
             if deliveries.pending == 0 and self.position < self.end and self._is_at_the_end(link):

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING
 from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
-    from eventjet.lake.read_models import ExportedTable, ExportReport, export
-    from eventjet.lake.syncing import LakeStatus, SyncedTable, SyncReport, TableStatus, status, sync
+    from eventjet.lake.read_models import export
+    from eventjet.lake.syncing import LakeReport, LakeStatus, TableStatus, WrittenTable, status, sync
     from eventjet.lake.verifying import LakeVerification, RangeDifference, VerifiedTable, verify
 
 __all__ = [
-    "ExportReport",
-    "ExportedTable",
+    "LakeReport",
     "LakeStatus",
     "LakeVerification",
     "RangeDifference",
-    "SyncReport",
-    "SyncedTable",
     "TableStatus",
     "VerifiedTable",
+    "WrittenTable",
     "export",
     "status",
     "sync",
@@ -36,8 +34,8 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "eventjet.lake.read_models": "ExportReport ExportedTable export",
-        "eventjet.lake.syncing": "LakeStatus SyncedTable SyncReport TableStatus status sync",
+        "eventjet.lake.read_models": "export",
+        "eventjet.lake.syncing": "LakeReport LakeStatus TableStatus WrittenTable status sync",
         "eventjet.lake.verifying": "LakeVerification RangeDifference VerifiedTable verify",
     },
 )

@@ -7,7 +7,8 @@ and only others, such as a compaction, may write between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from eventjet.errors import LakeFenced, LakeRefused
@@ -57,6 +58,12 @@ class DeltaStore:
                 if deltalake.DeltaTable.is_deltatable(f"{self._url}/{name}"):
                     raise LakeFenced(self._url, name, mark.position) from error
                 raise
+            except Exception as error:
+                if "case-insensitive" not in str(error):
+                    raise
+                reason = "two fields of an object in it differ by case alone, which Delta cannot have"
+                remedy = "Rename one of them in a new schema of the event, or use `--format iceberg`."
+                raise LakeRefused(self._url, name, reason, remedy) from error
         return DeltaTable(self._url, name, table)
 
     def dropping(self, name: str) -> str:
@@ -81,11 +88,13 @@ class DeltaTable:
 
     @property
     def schema(self) -> Any:
-        return pyarrow().schema(self._table.schema().to_arrow())
+        with translated(self._url, self.name):
+            return pyarrow().schema(self._table.schema().to_arrow())
 
     @property
     def last_row(self) -> int:
-        actions = pyarrow().table(self._table.get_add_actions(flatten=True))
+        with translated(self._url, self.name):
+            actions = pyarrow().table(self._table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return 0
         has_statistics = f"max.{KEY}" in actions.column_names
@@ -95,11 +104,12 @@ class DeltaTable:
 
     @property
     def row_count(self) -> int:
-        count: int = self._table.count()
+        with translated(self._url, self.name):
+            count: int = self._table.count()
         return count
 
     def widen(self, schema: Any) -> None:
-        with translated(self._url, self.name):
+        with self._committing():
             package("deltalake").write_deltalake(
                 self._table,
                 schema.empty_table(),
@@ -113,24 +123,30 @@ class DeltaTable:
         # What this process knows of the table may include commits that came while its last one was written.
         if self._read_mark() != self.mark:
             raise LakeFenced(self._url, self.name, self.mark.position)
+        with self._committing():
+            if rows.num_rows or replacing:
+                deltalake.write_deltalake(
+                    self._table,
+                    rows,
+                    mode="overwrite" if replacing else "append",
+                    writer_properties=deltalake.WriterProperties(compression="ZSTD"),
+                    commit_properties=_commit(mark),
+                )
+            else:
+                self._table.create_write_transaction(
+                    [], "append", self._table.schema(), commit_properties=_commit(mark)
+                )
+                self._table.update_incremental()
+        self.mark = mark
+
+    @contextmanager
+    def _committing(self) -> Generator[None]:
+        """Raise `LakeFenced` for a commit within the block that another writer's came before."""
         with translated(self._url, self.name):
             try:
-                if rows.num_rows or replacing:
-                    deltalake.write_deltalake(
-                        self._table,
-                        rows,
-                        mode="overwrite" if replacing else "append",
-                        writer_properties=deltalake.WriterProperties(compression="ZSTD"),
-                        commit_properties=_commit(mark),
-                    )
-                else:
-                    self._table.create_write_transaction(
-                        [], "append", self._table.schema(), commit_properties=_commit(mark)
-                    )
-                    self._table.update_incremental()
-            except deltalake.exceptions.CommitFailedError as error:
+                yield
+            except package("deltalake.exceptions").CommitFailedError as error:
                 raise LakeFenced(self._url, self.name, self.mark.position) from error
-        self.mark = mark
 
     def read(self, first: int, last: int) -> Any:
         field = package("pyarrow.compute").field(KEY)

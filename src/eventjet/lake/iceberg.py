@@ -53,7 +53,20 @@ class IcebergStore:
                 table = self._catalog.load_table((self._namespace, name))
             except (missing.NoSuchTableError, missing.NoSuchNamespaceError):
                 return None
+            if self._name is None:
+                self._check_place(name, str(table.location()))
             return IcebergTable(self._url, name, table)
+
+    def _check_place(self, name: str, location: str) -> None:
+        """Raise `LakeRefused` for a folder that was moved or copied, whose catalog still names the earlier paths."""
+        path = Path(location.removeprefix("file://"))
+        if path.resolve() != Path(self._url, name).resolve():
+            raise LakeRefused(
+                self._url,
+                name,
+                f"its files are in {path}, so the folder was moved or copied, and writing here would change them there",
+                f"Name {path.parent}, or move it back; or name an empty folder, which gets all of this log.",
+            )
 
     def create(self, name: str, schema: Any, origin: Origin, mark: Mark) -> IcebergTable:
         check_unused(self._url, name, "_delta_log")
@@ -130,7 +143,7 @@ class IcebergTable:
     def last_row(self) -> int:
         field = self._table.schema().find_field(KEY)
         greatest = 0
-        for task in self._table.scan().plan_files():
+        for task in self._files():
             bounds: Mapping[int, bytes] = task.file.upper_bounds or {}
             bound = bounds.get(field.field_id)
             if bound is None:
@@ -141,12 +154,19 @@ class IcebergTable:
 
     @property
     def row_count(self) -> int:
-        return sum(task.file.record_count for task in self._table.scan().plan_files())
+        return sum(task.file.record_count for task in self._files())
+
+    def _files(self) -> list[Any]:
+        with translated(self._url, self.name):
+            return list(self._table.scan().plan_files())
 
     def widen(self, schema: Any) -> None:
         with translated(self._url, self.name):
-            with self._table.update_schema() as update:
-                update.union_by_name(schema)
+            try:
+                with self._table.update_schema() as update:
+                    update.union_by_name(schema)
+            except package("pyiceberg.exceptions").CommitFailedException as error:
+                raise LakeFenced(self._url, self.name, self.mark.position) from error
             self._table.refresh()
 
     def append(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:

@@ -6,15 +6,23 @@ commit that has the position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.errors import UsageError
 from eventjet.lake.store import Mark, open_store
-from eventjet.lake.syncing import BATCH_EVENTS, end_of, in_batches, mark_at, open_tables
+from eventjet.lake.syncing import (
+    BATCH_EVENTS,
+    LakeReport,
+    end_of,
+    in_batches,
+    mark_at,
+    open_tables,
+    report_of,
+)
 from eventjet.lake.tables import LakeTable, read_models_of
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.sql_projection import ResolvedSql
@@ -24,33 +32,6 @@ from eventjet.rebuild.progress import Phase, Report
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow
 from eventjet.spark.event_rows import ROW_VALUES
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedTable:
-    """The table of one read model after an export."""
-
-    name: str
-    revision: int
-    rows: int
-    created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ExportReport:
-    """What an export did; every table has the rows as of the same position."""
-
-    url: str
-    format: str
-    stream: str
-    log: str
-    """The identity of the log."""
-    position: int
-    events: int
-    """How many positions were read."""
-    tables: tuple[ExportedTable, ...]
-    seconds: Mapping[str, float]
-    """Wall time by phase."""
 
 
 async def export(
@@ -65,7 +46,7 @@ async def export(
     to: int | None = None,
     from_archive: str | None = None,
     progress: Report | None = None,
-) -> ExportReport:
+) -> LakeReport:
     """Write the rows of the projections `names`, as of position `to` (default: the log's last one now), into tables.
 
     A table is named as its projection. Its rows are replaced in one commit, which has the position, so readers see the
@@ -82,24 +63,16 @@ async def export(
     ```
     """
 
-    def work(job: Job) -> ExportReport:
-        log, end = job.log, end_of(job, to)
-        with open_store(url, table_format, log.stream, catalog) as store:
+    def work(job: Job) -> LakeReport:
+        end = end_of(job, to)
+        with open_store(url, table_format, job.log.stream, catalog) as store:
             opened = open_tables(job, store, url, _tables(job.app, names, personal=personal), personal=personal)
             tables, last = fold_rows(job, [each.declared for each in opened], end)
             mark = Mark(end, 0, 0) if last is None else mark_at(last)
             failpoints.reach("lake.read")
             for each, rows in zip(opened, tables, strict=True):
-                each.stored.append(rows, mark, replacing=True)
-                failpoints.reach("lake.committed")
-        exported = tuple(
-            ExportedTable(
-                each.declared.name, job.app.projections[each.declared.name].revision, rows.num_rows, each.created
-            )
-            for each, rows in zip(opened, tables, strict=True)
-        )
-        events = max(0, end - job.source.first + 1)
-        return ExportReport(url, table_format, log.stream, log.identity, end, events, exported, job.watch.seconds)
+                each.write(rows, mark, replacing=True)
+        return report_of(job, url, table_format, opened, max(0, end - job.source.first + 1))
 
     def check(app: Application) -> object:
         return _tables(app, names, personal=personal)
@@ -119,9 +92,10 @@ def fold_rows(
     parts: list[list[Any]] = [[] for _ in tables]
     last: RawRecord | None = None
     if position >= job.source.first:
-        with job.earlier() as earlier:
+        read = in_batches(job, job.source.first, position, BATCH_EVENTS, phase)
+        with job.earlier() as earlier, read as batches:
             fold = Foldings(foldings, job.catalog, earlier)
-            for records, _ in in_batches(job, job.source.first, position, BATCH_EVENTS, phase):
+            for records, _ in batches:
                 fold.take(records)
                 last = records[-1]
                 for table, folding, drained in zip(tables, foldings, parts, strict=True):

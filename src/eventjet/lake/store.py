@@ -51,6 +51,8 @@ class Mark:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """What deltalake colours its messages with."""
+_FRAMES = re.compile(r"^\s*0: ", re.MULTILINE)
+"""Where the stack of its native code begins."""
 
 
 def event_digest(event_id: str | None) -> int:
@@ -167,7 +169,7 @@ def translated(url: str, table: str) -> Generator[None]:
     except EventjetError:
         raise
     except Exception as error:
-        reason = " ".join(_COLOUR.sub("", str(error)).split()).rstrip(".")
+        reason = " ".join(_COLOUR.sub("", _FRAMES.split(str(error))[0]).split()).rstrip(".")
         remedy = (
             "Look at the storage, its credentials and the table; what was committed stays, and the next run goes on."
         )

@@ -6,11 +6,12 @@ beyond it. So a run may be killed anywhere: the next one begins at the table tha
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.codec.headers import MSG_ID, RawRecord, header, recorded_at
@@ -31,29 +32,35 @@ from eventjet.spark.columns import pyarrow
 BATCH_EVENTS = 100_000
 """The default of how many positions are read before the tables that have new rows are committed."""
 _READ_EVENTS = 2_000
-"""How many records are made to rows at a time."""
+"""The maximum number of records that are made to rows at a time."""
 _BATCH_BYTES = 64_000_000
 """Bytes of headers and bodies after which a batch ends earlier."""
+RecordAt: TypeAlias = Callable[[int], RawRecord | None]
+"""Reads the log's record at a position; None if the log does not have it any more."""
+_IDLE_BATCHES = 10
+"""After so many batches without rows a table moves all the same, so that a killed run is not read again as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class SyncedTable:
-    """One table of a lake after a run."""
+class WrittenTable:
+    """One table of a lake after a sync or an export."""
 
     name: str
     event_type: str | None
-    """The wire name of its events; None for the table of all records."""
+    """The wire name of its events; None for the table of all records, and for a read model."""
+    revision: int | None
+    """The revision of the projection whose rows it has; None for a table of events."""
     position: int
     rows: int
-    """How many rows this run has added."""
+    """How many rows were written."""
     created: bool
     widened: bool
-    """Whether this run has added columns, or digits of decimals."""
+    """Whether columns were added, or digits of decimals."""
 
 
 @dataclass(frozen=True, slots=True)
-class SyncReport:
-    """What a run did; every table is at the same position."""
+class LakeReport:
+    """What a sync or an export did."""
 
     url: str
     format: str
@@ -61,9 +68,10 @@ class SyncReport:
     log: str
     """The identity of the log."""
     position: int
+    """Every table has at least what the log has up to this position; a read model is as of this position."""
     events: int
     """How many positions were read."""
-    tables: tuple[SyncedTable, ...]
+    tables: tuple[WrittenTable, ...]
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
@@ -113,10 +121,33 @@ class OpenForWriting:
         """Commit the pending rows, which are all up to the record `last`."""
         parts, self.pending = self.pending, []
         rows = pyarrow().concat_tables(parts) if parts else self.declared.batch([])
-        last_row = rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row
-        self.stored.append(rows, mark_at(last, last_row))
+        self.write(rows, mark_at(last, rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row))
+
+    def write(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
+        """Commit rows as `OpenTable.append` does."""
+        self.stored.append(rows, mark, replacing=replacing)
         self.added += rows.num_rows
         failpoints.reach("lake.committed")
+
+    def written(self) -> WrittenTable:
+        """Return what this run did."""
+        declared, resolved = self.declared, self.declared.read_model
+        return WrittenTable(
+            declared.name,
+            declared.type_name,
+            None if resolved is None else resolved.revision,
+            self.stored.mark.position,
+            self.added,
+            self.created,
+            self.widened,
+        )
+
+
+def report_of(job: Job, url: str, table_format: str, opened: Sequence[OpenForWriting], events: int) -> LakeReport:
+    """Return the report of a run that has read so many positions."""
+    log, tables = job.log, tuple(each.written() for each in opened)
+    position = min(table.position for table in tables)
+    return LakeReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
 
 
 async def sync(
@@ -131,7 +162,7 @@ async def sync(
     from_archive: str | None = None,
     batch_events: int = BATCH_EVENTS,
     progress: Report | None = None,
-) -> SyncReport:
+) -> LakeReport:
     """Bring the tables of the lake at `url` to position `to` (default: the log's last position now).
 
     Every event is in every table that has a place for it exactly once, whenever a run is cancelled or killed: a table's
@@ -153,14 +184,12 @@ async def sync(
     if batch_events < 1:
         raise UsageError(f"A batch of {batch_events} events cannot be. Give 1 or more.")
 
-    def work(job: Job) -> SyncReport:
-        log, end = job.log, end_of(job, to)
-        with open_store(url, table_format, log.stream, catalog) as store:
+    def work(job: Job) -> LakeReport:
+        end = end_of(job, to)
+        with open_store(url, table_format, job.log.stream, catalog) as store:
             opened = open_tables(job, store, url, tables_of(job.app.catalog, personal=personal), personal=personal)
             events = _follow(job, opened, end, batch_events, personal=personal)
-        tables = tuple(_synced(each) for each in opened)
-        position = min(table.position for table in tables)
-        return SyncReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
+        return report_of(job, url, table_format, opened, events)
 
     return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
 
@@ -180,13 +209,14 @@ async def status(
 
     def work(job: Job) -> LakeStatus:
         log = job.log
+        record_at = record_reader(job)
         with open_store(url, table_format, log.stream, catalog) as store:
             tables = [
                 (declared, store.table(declared.name))
                 for declared in (*tables_of(job.app.catalog, personal=True), *read_models_of(job.app))
             ]
             found = tuple(
-                _status(job, declared, stored, url)
+                _status(job, record_at, declared, stored, url)
                 for declared, stored in tables
                 if stored is not None or declared.read_model is None
             )
@@ -195,13 +225,23 @@ async def status(
     return await in_job(app, settings, "local", work)
 
 
-def _status(job: Job, declared: LakeTable, stored: OpenTable | None, url: str) -> TableStatus:
+def record_reader(job: Job) -> RecordAt:
+    """Return a function that reads each position of the log once, since the tables of a lake are mostly at the same."""
+
+    @cache
+    def record_at(position: int) -> RawRecord | None:
+        return ask_once(job.log.endpoint, message_at(job.log.stream, position))
+
+    return record_at
+
+
+def _status(job: Job, record_at: RecordAt, declared: LakeTable, stored: OpenTable | None, url: str) -> TableStatus:
     name, type_name, last = declared.name, declared.type_name, job.log.last
     if stored is None:
         return TableStatus(name, type_name, None, last, None, 0, personal=False)
-    check_same_log(job, stored, declared, url)
+    check_same_log(job, record_at, stored, declared, url)
     position, personal, is_read_model = stored.mark.position, stored.origin.personal, declared.read_model is not None
-    behind, at, rows = max(0, last - position), _time_of(job, position), stored.row_count
+    behind, at, rows = max(0, last - position), _time_of(record_at(position) if position else None), stored.row_count
     return TableStatus(name, type_name, position, behind, at, rows, personal=personal, is_read_model=is_read_model)
 
 
@@ -218,7 +258,7 @@ def mark_at(last: RawRecord, row: int = 0) -> Mark:
     return Mark(last[0], event_digest(header(last[3], MSG_ID)), row)
 
 
-def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -> None:
+def check_same_log(job: Job, record_at: RecordAt, stored: OpenTable, declared: LakeTable, url: str) -> None:
     """Raise `LakeRefused` unless a table is of this log's past, and has what is declared under its name."""
     log, origin, mark = job.log, stored.origin, stored.mark
     another = "Name the URL of a lake of this log, or an empty folder, which gets all of this one."
@@ -226,21 +266,28 @@ def check_same_log(job: Job, stored: OpenTable, declared: LakeTable, url: str) -
     if origin.stream != log.stream or not (continued or origin.log == log.identity):
         reason = f"it is of the log {origin.log} of {origin.stream!r}, and {log.stream!r} is the log {log.identity}"
         raise LakeRefused(url, stored.name, reason, another)
+    # A sync may have gone on since this job asked for the log's state.
+    last = log.state.last if mark.position <= log.state.last else log.now().last
     # A table keeps the identity that it was made with. Beyond the end of a promoted mirror, the event at the mark says
     # whether the rows are of this log: no other log has an event with this id.
-    is_compared = mark.event and log.first <= mark.position <= log.last
+    is_compared = mark.event and log.first <= mark.position <= last
     if not is_compared and (fault := succession_fault(log.state, origin.log, mark.position)):
         raise LakeRefused(url, stored.name, fault, another)
     if origin.content != declared.content:
         kind = "" if origin.content.startswith("projection ") else "the events "
         raise LakeRefused(url, stored.name, f"it has {kind}{origin.content or 'of all types'}", another)
-    if mark.position > log.state.last:
-        reason = (
-            f"it is at position {mark.position:,}, and the log ends at {log.state.last:,}, so the log has lost its end"
-        )
-        raise LakeRefused(url, stored.name, reason, f"Give the log its end back, as `eventjet restore` can. {another}")
+    if mark.position > last:
+        reason = f"it is at position {mark.position:,}, and the log ends at {last:,}"
+        if log.state.mirror is not None:
+            remedy = (
+                "`eventjet mirror status` says how far the mirror is behind; unset EVENTJET_READ_FROM to read the log."
+            )
+            raise LakeRefused(url, stored.name, f"{reason} in the mirror that EVENTJET_READ_FROM names", remedy)
+        remedy = f"Give the log its end back, as `eventjet restore` can. {another}"
+        raise LakeRefused(url, stored.name, f"{reason}, so the log has lost its end", remedy)
     if mark.event and mark.position >= log.first:
-        event_id = log.event_id(mark.position)
+        record = record_at(mark.position)
+        event_id = None if record is None else header(record[3], MSG_ID)
         if event_digest(event_id) != mark.event:
             reason = (
                 f"the log has the event {event_id or 'nothing'} at position {mark.position:,}, and not the one up to "
@@ -267,17 +314,20 @@ def open_tables(
     with job.watch.phase("check"):
         job.source.check_integrity(job.log.state)
         archive = job.source.archive
+        record_at = record_reader(job)
         stored_tables = [store.table(declared.name) for declared in declared_tables]
         to_widen: list[tuple[OpenTable, LakeTable]] = []
         for declared, stored in zip(declared_tables, stored_tables, strict=True):
-            if stored is not None and _check(job, store, url, declared, stored, personal=personal):
+            if stored is not None and _check(job, store, url, record_at, declared, stored, personal=personal):
                 to_widen.append((stored, declared))
         starts = [
-            job.source.first if stored is None or declared.read_model is not None else stored.mark.position + 1
+            job.source.first if stored is None or declared.read_model or to_widen else stored.mark.position + 1
             for declared, stored in zip(declared_tables, stored_tables, strict=True)
         ]
         if archive is not None and min(starts) <= job.source.archived:
             archive.check(min(starts), job.source.archived)
+    for stored, declared in to_widen:
+        _check_new_columns(job, store, url, declared, stored)
     for stored, declared in to_widen:
         stored.widen(declared.schema)
         if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
@@ -302,14 +352,23 @@ def _has_personal(declared: LakeTable, wanted: bool) -> bool:
     return wanted if declared.read_model is None else declared.read_model.is_private
 
 
-def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable, *, personal: bool) -> bool:
+def _check(
+    job: Job, store: Store, url: str, record_at: RecordAt, declared: LakeTable, stored: OpenTable, *, personal: bool
+) -> bool:
     """Return whether a table has to be widened; raises `LakeRefused` for one that cannot be gone on with."""
-    check_same_log(job, stored, declared, url)
+    check_same_log(job, record_at, stored, declared, url)
     again = made_again(store, declared)
     if stored.origin.personal != _has_personal(declared, personal):
         what, verb = ("has", "Give") if stored.origin.personal else ("does not have", "Leave out")
         reason = f"it {what} the personal fields, and this run is asked for the opposite"
         raise LakeRefused(url, stored.name, reason, f"{verb} `--personal`, as the run did that made it. {again}")
+    first, position = job.source.first, stored.mark.position
+    if declared.read_model is None and position + 1 < first:
+        reason = (
+            f"it is at position {position:,}, and the log begins at {first:,}, so the events between are gone from it"
+        )
+        remedy = "Name an archive that has them with `--from-archive`; without one, a table that is made again has the"
+        raise LakeRefused(url, stored.name, reason, f"{remedy} events from there on only. {again}")
     if declared.read_model is None and stored.last_row < stored.mark.row:
         reason = (
             f"it ends with the row of position {stored.last_row:,}, and its last sync left one at "
@@ -322,6 +381,33 @@ def _check(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTa
     return is_wider
 
 
+def _check_new_columns(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable) -> None:
+    """Raise `LakeRefused` unless a table's rows would have null in the columns that it lacks.
+
+    An upcaster may give a value to earlier events, and events of the new class may have been written by an older
+    version of the app, which does not know the field. So the events of the table are read again.
+    """
+    names, columns = stored.schema.names, list(declared.columns)
+    places = [place for place, name in enumerate(columns) if name not in names]
+    if declared.read_model is not None or not places or not stored.mark.row:
+        return
+    again, first, last = made_again(store, declared), job.source.first, stored.mark.row
+    if first > 1 and stored.read(1, first - 1).num_rows:
+        reason = (
+            f"the column {columns[places[0]]} is new, and the log begins at {first:,}, after rows that lack its value"
+        )
+        raise LakeRefused(url, stored.name, reason, f"Name an archive of them with `--from-archive`. {again}")
+    reader = RowReader(job.catalog, [declared], personal=stored.origin.personal)
+    with in_batches(job, first, last, BATCH_EVENTS, "check") as batches:
+        for records, _ in batches:
+            for row in reader.rows(records, {declared.name: 0})[declared.name]:
+                if place := next((place for place in places if row[place] is not None), None):
+                    reason = (
+                        f"the column {columns[place]} is new, and the event at position {row[0]:,} has a value for it"
+                    )
+                    raise LakeRefused(url, stored.name, f"{reason}, which its row would lack", again)
+
+
 def _follow(job: Job, opened: Sequence[OpenForWriting], end: int, batch_events: int, *, personal: bool) -> int:
     """Append the rows up to position `end`, and return how many positions were read."""
     behind = [each for each in opened if each.stored.mark.position < end]
@@ -330,46 +416,47 @@ def _follow(job: Job, opened: Sequence[OpenForWriting], end: int, batch_events: 
     start = min(each.stored.mark.position for each in behind) + 1
     reader = RowReader(job.catalog, [each.declared for each in behind], personal=personal)
     after = {each.declared.name: each.stored.mark.position for each in behind}
-    for records, is_full in in_batches(job, start, end, batch_events):
-        rows = reader.rows(records, after)
-        for each in behind:
-            if new_rows := rows[each.declared.name]:
-                each.pending.append(each.declared.batch(new_rows))
-        last = records[-1]
-        if is_full or last[0] == end:
-            failpoints.reach("lake.read")
+    with in_batches(job, start, end, batch_events) as batches:
+        for records, is_full in batches:
+            rows = reader.rows(records, after)
             for each in behind:
-                # Tables without new rows move at the end, so that the next run need not read all this for them.
-                if each.pending or (last[0] == end and each.stored.mark.position < end):
-                    each.commit(last)
+                if new_rows := rows[each.declared.name]:
+                    each.pending.append(each.declared.batch(new_rows))
+            last = records[-1]
+            if is_full or last[0] == end:
+                failpoints.reach("lake.read")
+                idle_before = end if last[0] == end else last[0] - _IDLE_BATCHES * batch_events
+                for each in behind:
+                    if each.pending or each.stored.mark.position < idle_before:
+                        each.commit(last)
     return end - start + 1
 
 
+@contextmanager
 def in_batches(
     job: Job, start: int, end: int, batch_events: int, phase: Phase = "load"
-) -> Generator[tuple[list[RawRecord], bool]]:
-    """Yield the records from `start` to `end` in short lists, each with whether a batch is full with it."""
+) -> Generator[Iterator[tuple[list[RawRecord], bool]]]:
+    """Yield an iterator over the records from `start` to `end` in short lists, each with whether it fills a batch."""
     watch, total = job.watch, end - start + 1
-    count = size = 0
-    batches = job.source.records(start, end + 1, batch=min(batch_events, _READ_EVENTS))
-    with watch.phase(phase, total), uncollected(), closing(read_ahead(batches, watch.check)) as ahead:
-        for records in ahead:
-            count += len(records)
-            size += sum(len(record[3]) + len(record[4]) for record in records)
-            is_full = count >= batch_events or size >= _BATCH_BYTES
-            if is_full:
-                count = size = 0
-            yield records, is_full
-            watch.tell(phase, records[-1][0] - start + 1, total)
+    length = batch_events // -(-batch_events // _READ_EVENTS)
+    records = job.source.records(start, end + 1, batch=length)
+    with watch.phase(phase, total), uncollected(), closing(read_ahead(records, watch.check)) as ahead:
+
+        def batches() -> Iterator[tuple[list[RawRecord], bool]]:
+            count = size = 0
+            for records in ahead:
+                count += len(records)
+                size += sum(len(record[3]) + len(record[4]) for record in records)
+                is_full = count + length > batch_events or size >= _BATCH_BYTES
+                if is_full:
+                    count = size = 0
+                yield records, is_full
+                watch.tell(phase, records[-1][0] - start + 1, total)
+
+        yield batches()
 
 
-def _synced(each: OpenForWriting) -> SyncedTable:
-    declared, position = each.declared, each.stored.mark.position
-    return SyncedTable(declared.name, declared.type_name, position, each.added, each.created, each.widened)
-
-
-def _time_of(job: Job, position: int) -> datetime | None:
-    record = ask_once(job.log.endpoint, message_at(job.log.stream, position)) if position else None
+def _time_of(record: RawRecord | None) -> datetime | None:
     try:
         return None if record is None else recorded_at(record)
     except UndecodableEvent:

@@ -7,14 +7,13 @@ duration, so a `timedelta` is the number of its microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eventjet.codec.catalog import Catalog, EventType
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.codec.records import Decoder
-from eventjet.domain.personal import is_private
 from eventjet.projections.app_ref import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.spark.columns import Form, forms_of, pyarrow
@@ -22,6 +21,7 @@ from eventjet.spark.event_rows import (
     EVENTS,
     batch_of,
     event_tables,
+    open_types,
     personal_fields,
     recorded_columns,
     recorded_row,
@@ -145,7 +145,7 @@ class RowReader:
             assert table.event is not None
             # An event of a newer schema has the name, too, and must not be passed over.
             self._by_type |= dict.fromkeys((table.event.info.name, *table.event.info.formerly), table)
-        self._is_open = _open_types(catalog, personal=personal)
+        self._open_types = None if personal else open_types(catalog)
 
     def rows(self, records: Sequence[RawRecord], after: Mapping[str, int]) -> dict[str, list[Sequence[Any]]]:
         """Return the rows of records for each table of which the name is in `after`, beyond that position.
@@ -155,7 +155,7 @@ class RowReader:
         rows: dict[str, list[Sequence[Any]]] = {name: [] for name in after}
         end = 2**63
         whole_after = after.get(EVENTS, end)
-        whole, by_type = rows.get(EVENTS, []), self._by_type
+        whole, by_type, open_types = rows.get(EVENTS, []), self._by_type, self._open_types
         for record in records:
             type_name = header(record[3], TYPE)
             table, row = by_type.get(type_name or ""), None
@@ -166,20 +166,5 @@ class RowReader:
                     rows[table.name].append(row)
             if record[0] > whole_after:
                 stored = stored_row(record) if row is None else stored_row_beside(row, record)
-                whole.append(stored if self._is_open(type_name) else (*stored[:-1], None))
+                whole.append(stored if open_types is None or type_name in open_types else (*stored[:-1], None))
         return rows
-
-
-def _open_types(catalog: Catalog, *, personal: bool) -> Callable[[str | None], bool]:
-    """Return a function that says whether the body of an event type may be in the table of all records."""
-    if personal or not catalog.is_private:
-        return lambda _: True
-    private: dict[str | None, bool] = {}
-
-    def is_open(type_name: str | None) -> bool:
-        if type_name not in private:
-            kind = catalog.named(type_name or "")
-            private[type_name] = kind is None or is_private(kind.event_type)
-        return not private[type_name]
-
-    return is_open

@@ -10,7 +10,7 @@ from eventjet.errors import LakeRefused
 from eventjet.lake.evolution import changes
 from eventjet.lake.read_models import fold_rows
 from eventjet.lake.store import OpenTable, Store, open_store
-from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches, made_again
+from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches, made_again, record_reader
 from eventjet.lake.tables import EVENTS, LakeTable, RowReader, read_models_of, tables_of
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
@@ -150,12 +150,17 @@ class _Compared:
         order = [(name, "ascending") for name in self.declared.key]
         return stored.select(schema.names).cast(schema).sort_by(order).combine_chunks()
 
-    def finish(self) -> None:
-        """Compare the number of all rows, since some may be outside every range."""
+    def finish(self, first: int) -> None:
+        """Compare the number of all rows, since some may be outside every range; the ranges began at `first`."""
         position = self.stored.mark.position
-        if self.difference is None and (count := self.stored.row_count) != self.rows:
-            reason = f"it has {count:,} rows in all, and some of them are outside the positions up to {position:,}"
-            self.difference = RangeDifference(position + 1, position + 1, self.rows, count, position + 1, reason)
+        if self.difference is not None or (count := self.stored.row_count) == self.rows:
+            return
+        if first > 1 and (before := self.stored.read(1, first - 1).num_rows):
+            reason = f"the log has nothing to compare with, since it begins at {first:,}; name an archive of its past"
+            self.difference = RangeDifference(1, first - 1, 0, before, 1, f"{reason} with `--from-archive`")
+            return
+        reason = f"it has {count:,} rows in all, and some of them are outside the positions up to {position:,}"
+        self.difference = RangeDifference(position + 1, position + 1, self.rows, count, position + 1, reason)
 
     def verified(self) -> VerifiedTable:
         """Return the outcome."""
@@ -170,7 +175,7 @@ class _Compared:
 def _open_tables(job: Job, store: Store, url: str) -> tuple[list[_Compared], list[_Compared]]:
     """Return the tables of events, and those of read models."""
     compared: list[_Compared] = []
-    read_models = read_models_of(job.app)
+    read_models, record_at = read_models_of(job.app), record_reader(job)
     with_personal, without = (
         [*tables_of(job.app.catalog, personal=personal), *read_models] for personal in (True, False)
     )
@@ -178,7 +183,7 @@ def _open_tables(job: Job, store: Store, url: str) -> tuple[list[_Compared], lis
         stored = store.table(declared.name)
         if stored is None:
             continue
-        check_same_log(job, stored, declared, url)
+        check_same_log(job, record_at, stored, declared, url)
         table = declared if stored.origin.personal else limited
         _, refusals = changes(table, stored.schema, widens_decimals=store.widens_decimals)
         if refusals:
@@ -198,25 +203,25 @@ def _compare_read_models(job: Job, compared: Sequence[_Compared]) -> None:
 
 
 def _compare(job: Job, compared: Sequence[_Compared], range_events: int) -> None:
-    first, end = job.source.first, max(each.stored.mark.position for each in compared)
+    first = start = job.source.first
+    end = max(each.stored.mark.position for each in compared)
     personal = next((each.stored.origin.personal for each in compared if each.declared.name == EVENTS), False)
     reader = RowReader(job.catalog, [each.declared for each in compared], personal=personal)
-    start = first
     if start <= end:
-        for records, is_full in in_batches(job, start, end, range_events, "compare"):
-            last = records[-1][0]
-            after = {each.declared.name: 0 for each in compared if each.difference is None}
-            rows = reader.rows(records, after)
-            for each in compared:
-                limit = each.stored.mark.position
-                if new_rows := [row for row in rows.get(each.declared.name, ()) if row[0] <= limit]:
-                    each.expected.append(each.declared.batch(new_rows))
-            if is_full or last == end:
+        with in_batches(job, start, end, range_events, "compare") as batches:
+            for records, is_full in batches:
+                last = records[-1][0]
+                rows = reader.rows(records, {each.declared.name: 0 for each in compared if each.difference is None})
                 for each in compared:
-                    each.compare(first, last)
-                first = last + 1
+                    limit = each.stored.mark.position
+                    if new_rows := [row for row in rows.get(each.declared.name, ()) if row[0] <= limit]:
+                        each.expected.append(each.declared.batch(new_rows))
+                if is_full or last == end:
+                    for each in compared:
+                        each.compare(first, last)
+                    first = last + 1
     for each in compared:
-        each.finish()
+        each.finish(start)
 
 
 def _first_difference(expected: Any, stored: Any, key: Sequence[str]) -> tuple[tuple[Any, ...], str] | None:

@@ -191,8 +191,8 @@ class JetStreamStore(EventStore):
                     f"The first event of {write.aggregate} {write.aggregate_id!r}",
                     f"the log {self.app!r} is of other aggregates, which this application does not declare: "
                     f"{', '.join(self.unknown[:10])}",
-                    f"Run `eventjet init`: it says what of them is in the log and what to do, and lets "
-                    f"{write.aggregate!r} begin.",
+                    f"Run `eventjet init`: it says what of them is in the log and what to do. Once that is done, it "
+                    f"lets {write.aggregate!r} begin.",
                 )
 
     async def resolve(self, writes: Sequence[Append]) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 from uuid import uuid4
 
-from eventjet.codec.headers import RawRecord, header_block, logged_at, mark_batch, reason_in, skipped_by
+from eventjet.codec.headers import RawRecord, batch_blocks, logged_at, reason_in, skipped_by
 from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.domain.blob import CHUNK_BYTES, Blob
 from eventjet.errors import BlobMissing, ConcurrencyConflict, Refused
@@ -20,7 +20,7 @@ from eventjet.log.store import (
     ObjectStore,
     changed_content,
     check_save,
-    event_headers,
+    event_lines,
     wrong_size,
 )
 
@@ -101,15 +101,15 @@ class MemoryStore(EventStore):
             raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
         self._ids.update(ids)
         time_ns = self._clock()
-        stored = [
-            (subject, event_headers(write, index), event.encoded.body)
+        events = [
+            (subject, event_lines(write, index), event.encoded.body)
             for subject, write in zip(subjects, writes, strict=True)
             for index, event in enumerate(write.events)
         ]
-        mark_batch([headers for _, headers, _ in stored])
-        for subject, headers, body in stored:
+        blocks = batch_blocks([lines for _, lines, _ in events])
+        for (subject, _, body), block in zip(events, blocks, strict=True):
             position = len(self._records) + 1
-            self._records.append((position, time_ns, subject.encode(), header_block(headers), body))
+            self._records.append((position, time_ns, subject.encode(), block, body))
             self._last[subject] = position
         async with self._growth:
             self._growth.notify_all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
-from eventjet.codec.headers import EXPECTED, header_block, mark_batch, number_of
+from eventjet.codec.headers import EXPECTED, batch_blocks, header_lines, number_of
 from eventjet.codec.subjects import covers, overlap
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import (
@@ -65,12 +65,10 @@ class PublicStream:
         await self.published_until()
         assert self._end is not None
         last_sequence, _ = self._end
-        blocks = [list(message.headers) for message in messages]
-        blocks[0] += [(EXPECTED, str(last_sequence)), (EXPECTED_OF, f"{self.prefix}.>")]
-        mark_batch(blocks)
+        lines = [header_lines(message.headers) for message in messages]
+        lines[0] += header_lines([(EXPECTED, str(last_sequence)), (EXPECTED_OF, f"{self.prefix}.>")])
         *before, (subject, body, block) = [
-            (message.subject, message.body, header_block(headers))
-            for message, headers in zip(messages, blocks, strict=True)
+            (message.subject, message.body, block) for message, block in zip(messages, batch_blocks(lines), strict=True)
         ]
         self._end = None  # until there is an answer, the messages may or may not be stored
         try:

@@ -12,15 +12,14 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
-from eventjet.codec.headers import header_block, mark_saves
+from eventjet.codec.headers import SAVE, batch_blocks
 from eventjet.codec.subjects import subject_of
 from eventjet.errors import Forbidden, Refused, StoreUnavailable
 from eventjet.jetstream.client import Client
 from eventjet.log import outcome
-from eventjet.log.store import BATCH_MAX, Append, event_headers, message_size
+from eventjet.log.store import BATCH_MAX, Append, event_lines, message_size
 
 T = TypeVar("T")
 _Writes: TypeAlias = Sequence[Append]
@@ -128,7 +127,7 @@ class Sender:
         left_s = max(GRACE_S, deadline - time.monotonic())
         if len(writes) == 1 and len(writes[0].events) == 1:
             (write,) = writes
-            body, headers = write.events[0].encoded.body, header_block(event_headers(write, 0))
+            body, (headers,) = write.events[0].encoded.body, batch_blocks([event_lines(write, 0)])
             return await self._ask(self._subject(write), body, headers, min(self._client.timeout_s, left_s))
         if not alone and sum([len(write.events) for write in writes]) <= EVENTS_MAX:
             save = self._pending(writes)
@@ -205,17 +204,19 @@ class Sender:
             self._gathering.set_result(None)
 
     async def _publish(self, saves: Sequence[_Writes], timeout_s: float) -> outcome.Answer:
-        """Send saves as one batch."""
-        blocks = [
-            [event_headers(write, index) for write in writes for index in range(len(write.events))] for writes in saves
-        ]
-        mark_saves(blocks)
+        """Send saves as one batch, whose headers show where each save ends."""
         messages: list[tuple[str, bytes]] = []
-        for write in chain.from_iterable(saves):
-            subject = self._subject(write)
-            messages += [(subject, event.encoded.body) for event in write.events]
-        headers = [header_block(block) for save_blocks in blocks for block in save_blocks]
-        *before, last = [(*message, block) for message, block in zip(messages, headers, strict=True)]
+        lines: list[str] = []
+        for number, writes in enumerate(saves, 1):
+            remaining = sum([len(write.events) for write in writes])
+            for write in writes:
+                subject = self._subject(write)
+                for index, event in enumerate(write.events):
+                    remaining -= 1
+                    messages.append((subject, event.encoded.body))
+                    save_line = f"{SAVE}: {number}/{remaining}\r\n" if len(saves) > 1 else ""
+                    lines.append(event_lines(write, index) + save_line)
+        *before, last = [(*message, block) for message, block in zip(messages, batch_blocks(lines), strict=True)]
         return await self._ask(*last, timeout_s, before)
 
     async def _ask(

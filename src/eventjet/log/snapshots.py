@@ -263,8 +263,7 @@ class KeyValueSnapshots:
                 await self._queue.join()
         self.dropped += self._queue.qsize()
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
 
     async def _run(self) -> None:

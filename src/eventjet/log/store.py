@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord
@@ -27,15 +27,14 @@ _HEADERS_MAX = 400
 """Bytes of an event's headers at most, without context and type: id, expectation, schema, version, batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(NamedTuple):
     """An encoded event that is to be stored, with its id."""
 
     event_id: str
     """UUIDv7; the same on every try of the save."""
     encoded: EncodedEvent
-    context: tuple[tuple[str, str], ...] = ()
-    """The headers after `Ej-Version`."""
+    context: str = ""
+    """The header lines after `Ej-Version`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +226,14 @@ def wrong_size(digest: str, stated: int | None, size: int) -> Refused:
     )
 
 
-def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
-    """Return all headers of the event at `index` in a write, in the order of the wire format."""
+def event_lines(write: Append, index: int) -> str:
+    """Return the header lines of the event at `index` in a write, in the order of the wire format."""
     event = write.events[index]
-    return [
-        (MSG_ID, event.event_id),
-        *([(EXPECTED, str(write.expected))] if index == 0 else ()),
-        (TYPE, event.encoded.type_name),
-        (SCHEMA, str(event.encoded.schema)),
-        (VERSION, str(write.version + index + 1)),
-        *event.context,
-    ]
+    expected = f"{EXPECTED}: {write.expected}\r\n" if index == 0 else ""
+    return (
+        f"{MSG_ID}: {event.event_id}\r\n{expected}{TYPE}: {event.encoded.type_name}\r\n"
+        f"{SCHEMA}: {event.encoded.schema}\r\n{VERSION}: {write.version + index + 1}\r\n{event.context}"
+    )
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
@@ -292,5 +288,4 @@ def largest_field(body: bytes) -> tuple[str, int]:
 
 def message_size(event: NewEvent) -> int:
     """Return how many bytes one event has on the wire at most, without its subject."""
-    context = sum([len(name) + len(value) + 4 for name, value in event.context])
-    return len(event.encoded.body) + len(event.encoded.type_name) + _HEADERS_MAX + context
+    return len(event.encoded.body) + len(event.encoded.type_name) + len(event.context) + _HEADERS_MAX

@@ -36,7 +36,7 @@ from eventjet.errors import (
 )
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
-from eventjet.nats.login import fault_of, login, refusal_of, tls_context
+from eventjet.nats.login import fault_of, login, refusal_of, tls_context, unreachable_remedy
 from eventjet.nats.protocol import Frame, server_fault
 from eventjet.nats.tap import PAUSE_S, REQUESTS_MAX, Tap, Watcher, send
 from eventjet.observability import logs
@@ -195,7 +195,7 @@ class LoopClient:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        faults: list[str] = []
+        faults: dict[str, Exception] = {}
         refusal: Unauthorized | None = None
         for index, address in enumerate(addresses):
             share_s = (deadline - loop.time()) / (len(addresses) - index)
@@ -208,17 +208,13 @@ class LoopClient:
                 if isinstance(fault, UsageError):
                     raise fault from None
                 refusal = refusal_of(fault, self.endpoint, address.peer) or refusal
-                faults.append(f"{address.peer} {fault_of(fault)}")
+                faults[address.peer] = fault
         if refusal is not None:
             raise refusal
-        if self.endpoint.is_websocket:
-            where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
-            raise Unreachable(where, "; ".join(faults), "Look at the URL, and at `websocket {}` of the server.")
-        raise Unreachable(
-            "NATS",
-            "; ".join(faults) or f"no time left after {timeout_s:g} s",
-            "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
-        )
+        where = f"The WebSocket at {', '.join(self.endpoint.servers)}" if self.endpoint.is_websocket else "NATS"
+        reason = "; ".join(f"{peer} {fault_of(fault)}" for peer, fault in faults.items())
+        remedy = unreachable_remedy(self.endpoint, faults.values())
+        raise Unreachable(where, reason or f"no time left after {timeout_s:g} s", remedy)
 
     async def _connected_to(self, address: Address, timeout_s: float) -> NatsClient:
         nats = NatsClient()
@@ -328,10 +324,10 @@ class LoopClient:
                 send(nats, subject, payload, block)
                 if nats.pending_data_size > _CHUNK_BYTES:
                     tap.flush()  # so that the server works on the first messages while the next ones are framed
-                if nats.pending_data_size > _ROOM_BYTES:
-                    await self.wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
-                if exchange.fault is not None:
-                    raise exchange.fault
+                    if nats.pending_data_size > _ROOM_BYTES:
+                        await self.wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
+                    if exchange.fault is not None:
+                        raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
             if len(self._exchanges.waiting) == 1:
                 tap.flush()  # nobody else is likely to send in this turn of the loop

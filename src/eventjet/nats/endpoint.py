@@ -83,6 +83,10 @@ class Endpoint:
     """`host:port` of more servers of the cluster, from the INFO of its servers; tried after `servers`."""
     name: str = "eventjet"
     """Shown in the server's list of connections."""
+    is_of_mirror: bool = False
+    """Whether EVENTJET_READ_FROM names the servers or the JetStream domain: events are read there from a mirror."""
+    is_user_in_url: bool = False
+    """Whether user, password or token are from a server's URL."""
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -113,6 +117,7 @@ class Endpoint:
             if getattr(self, field) not in (None, value):
                 raise UsageError(f"The servers name more than one {field}. Use the same for all of one cluster.")
             object.__setattr__(self, field, value)
+        object.__setattr__(self, "is_user_in_url", True)
 
     def __repr__(self) -> str:
         # Paths are hidden, too: people put the seed itself where its file belongs.
@@ -140,6 +145,7 @@ class Endpoint:
             jetstream_prefix=f"$JS.{domain}.API" if domain else settings.jetstream_prefix or API_PREFIX,
             inbox_prefix=settings.inbox_prefix,
             caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
+            is_of_mirror=settings.is_for_reads,
         )
 
     @property
@@ -156,6 +162,11 @@ class Endpoint:
         if not self.is_elsewhere or not subject.startswith(_ROUTED):
             return subject
         return f"{self.jetstream_prefix}.{subject.removeprefix(f'{API_PREFIX}.')}"
+
+    @property
+    def servers_from(self) -> str:
+        """The variable that names the servers."""
+        return "EVENTJET_READ_FROM" if self.is_of_mirror and not self.is_elsewhere else "EVENTJET_SERVERS"
 
     def with_name(self, name: str) -> Endpoint:
         """Return the endpoint with a name for another purpose, added to the name that the settings give."""

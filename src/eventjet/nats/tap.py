@@ -40,6 +40,8 @@ from eventjet.errors import ConnectionLost, Refused, UsageError
 from eventjet.nats.protocol import Control, Frame, FrameParser, publish_frame
 from eventjet.urls import WEBSOCKET
 
+NO_TLS = "it does not offer TLS, which this endpoint demands"
+"""What is wrong with a server that would take credentials in the clear."""
 PAUSE_S = 0.2
 """Pause between two tries to connect."""
 REQUESTS_MAX = 24
@@ -225,7 +227,7 @@ class Tap:
             raise NatsError("nats: it does not know headers, so it is older than NATS 2.2")
         if initial_connection and self._needs_tls:
             if not (info.get("tls_required") or info.get("tls_available")):
-                raise NatsError("nats: it does not offer TLS, which this endpoint demands")
+                raise NatsError(f"nats: {NO_TLS}")
             info["tls_required"] = True
         if "max_payload" in info:
             self._nats._max_payload = info["max_payload"]

@@ -161,8 +161,9 @@ LOG_UNREADABLE = LogEvent("eventjet.log_unreadable", _W, "%(reason)s")
 AGGREGATES_UNKNOWN = LogEvent(
     "eventjet.aggregates_unknown",
     _W,
-    "the log %(stream)s is also of aggregates that this application does not declare: %(names)s. Run `eventjet init`, "
-    "which says what to do, unless a newer release records them.",
+    "the log %(stream)s is also of aggregates that this application does not declare: %(names)s. If one is called "
+    "otherwise now, give it its name back in @aggregate(…). If a newer release records them, deploy that. What nobody "
+    "needs any more belongs in `retired_aggregates`.",
 )
 UNPROVEN_PEER = LogEvent(
     "eventjet.unproven_peer",

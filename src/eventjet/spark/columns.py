@@ -34,6 +34,7 @@ DIGITS_MAX = 38
 PLACES = 18
 """The decimal places of a `Decimal` field that declares none; Spark itself uses 18 for Python's decimals."""
 
+_MICROSECOND = timedelta(microseconds=1)
 _WRAPPERS = frozenset({"default", "function-after", "function-before", "function-wrap", "nullable"})
 _LISTS = frozenset({"list", "set", "frozenset"})
 
@@ -297,6 +298,17 @@ def _integer(value: Any) -> int:
     return int(value)
 
 
+def _double(value: Any) -> float:
+    # The default of a field may be an integer, which nothing has converted.
+    return float(value) if type(value) is int and abs(value) <= 2**53 else _checked(float, value)
+
+
+def _duration(value: Any) -> timedelta:
+    if not -(2**63) <= _checked(timedelta, value) // _MICROSECOND < 2**63:
+        raise ValueError("its microseconds do not fit into 64 bits")
+    return value
+
+
 def _enumeration(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
     """Return the common form of all values of an enumeration; None when their types differ or are not simple."""
     kinds: set[type] = {type(value) for value in values if value is not None}
@@ -362,10 +374,10 @@ _LEAVES: Mapping[str, Callable[[Any], Form]] = {
     "bytes": lambda arrow: Form("binary", arrow.binary(), _checker_of(bytes)),
     "date": lambda arrow: Form("date", arrow.date32(), _checker_of(date)),
     "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _checker_of(datetime)),
-    "float": lambda arrow: Form("double", arrow.float64(), _checker_of(float)),
+    "float": lambda arrow: Form("double", arrow.float64(), _double),
     "int": lambda arrow: Form("bigint", arrow.int64(), _integer),
     "str": lambda arrow: Form("string", arrow.string(), _checker_of(str)),
     "time": lambda arrow: Form("string", arrow.string(), lambda value: _checked(time, value).isoformat()),
-    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _checker_of(timedelta)),
+    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _duration),
     "uuid": lambda arrow: Form("string", arrow.string(), lambda value: str(_checked(UUID, value))),
 }

@@ -70,6 +70,14 @@ def personal_fields(event_type: type) -> frozenset[str]:
     return frozenset(name for name in forms_of(event_type) if is_private(field_hint(event_type, name)))
 
 
+def open_types(catalog: Catalog) -> frozenset[str] | None:
+    """Return the wire names of events without personal data, whose bodies may be shown; None for all, known or not."""
+    if not catalog.is_private:
+        return None
+    kinds = [kind for kind in catalog.kinds() if not is_private(kind.event_type)]
+    return frozenset(name for kind in kinds for name in (kind.info.name, *kind.info.formerly))
+
+
 def event_tables(catalog: Catalog) -> dict[str, EventType]:
     """Return the event types of an application by the names of their tables.
 

@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eventjet.codec.catalog import EventType
-from eventjet.domain.personal import is_private
 from eventjet.errors import UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
@@ -43,6 +42,7 @@ from eventjet.spark.event_rows import (
     ROW_VALUES,
     batch_of,
     event_tables,
+    open_types,
     personal_fields,
     recorded_columns,
     row_columns,
@@ -158,7 +158,7 @@ class _Declaring:
         return cls(spark, application, reference, options, skipped, personal, _struct(SCHEMA))
 
     def declare_events(self) -> None:
-        task = _EventsTask(self._open_types())
+        task = _EventsTask(None if self.personal else open_types(self.app.catalog))
         comment = f"Every record of the log of {self.app.name}, in the order of position."
 
         schema = _struct(ddl_of(_events_columns()))
@@ -218,14 +218,6 @@ class _Declaring:
         # the table may not exist yet. Nothing is asked where the schema is known.
         records._cached_schema = self.record
         return records
-
-    def _open_types(self) -> frozenset[str] | None:
-        """Return the wire names of events whose bodies may be in `events`; None for all."""
-        catalog = self.app.catalog
-        if self.personal or not catalog.is_private:
-            return None
-        kinds = [kind for kind in catalog.kinds() if not is_private(kind.event_type)]
-        return frozenset(name for kind in kinds for name in (kind.info.name, *kind.info.formerly))
 
 
 def _session() -> SparkSession:

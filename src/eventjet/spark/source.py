@@ -219,7 +219,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self._current_state().last
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangePartition]:
-        if start["position"] >= end["position"]:
+        if _position_of(start) >= end["position"]:
             return []
         # After a restart, a replayed batch is planned before any other method has asked for the log's state.
         state = self._state
@@ -237,8 +237,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _checked_state(self, offset: dict[str, Any]) -> StreamState:
         """Return the log's state now; raises `HistoryBroken` unless it is the log from which `offset` was read."""
+        name, position = self._options.stream, _position_of(offset)
         state = self._current_state()
-        name, position = self._options.stream, offset["position"]
         recorded_log, current_log = offset.get("log"), state.metadata.get(IDENTITY)
         if recorded_log is not None and recorded_log not in (current_log, *earlier_logs(state)):
             raise HistoryBroken(
@@ -262,6 +262,17 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection.close()
         self._connection = self._options.open()
         return _log_state(self._options, self._connection)
+
+
+def _position_of(offset: Mapping[str, Any]) -> int:
+    """Return the position of a query's offset; raises `UsageError` for an offset of another source."""
+    position: int | None = offset.get("position")
+    if position is None:
+        raise UsageError(
+            "The query's checkpoint is of another source than jetstream. Begin the query again with another checkpoint "
+            "location, and its output anew; in a pipeline, with `--full-refresh`."
+        )
+    return position
 
 
 def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:

@@ -167,8 +167,7 @@ class Waiting:
             # A query that is cancelled while it connects leaves a connection that nobody closes.
             await asyncio.wait({task}, timeout=_LAST_QUERY_S)
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _wait(self, waiter: _Waiter) -> None:
         await asyncio.wait({waiter.done}, timeout=max(0.0, waiter.timeout_s))

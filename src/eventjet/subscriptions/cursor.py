@@ -56,9 +56,10 @@ class Cursor:
     began: int = 0
     """The lowest position the cursor was ever put at: the subscription never followed events up to there."""
     tries: tuple[tuple[int, int], ...] = ()
-    """Positions whose handlers block the event loop of a worker, and how many tries of each nobody saw the end of.
+    """Positions whose handlers block the event loop of a worker, and how many tries of each have blocked it.
 
-    None that is done, except for events of the quarantine that are tried again.
+    A try counts unless a worker saw it end in time. No position is done, except for events of the quarantine that are
+    tried again.
     """
     origins: tuple[tuple[str, str], ...] = ()
     """For an inbox whose stream is gathered: (origin, when it was made) of each origin, as its last message says."""
@@ -99,7 +100,7 @@ class Cursor:
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
     def tries_of(self, position: int) -> int:
-        """Return how many tries of the event at this position blocked the event loop, and nobody saw their end."""
+        """Return how many tries of the event at this position blocked the event loop, as `tries` counts them."""
         return dict(self.tries).get(position, 0)
 
     @property
@@ -109,10 +110,10 @@ class Cursor:
             return None
         position, count = self.tries[-1]
         what = "a try" if count == 1 else f"{count} tries"
-        others = f" (and {len(self.tries) - 1} more)" if len(self.tries) > 1 else ""
+        others = f" (and at {len(self.tries) - 1} more)" if len(self.tries) > 1 else ""
         return (
-            f"its handler blocks the event loop at position {position:,}{others}: nobody saw the end of {what}. Call "
-            "what blocks with `await asyncio.to_thread(…)`"
+            f"its handler blocked the event loop in {what} at position {position:,}{others}. Call what blocks with "
+            "`await asyncio.to_thread(…)`"
         )
 
     def first_open(self, position: int) -> int:

@@ -206,7 +206,7 @@ class CursorSession:
         consumer = Source(source.endpoint, source.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
         reader = await renewing(opening, renew, every_s)
-        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
+        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done, stop)
         try:
             self.start(executor, reader, parked)
             reader.start()
@@ -424,7 +424,8 @@ class CursorSession:
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
         """Return how often an event was tried, and what the last try raised: None when it is done.
 
-        Position 0 means a deadline. From the second failed try on the cursor says why it waits.
+        Position 0 means a deadline. From the second failed try on the cursor says why it waits. Raises `Drained` in
+        place of another try of a worker that stops.
         """
         try:
             return await self._try_until(attempt, key, position)
@@ -440,6 +441,7 @@ class CursorSession:
         while True:
             number += 1
             await self._renew_if_late()
+            self._executor.check_open()
             limit = asyncio.timeout(retry.timeout_s)
             unseen = self._unseen_tries(position) + 1
             running = RunningTry(label, position, unseen, self._stored, retry.timeout_s)
@@ -467,7 +469,7 @@ class CursorSession:
                 return number, None
 
     def _unseen_tries(self, position: int) -> int:
-        """Return how many tries of an event blocked the event loop without an end that a worker saw."""
+        """Return how many tries of an event have blocked the event loop since this session saw one end in time."""
         return 0 if position in self._seen_to_end else self._stored.cursor.tries_of(position)
 
     async def _watched(self, work: Awaitable[None], running: RunningTry) -> None:

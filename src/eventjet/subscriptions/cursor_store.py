@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.headers import EXPECTED, RawRecord, header_block, mark_batch
+from eventjet.codec.headers import EXPECTED, RawRecord, batch_blocks, header_lines
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
@@ -305,9 +305,9 @@ class Cursors:
 
     async def _send(self, name: str, messages: Sequence[_Message]) -> int:
         """Send messages as one atomic batch and return the sequence of the last; raises as `write`."""
-        mark_batch([headers for _, _, headers in messages])
+        blocks = batch_blocks([header_lines(headers) for _, _, headers in messages])
         *before, (key, body, block) = [
-            (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
+            (self._prefix + key, body, block) for (key, body, _), block in zip(messages, blocks, strict=True)
         ]
         try:
             frame = await self._client.request(key, body, block, earlier_messages=before, stream=self._stream)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TypeAlias
 
 from eventjet.errors import UnexpectedExit
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class Drained(Exception):
+    """The executor begins nothing more: work that raises this is left undone, and its position stays open."""
+
 
 _place: ContextVar[asyncio.Semaphore] = ContextVar("place")
 """The semaphore that the running work holds a place of."""
@@ -30,10 +36,11 @@ class KeyedExecutor:
         position: int = 0,
         event_id: str = "",
         done: Sequence[tuple[int, int]] = (),
+        stop: asyncio.Event | None = None,
     ) -> None:
         """Create an executor that runs `width` keys at once and has at most `ahead_max` positions open.
 
-        All work up to `position` and in the ranges `done` was done before.
+        All work up to `position` and in the ranges `done` was done before. Nothing more begins once `stop` is set.
         """
         self._places = asyncio.Semaphore(width)
         self._due_places = asyncio.Semaphore(max(1, width // 4))
@@ -45,7 +52,9 @@ class KeyedExecutor:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = self._closing = False
+        self._stop = asyncio.Event() if stop is None else stop
+        self._draining = asyncio.Event()
+        self._closing = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error of the first piece of work that failed."""
         self.position = position
@@ -78,11 +87,21 @@ class KeyedExecutor:
         self._queue(key, 0, work)
 
     async def pause(self, seconds: float) -> None:
-        """Pause the running work before its next try: other keys use its place meanwhile, and its own key waits."""
+        """Pause the running work before its next try: other keys use its place meanwhile, and its own key waits.
+
+        The pause ends early when the executor is drained.
+        """
         place = _place.get()
         place.release()
-        await asyncio.sleep(seconds)  # only `close` cancels this, after which nothing needs a place
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # only `close` cancels this, after which nothing needs a place
+                await self._draining.wait()
         await place.acquire()
+
+    def check_open(self) -> None:
+        """Raise `Drained` if nothing more is to begin, not even another try of running work."""
+        if self._stop.is_set() or self._draining.is_set():
+            raise Drained
 
     @property
     def is_idle(self) -> bool:
@@ -109,7 +128,7 @@ class KeyedExecutor:
 
     async def drained(self) -> None:
         """Start no further work, and wait until the running work is done."""
-        self._draining = True
+        self._draining.set()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -141,9 +160,10 @@ class KeyedExecutor:
                 place = self._places if position else self._due_places
                 _place.set(place)
                 async with place:
-                    if self._draining:
-                        return
+                    self.check_open()
                     await work()
+            except Drained:
+                return
             except BaseException as raised:
                 if self._closing:
                     raise

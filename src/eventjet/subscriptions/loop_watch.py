@@ -37,7 +37,7 @@ class RunningTry:
     position: int
     """The position of the event; 0 for a deadline, whose tries are not counted in the cursor."""
     number: int
-    """The count of the position in the cursor if nobody sees the end of this try."""
+    """The count of the position in the cursor unless a worker sees this try end in time."""
     stored: StoredCursor
     """The cursor of its session."""
     timeout_s: float

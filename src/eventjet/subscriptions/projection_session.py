@@ -216,7 +216,7 @@ class ProjectionSession:
                 reason = waiting_since(time_text(), pause)
                 logs.WAITS.tell(_log, name=self._resolved.name, reason=reason)
                 await self.note(reason)
-            wrote = await self._step(self._context.options.lease_s / 3)
+            wrote = await self._step(self._context.options.lease_s / 3, stop)
             remaining = self._reader.remaining_after(
                 self._position
             )  # no batch in time does not mean the end of the log
@@ -229,6 +229,8 @@ class ProjectionSession:
                     self._has_noted = False
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
+            if stop.is_set():
+                return  # the rest of a batch may have been left
             if promotion.is_due(remaining) and await promotion.attempt(self._step):
                 return
             if building and not remaining and pause is None:
@@ -237,18 +239,19 @@ class ProjectionSession:
                 failpoints.reach("worker.after_settle")
                 building = False
 
-    async def _step(self, timeout_s: float) -> bool:
+    async def _step(self, timeout_s: float, stop: asyncio.Event | None = None) -> bool:
         """Commit the next batch; False when none came in time or reading was woken.
 
-        The events before one that cannot be handled are committed first. Raises `HandlerFailed`, `CodecError`,
-        `CheckpointFenced`, what the database raises, and whatever ended the reading.
+        The events before one that cannot be handled are committed first. Once `stop` is set no transaction is begun:
+        the rest of a batch is left to the next session. Raises `HandlerFailed`, `CodecError`, `CheckpointFenced`, what
+        the database raises, and whatever ended the reading.
         """
         batch = await self._reader.take(timeout_s)
         if batch is None:
             return False
         failpoints.reach("worker.batch_taken")
         rest: Batch | None = batch
-        while rest is not None:
+        while rest is not None and not (stop is not None and stop.is_set()):
             part, rest = rest.cut(self._pace.part_max)
             began = time.monotonic()
             await self._commit(part)

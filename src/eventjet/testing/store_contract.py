@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
+from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header, header_lines
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.log.store import Append, EventStore, NewEvent
@@ -17,7 +17,7 @@ _PATIENT_S = 60.0
 
 def new(body: bytes = b'{"n":1}', **context: str) -> NewEvent:
     """Return a new event with this body and these headers."""
-    return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, body), tuple(context.items()))
+    return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, body), header_lines(context.items()))
 
 
 def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, aggregate: str = "thing") -> Append:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import DDL, Column, Connection, String, Table, TextClause, event
+from sqlalchemy import DDL, Column, Connection, String, Table, TextClause, event, inspect
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
@@ -63,6 +63,7 @@ _ENDING = ("begin", "close", "commit", "invalidate", "rollback")
 """The methods of a connection and of a session that a handler must not call."""
 _LOSING = ("expire", "expire_all", "expunge", "expunge_all")
 """The methods of a session that forget changes which are not flushed."""
+_UNFLUSHED = "its session holds changes that would be lost; `await session.flush()` before"
 _SET_SAVEPOINT = "savepoint eventjet_batch"
 _ROLL_BACK = "rollback to savepoint eventjet_batch"
 
@@ -259,9 +260,11 @@ class Guard:
     def attach_session(self, session: Session) -> None:
         """Watch the session of one call."""
         event.listen(session, "after_transaction_end", self._on_end)
+        event.listen(session, "persistent_to_detached", self._on_detached)
         self._watch(session, "session", (*_ENDING, "reset"), _WAY_OUT.format("session"))
-        unflushed = "its session holds changes that would be lost; `await session.flush()` before"
-        self._watch(session, "session", _LOSING, unflushed, lambda: any((session.new, session.dirty, session.deleted)))
+        self._watch(session, "session", _LOSING, _UNFLUSHED, lambda: any((session.new, session.dirty, session.deleted)))
+        # It forgets the changes of its object before it flushes those of all others.
+        self._watch(session, "session", ("refresh",), _UNFLUSHED, lambda: any(session.dirty))
 
     def _watch(
         self,
@@ -310,6 +313,11 @@ class Guard:
     def _on_end(self, _session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None:
             self._refuse(f"end the transaction of its session: {_WAY_OUT.format('session')}")
+
+    def _on_detached(self, _session: Session, instance: object) -> None:
+        """Refuse `make_transient`, which is no method of the session, for an object with changes."""
+        if inspect(instance).modified:
+            self._refuse(f"make an object transient: {_UNFLUSHED}")
 
     def allows(self, statement: Any) -> bool:
         """Whether a statement writes only to the projection's tables, as far as SQLAlchemy knows."""

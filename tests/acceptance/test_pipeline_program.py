@@ -1,0 +1,87 @@
+"""`eventjet pipeline` with a program in the place of Spark's: how it ends, and what is said of an error."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.acceptance.conftest import clean_environ
+
+pytestmark = pytest.mark.timeout(1_500)
+
+ENDS_S = 200.0
+LATE = "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back"
+OWN = "eventjet.errors.log.HistoryBroken: The history of shop is broken."
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a pipeline, of which the tables are in it."""
+    (tmp_path / "pipeline").mkdir()
+    storage = (tmp_path / "pipeline/storage").as_uri()
+    (tmp_path / "pipeline/spark-pipeline.yml").write_text(f"name: shop\nstorage: {storage}\n")
+    return tmp_path
+
+
+def environ(project: Path, script: str) -> dict[str, str]:
+    """An environment in which Spark's program is this script."""
+    program = project / "spark/bin/spark-pipelines"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    return {**clean_environ(), "SPARK_HOME": str(project / "spark")}
+
+
+def run(project: Path, script: str) -> tuple[int, str]:
+    """The exit status, and what is said on standard error in one line."""
+    ended = forked.run(
+        "eventjet.cli", ("pipeline",), folder=project, environ=environ(project, script), timeout_s=ENDS_S
+    )
+    return ended.returncode, " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.Signals) -> None:
+    # What is read from the program ends when the last process that writes has ended.
+    command, script = (
+        [sys.executable, "-m", "eventjet.cli", "pipeline"],
+        'trap "" INT HUP; echo begun; sleep 1000 & wait',
+    )
+    with subprocess.Popen(
+        command,
+        cwd=project,
+        env=environ(project, script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=ENDS_S)
+    assert (process.returncode, said.startswith("Interrupted. The next run goes on")) == (130, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"), [([LATE], "which no setting changes"), ([OWN, LATE], "The history of shop is broken.")]
+)
+def test_the_reason_of_an_error_is_said_at_its_end(project: Path, lines: list[str], says: str) -> None:
+    script = "; ".join(f"echo '{line}'" for line in lines)
+    status, said = run(project, f"{script}; exit 1")
+    assert (status, said.startswith("eventjet: The pipeline has not finished. "), says in said) == (1, True, True)
+
+
+def test_the_tables_of_another_copy_of_the_project_are_named(project: Path) -> None:
+    assert run(project, "exit 0") == (0, "")
+    copied = project / "copied"
+    shutil.copytree(project / "pipeline", copied / "pipeline")
+    status, said = run(copied, "exit 0")
+    assert (status, f"The tables of this pipeline are in {project}/pipeline" in said) == (0, True)
+    assert "spark-defaults.conf" in said
