@@ -19,16 +19,20 @@ class MemoryFiles:
 
     url = "the archive"
 
-    def __init__(self, records: Sequence[RawRecord], stream: str, log: str, last: int | None) -> None:
+    def __init__(
+        self, records: Sequence[RawRecord], stream: str, log: str, last: int | None, continues: str = ""
+    ) -> None:
         self._records = records
         self._stream = stream
         self._log = log
         self._last = last or records[-1][0]
+        self._continues = continues
 
     def manifest_lines(self) -> list[str]:
         first, end = self._records[0], self._records[-1]
         files = (ArchivedFile("events/part", first[0], self._last, 0, ""),)
-        segment = Segment(self._stream, self._log, first[0], self._last, first[1], end[1], event_id_of(end), files)
+        ids = (self._stream, self._log)
+        segment = Segment(*ids, first[0], self._last, first[1], end[1], event_id_of(end), files, self._continues)
         return [dump_segment(segment)]
 
     def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
@@ -40,10 +44,15 @@ class MemoryFiles:
 
 
 def archive_of(
-    records: Sequence[RawRecord], log: str = "the-log", *, stream: str = "bank", last: int | None = None
+    records: Sequence[RawRecord],
+    log: str = "the-log",
+    *,
+    stream: str = "bank",
+    last: int | None = None,
+    continues: str = "",
 ) -> ArchiveReader:
     """An archive of these records, whose manifest ends at `last`."""
-    return ArchiveReader(MemoryFiles(records, stream, log, last))
+    return ArchiveReader(MemoryFiles(records, stream, log, last, continues))
 
 
 def batch_of(records: Sequence[RawRecord]) -> pa.RecordBatch:

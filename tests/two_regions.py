@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
+from eventjet.jetstream.answers import PROBE
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import every_config
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 
 
@@ -29,21 +32,62 @@ class Regions:
         )  # fmt: skip
 
 
+def stored(app: str) -> list[str]:
+    """The subjects of all that an app stores."""
+    return [subject for config in every_config(app, 1) for subject in config["subjects"]]
+
+
+def denied(subjects: Sequence[str]) -> str:
+    """The settings with which a leaf node's remote keeps these subjects to its side of the link."""
+    return f"deny_imports: {json.dumps(subjects)}, deny_exports: {json.dumps(subjects)}"
+
+
+def crossing(east: str, west: str, app: str) -> set[str]:
+    """Which subjects of what an app stores are heard in the east when they are published in the west."""
+    heard, bodies = set[str](), dict[str, str]()
+    with NatsConnection.open(Endpoint((east,))) as hearing, NatsConnection.open(Endpoint((west,))) as saying:
+        for subject in (*stored(app), "over.*"):
+            hearing.subscribe(subject)
+        for text in ("begin", *stored(app), "end"):
+            bodies[text] = text.replace("*", "_probe").replace(">", "_probe") if "." in text else f"over.{text}"
+
+        def hear(last: str) -> None:
+            while last not in heard:
+                saying.publish(bodies[last], last.encode(), headers=PROBE)
+                heard.update(frame[4].decode() for frame in hearing.receive(0.1))
+
+        hear("begin")  # the link knows who listens by now
+        for subject in stored(app):
+            saying.publish(bodies[subject], subject.encode(), headers=PROBE)
+        hear("end")
+    return heard - {"begin", "end"}
+
+
 @contextmanager
-def two_regions(folder: Path, app: str) -> Generator[Regions]:
-    """Start both regions; events of the app do not cross the link."""
-    subjects = json.dumps([subject for config in every_config(app, 1) for subject in config["subjects"]])
-    deny = f"deny_imports: {subjects}, deny_exports: {subjects}"
+def two_regions(
+    folder: Path,
+    app: str,
+    *,
+    deny: Sequence[str] | None = None,
+    accounts: str = "",
+    user: str = "",
+    account: str = "",
+) -> Generator[Regions]:
+    """Start both regions; what the app stores does not cross the link, or only what `deny` names does not.
+
+    Both have the same `accounts`, if any are given: then `user`, with the same password, links those named `account`.
+    """
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())
-        east = NatsServer(
-            folder / "east", jetstream=False, config=_config(folder, "east", f'listen: "127.0.0.1:{port}"')
-        )
-        remote = f'remotes: [ {{ url: "nats://127.0.0.1:{port}", {deny} }} ]'
-        west = NatsServer(folder / "west", jetstream=False, config=_config(folder, "west", remote))
+        listen = _config(folder, "east", f'listen: "127.0.0.1:{port}"')
+        east = NatsServer(folder / "east", jetstream=False, config=listen + accounts)
+        login, of_account = (f"{user}:{user}@", f", account: {account}") if user else ("", "")
+        kept = denied(stored(app) if deny is None else deny)
+        remote = f'remotes: [ {{ url: "nats://{login}127.0.0.1:{port}", {kept}{of_account} }} ]'
+        west = NatsServer(folder / "west", jetstream=False, config=_config(folder, "west", remote) + accounts)
         yield Regions(stack.enter_context(east), stack.enter_context(west))
 
 
 def _config(folder: Path, name: str, links: str) -> str:
     store = f'store_dir: "{folder / name}/data", sync_interval: always, domain: {name}'
-    return f"server_name: {name}\nleafnodes {{ {links} }}\njetstream {{ {store} }}"
+    return f"server_name: {name}\nleafnodes {{ {links} }}\njetstream {{ {store} }}\n"

@@ -159,8 +159,9 @@ class Jet:
 
         The log is read first, and the same events are sent again only if the log has none in their place. Raises
         `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
-        `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
-        of the save; `BlobMissing` if a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
+        `OutcomeUnknown` again while the server does not answer, or a subclass of it: `SaveTorn` if the log has only a
+        part of the save, and `LogReplaced` if it is another log than the one on which the save began; `BlobMissing` if
+        a sweep has removed the content of a blob meanwhile; and `UsageError` for a log in
         memory.
         """
         self._guard.check()
@@ -172,7 +173,7 @@ class Jet:
         if self._catalog.with_blobs:
             events = (event.encoded.event for write in unknown.writes for event in write.events)
             await store_blobs(self.store.objects, [blob for event in events for blob in blobs_in(event)])
-        return await resolve(unknown.writes)
+        return await resolve(unknown.writes, unknown.log)
 
     async def init(self) -> Topology:
         """Create missing streams and buckets, and report existing ones that differ without changing them.

@@ -26,13 +26,14 @@ from eventjet.errors import EventjetError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.jetstream.client import connected
-from eventjet.operations import mirrors
+from eventjet.operations import mirrors, promotion
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.integration.reacting import eventually, working
 from tests.nats_cluster import wait_agreed
+from tests.two_regions import crossing, denied, stored
 
 TRIES = int(os.environ.get("EVENTJET_TEST_PROMOTIONS", "1"))
 WRITERS = 8
@@ -57,12 +58,11 @@ def regions(folder: Path, stack: ExitStack) -> tuple[list[NatsServer], NatsServe
         for number, (route, leaf) in enumerate(zip(routes, leaves, strict=True))
     ]
     urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in leaves)
-    deny = f'deny_imports: ["{bank.name}.>"], deny_exports: ["{bank.name}.>"]'
     west = NatsServer(
         folder / "west",
         jetstream=False,
         config=(
-            f"server_name: west\nleafnodes {{ remotes: [ {{ urls: [{urls}], {deny} }} ] }}\n"
+            f"server_name: west\nleafnodes {{ remotes: [ {{ urls: [{urls}], {denied(stored(bank.name))} }} ] }}\n"
             f'jetstream {{ store_dir: "{folder}/west/data", sync_interval: always, domain: west }}'
         ),
     )
@@ -122,7 +122,7 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
                 server.kill()
             await asyncio.wait(writers, timeout=PATIENT_S)
         west.start()
-        promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+        promoted = await asyncio.to_thread(promotion.promote, bank, settings)
         assert not lags or acknowledged[-1].position > promoted.end
         after = replace(settings.for_reads(), database=settings.database, replicas=1, save_timeout_s=PATIENT_S)
         await none_is_lost_unnamed(after, promoted, acknowledged)
@@ -140,7 +140,8 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
         for server in east:
             server.start()
         await asyncio.to_thread(wait_agreed, east, PATIENT_S)
-        fenced = await asyncio.to_thread(mirrors.promote, bank, settings)
+        assert await asyncio.to_thread(crossing, east[0].url, west.url, bank.name) == set()
+        fenced = await asyncio.to_thread(promotion.promote, bank, settings)
         assert fenced.sealed
         assert max(one.position for one in acknowledged) <= fenced.known_last
         lost = sum(one.position > promoted.end for one in acknowledged)
@@ -148,7 +149,7 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
 
 
 async def none_is_lost_unnamed(
-    after: Settings, promoted: mirrors.Promotion, acknowledged: list[Committed[Account, Any]]
+    after: Settings, promoted: promotion.Promotion, acknowledged: list[Committed[Account, Any]]
 ) -> None:
     """Each acknowledged event up to the mirror's end is at its position in the promoted log."""
     async with connected(after) as client, bank.connect(after) as jet:

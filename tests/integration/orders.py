@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from sqlalchemy import select
+from sqlalchemy.orm import mapped_column
 
 from eventjet import App, Key, Recorded, aggregate, by_state, event, projection
 from eventjet.domain.identity import encode_id
@@ -132,7 +133,7 @@ def spend(row: Spend | None, event: Recorded[Added], order: Order) -> Spend:
 @dataclass(frozen=True, slots=True)
 class Folder:
     customer: Key[str]
-    ref: Key[str]
+    ref: Annotated[Key[str], mapped_column(unique=True)]
     amount: int = 0
     events: int = 0
 

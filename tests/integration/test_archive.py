@@ -206,7 +206,7 @@ async def test_an_archive_goes_on_over_a_promoted_mirror_up_to_its_end(book: Boo
     assert new != old
     assert [(one.log, one.continues, one.last) for one in opened(url).manifest.segments] == [
         (old, "", 15),
-        (new, old, 30),
+        (new, f"{old}@20", 30),
     ]
     await made(book, engine="local", from_archive=url)
     book.promote(25)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,39 @@ def test_interrupted_it_ends_the_work_on_the_server_and_told_of_progress_before(
             running.wait(20)
     assert remains(book.where) == []
     awaited(lambda: not worker.exists(), stderr)
+
+
+THEIRS = """
+import asyncio, json, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from eventjet.rebuild import AppRef, rebuild
+from eventjet.settings import Settings
+from eventjet.spark.session import running_session
+
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+spark.conf.set("spark.sql.shuffle.partitions", "3")
+spark.addTag("theirs")
+before = spark.conf.getAll, spark.getTags()
+ref = AppRef.parse(sys.argv[2], Path(sys.argv[3]))
+report = asyncio.run(rebuild(ref, ["balances"], Settings.load({}), engine="spark"))
+after = spark.conf.getAll, spark.getTags()
+print(json.dumps([running_session(spark).local, before == after, report.rows, spark.range(3).count()]))
+"""
+
+
+@pytest.mark.parametrize("book", ["postgresql"], indirect=True)
+def test_a_session_of_the_users_gets_what_its_tasks_need_and_stays_as_it_was(
+    book: Book, remote: str, tmp_path: Path
+) -> None:
+    last = book.fill(EVENTS, accounts=400)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    command = [sys.executable, str(tmp_path / "theirs.py"), remote, f"{book.ref.module}:app", book.ref.path[0]]
+    environ = settings_of(book, "rebuild", PASSWORD)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False, True, len(book.rows()), 3]
+    assert book.rows() == book.folded(last)
 
 
 def awaited(found: object, told: Path, timeout_s: float = 90.0) -> None:

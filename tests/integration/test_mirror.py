@@ -28,7 +28,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.mirror import LogReader, compared_positions, mirrored_configs
 from eventjet.log.topology import IDENTITY, identity_of, objects_config, reading_log_state, stream_config
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations import mirrors
+from eventjet.operations import mirrors, promotion
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.source import LogOptions
@@ -36,7 +36,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.blobs import Document, Filed
 from tests.integration.reacting import Bell, Town, app_of, until, working
-from tests.two_regions import Regions, two_regions
+from tests.two_regions import Regions, crossing, stored, two_regions
 
 APP = bank.name
 PATIENT_S = 120.0
@@ -191,7 +191,9 @@ async def test_a_mirror_is_named_by_its_domain_too(settings: Settings) -> None:
     last = await mirrored(settings)
     by_domain = replace(settings, read_from=("west",))
     status = await asyncio.to_thread(mirrors.status, APP, by_domain)
-    assert (status.last, status.fault) == (last, None)
+    assert (status.last, status.fault, status.crosses) == (last, None, None)
+    plan = await asyncio.to_thread(promotion.preview, bank, by_domain)
+    assert any("the old servers would store what is recorded" in reason for reason in plan.unknown)
     async with bank.connect(by_domain) as jet:
         assert [event.position async for event in jet.tail()] == list(range(1, last + 1))
 
@@ -301,17 +303,17 @@ async def test_a_mirror_is_never_taken_for_the_log(settings: Settings, running: 
     for servers in ((running.west.url,), (gone, running.west.url)):
         confused = replace(settings, servers=servers)
         for act in (
-            lambda: mirrors.preview(bank, confused),  # noqa: B023
-            lambda: mirrors.promote(bank, confused, log_is_gone=True),  # noqa: B023
+            lambda: promotion.preview(bank, confused),  # noqa: B023
+            lambda: promotion.promote(bank, confused, log_is_gone=True),  # noqa: B023
             lambda: mirrors.status(APP, confused),  # noqa: B023
             lambda: mirrors.create(APP, confused, 1, "$JS.east.API"),  # noqa: B023
         ):
             with pytest.raises(UsageError, match="lead to the stream 'bank' that EVENTJET_READ_FROM names"):
                 await asyncio.to_thread(act)
     assert not west_api(settings, f"STREAM.INFO.{APP}")["config"]["sealed"]  # type: ignore[index]
-    promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+    promoted = await asyncio.to_thread(promotion.promote, bank, settings)
     with pytest.raises(UsageError, match="not to the log that it is a mirror of"):
-        await asyncio.to_thread(mirrors.promote, bank, replace(settings, servers=(running.west.url,)))
+        await asyncio.to_thread(promotion.promote, bank, replace(settings, servers=(running.west.url,)))
     assert promoted.end == last
     assert await recorded(settings.for_reads()) == last + 1
 
@@ -319,12 +321,12 @@ async def test_a_mirror_is_never_taken_for_the_log(settings: Settings, running: 
 async def test_a_log_that_its_mirror_hears_is_not_promoted_away(settings: Settings) -> None:
     last = await mirrored(settings)
     unreached = replace(settings, servers=("nats://127.0.0.1:9",))
-    plan = await asyncio.to_thread(mirrors.preview, bank, unreached)
+    plan = await asyncio.to_thread(promotion.preview, bank, unreached)
     assert any("The mirror heard from it" in reason for reason in plan.unknown)
     with pytest.raises(UsageError, match=r"heard from it .* s ago: it is alive"):
-        await asyncio.to_thread(mirrors.promote, bank, unreached)
+        await asyncio.to_thread(promotion.promote, bank, unreached)
     assert "mirror" in west_api(settings, f"STREAM.INFO.{APP}")
-    assert (await asyncio.to_thread(mirrors.promote, bank, unreached, log_is_gone=True)).end == last
+    assert (await asyncio.to_thread(promotion.promote, bank, unreached, log_is_gone=True)).end == last
 
 
 async def test_nothing_is_sealed_for_a_mirror_that_is_cut_off(
@@ -332,9 +334,9 @@ async def test_nothing_is_sealed_for_a_mirror_that_is_cut_off(
 ) -> None:
     last = await mirrored(settings)
     await cut_off(settings)
-    monkeypatch.setattr(mirrors, "CATCH_UP_S", 1.0)
+    monkeypatch.setattr(promotion, "CATCH_UP_S", 1.0)
     with pytest.raises(LogUnusable, match=r"heard nothing yet.*reached position 0 of 11.*Nothing was changed"):
-        await asyncio.to_thread(mirrors.promote, bank, settings)
+        await asyncio.to_thread(promotion.promote, bank, settings)
     assert await recorded(settings.for_log()) == last + 1
 
 
@@ -347,11 +349,11 @@ async def test_cursors_and_large_bodies_without_a_mirror_are_named_and_get_one(s
     status = await asyncio.to_thread(mirrors.status, APP, settings)
     assert f"the log has '{objects}', of which there is no mirror" in (status.fault or "")
     with pytest.raises(LogUnusable, match=f"the log has '{objects}'.*mirror create"):
-        await asyncio.to_thread(mirrors.promote, bank, settings)
+        await asyncio.to_thread(promotion.promote, bank, settings)
     assert await recorded(settings.for_log()) == last + 1
     assert await asyncio.to_thread(mirrors.create, APP, settings, 1) == [objects]
     assert (await asyncio.to_thread(mirrors.status, APP, settings)).fault is None
-    assert (await asyncio.to_thread(mirrors.promote, bank, settings)).end == last + 1
+    assert (await asyncio.to_thread(promotion.promote, bank, settings)).end == last + 1
     stored = west_api(settings, f"STREAM.INFO.{objects}")
     assert (stored["state"]["last_seq"], "mirror" in stored) == (1, False)  # type: ignore[index]
 
@@ -366,12 +368,12 @@ async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp
             await jet.caught_up(balances, token=done.token, timeout_s=PATIENT_S)
         await reached(settings, done.position)
         after = killed(running, settings)
-        plan = await asyncio.to_thread(mirrors.preview, bank, settings)
+        plan = await asyncio.to_thread(promotion.preview, bank, settings)
         assert (plan.end, plan.new, plan.beyond, plan.log_last) == (done.position, "", (), None)
         assert "the old log is not reached" in plan.unknown[0]
-        promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+        promoted = await asyncio.to_thread(promotion.promote, bank, settings)
         assert (promoted.end, promoted.old, promoted.moved) == (done.position, plan.old, 2)
-        again = await asyncio.to_thread(mirrors.promote, bank, settings)
+        again = await asyncio.to_thread(promotion.promote, bank, settings)
         assert (again.new, again.end, again.moved) == (promoted.new, promoted.end, 0)
         async with bank.connect(after) as jet, working(bank, after):
             topology = await jet.init()
@@ -384,7 +386,7 @@ async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp
             await jet.caught_up(balances, token=more.token, timeout_s=PATIENT_S)
             assert (await verify(bank, "balances", after, engine="local")).differences == 0
         running.east.start()
-        fenced = await asyncio.to_thread(mirrors.promote, bank, settings)
+        fenced = await asyncio.to_thread(promotion.promote, bank, settings)
         assert (fenced.sealed, fenced.log_last, fenced.beyond) == (True, done.position, ())
         async with bank.connect(settings.for_log()) as jet:
             with pytest.raises(Refused, match="sealed"):
@@ -402,7 +404,7 @@ async def test_what_the_mirror_lacks_is_named_and_refused(tmp_path: Path) -> Non
             await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
         after = killed(running, settings)
         running.west.start()
-        promoted = await asyncio.to_thread(mirrors.promote, bank, settings, log_is_gone=True)
+        promoted = await asyncio.to_thread(promotion.promote, bank, settings, log_is_gone=True)
         assert promoted.end == last
         named = {(each.what, each.position) for each in promoted.beyond}
         assert named >= {("the read model 'balances', revision 1", lost.position)}
@@ -419,7 +421,7 @@ async def test_what_the_mirror_lacks_is_named_and_refused(tmp_path: Path) -> Non
             with pytest.raises(NotCaughtUp, match=f"and the position is of the log {promoted.old}"):
                 await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
         running.east.start()
-        fenced = await asyncio.to_thread(mirrors.promote, bank, settings)
+        fenced = await asyncio.to_thread(promotion.promote, bank, settings)
         assert ("the old log", lost.position) in [(each.what, each.position) for each in fenced.beyond]
 
 
@@ -430,7 +432,7 @@ async def test_a_log_that_answers_is_sealed_and_moves_without_a_loss(tmp_path: P
         await mirrored(settings)
         async with bank.connect(settings) as jet:
             last = await deposited(jet, 20, "b-1")
-            promoted = await asyncio.to_thread(mirrors.promote, bank, settings)
+            promoted = await asyncio.to_thread(promotion.promote, bank, settings)
             assert (promoted.end, promoted.sealed, promoted.beyond) == (last, True, ())
             with pytest.raises(Refused, match="sealed"):
                 await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
@@ -474,12 +476,22 @@ def test_the_commands_say_what_they_see_and_ask_before_they_promote(
         assert "it may be a mirror that was" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-async def test_events_that_cross_the_link_are_named(tmp_path: Path) -> None:
-    with two_regions(tmp_path, "another") as running:
+async def test_where_what_is_stored_crosses_the_link_nothing_is_promoted(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP, deny=()) as running:
         settings = running.settings(tmp_path)
-        await mirrored(settings)
+        last = await mirrored(settings)
+        # Between two domains the server itself lets no key of a bucket cross.
+        crosses = {subject for subject in stored(APP) if not subject.startswith("$KV.")}
+        assert await asyncio.to_thread(crossing, running.east.url, running.west.url, APP) == crosses
         assert (await asyncio.to_thread(mirrors.status, APP, settings)).crosses
+        for act in (promotion.preview, promotion.promote):
+            with pytest.raises(LogUnusable, match=r"both would store it.*Deny bank\.>.*Nothing was changed"):
+                await asyncio.to_thread(act, bank, settings)
+        assert await recorded(settings.for_log()) == last + 1
+
+
+def test_what_an_app_stores_does_not_cross_the_link_that_denies_it(running: Regions) -> None:
+    assert crossing(running.east.url, running.west.url, APP) == set()
 
 
 @pytest.mark.slow
@@ -506,7 +518,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
                 east.ask(stream_info(name)).last for name in streams
             ])  # fmt: skip
         after = killed(running, settings)
-        promoted = await asyncio.to_thread(mirrors.promote, app, settings, log_is_gone=True)
+        promoted = await asyncio.to_thread(promotion.promote, app, settings, log_is_gone=True)
         assert (promoted.end, promoted.moved, promoted.beyond) == (last, 1, ())
         async with app.connect(after) as jet:
             assert (await jet.init()).cursors == ()
@@ -579,9 +591,9 @@ async def test_a_promotion_that_was_interrupted_anywhere_goes_on(
             with monkeypatch.context() as patch:
                 patch.setattr(failpoints, "reach", reach)
                 with pytest.raises(Interrupted):
-                    await asyncio.to_thread(mirrors.promote, app, settings, log_is_gone=True)
+                    await asyncio.to_thread(promotion.promote, app, settings, log_is_gone=True)
         if is_alive:
-            promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+            promoted = await asyncio.to_thread(promotion.promote, app, settings)
             assert (promoted.end, promoted.sealed, promoted.beyond) == (3, True, ())
         async with app.connect(after) as jet:  # the worker adopts a cursor that the promotion has not moved
             await jet.init()
@@ -602,6 +614,6 @@ async def test_a_damaged_cursor_is_named_and_the_promotion_goes_on(settings: Set
             east.request(f"$KV.{cursor_bucket(APP)}.c.harmed", b'{"x": 1}')
         await filing.file(jet, 1)
         await asyncio.to_thread(mirrors.create, APP, settings, 1)
-    promoted = await asyncio.to_thread(mirrors.promote, app, settings)
+    promoted = await asyncio.to_thread(promotion.promote, app, settings)
     assert promoted.moved == 1
     assert any("'harmed'" in reason for reason in promoted.unknown)

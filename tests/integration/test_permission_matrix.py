@@ -42,6 +42,7 @@ ROLES = roles_of(
     published=[("public", "customers")],
     received=[("payments", "bank-payments")],
     unique=["account"],
+    mirror=True,
 )
 ROLES += serving_roles("bank", ROLES)
 """Of an app that has all that roles are made for."""
@@ -51,7 +52,7 @@ EACH_WRITER = {*WRITERS, "writer_account", "writer_transfer"}
 LOOKS = {"reader", "admin", *EACH_WRITER}
 BULK = {"rebuild", "snapshots"}
 ACTS = {"admin", "actor"}
-NAMES = {"worker", *LOOKS, *BULK, "caller"}
+NAMES = {"worker", *LOOKS, *BULK, "caller", "mirror"}
 NOBODY: set[str] = set()
 
 _OWN = ("bank", "KV_bank_snapshots", "KV_bank_cursors", "EJ_bank_timers")
@@ -102,11 +103,26 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "publications": ({"actor"}, ["public.customers.a"]),
     "other messages of public streams": (NOBODY, ["public.strangers.a", "payments.captured.a"]),
     # The API of JetStream.
-    "look at the log": (NAMES - {"caller"}, _stream("INFO MSG.GET", "bank")),
+    "look at the log": (NAMES - {"caller", "mirror"}, _stream("INFO MSG.GET", "bank")),
     "read from any replica": (LOOKS, ["$JS.API.DIRECT.GET.bank", "$JS.API.DIRECT.GET.bank.bank.account.a"]),
     "limits of the account": (LOOKS | {"worker"}, ["$JS.API.INFO"]),
     "make streams": ({"admin"}, _stream("CREATE", *_OWN)),
-    "change the log's settings": ({"admin"}, _stream("UPDATE", "bank")),
+    "change the settings of what has a mirror": ({"admin"}, _stream("UPDATE", "bank", "KV_bank_cursors")),
+    "whether there are large bodies": ({"admin"}, _stream("INFO", "OBJ_bank_objects")),
+    "ask for a copy": (
+        {"mirror"},
+        [f"$JS.east.API.CONSUMER.CREATE.{each}" for each in ("bank", "KV_bank_cursors")],
+    ),
+    "acknowledge a copy": ({"mirror"}, ["$JS.FC.bank.mine.x", "$JS.FC.KV_bank_cursors.mine.x"]),
+    "ask for another copy, or for something else": (
+        NOBODY,
+        [
+            *(f"$JS.east.API.CONSUMER.CREATE.{each}" for each in ("bank.mine", "KV_bank_snapshots", *_OTHERS)),
+            "$JS.east.API.STREAM.INFO.bank",
+            "$JS.east.API.STREAM.MSG.GET.bank",
+            "$JS.FC.other.mine.x",
+        ],
+    ),
     "look at the snapshots' bucket": ({"admin", "snapshots"}, _stream("INFO", "KV_bank_snapshots")),
     "read snapshots": (
         {"snapshots", *EACH_WRITER},
@@ -129,7 +145,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "look at the state of public streams": (ACTS | {"reader"}, _stream("INFO", "public", "payments")),
     "look at public streams": (ACTS, _stream("MSG.GET", "public", "payments")),
     "make or change the streams of others": (NOBODY, _stream("CREATE UPDATE", *_OTHERS)),
-    "change buckets and timers": (NOBODY, _stream("UPDATE", *_OWN[1:])),
+    "change snapshots and timers": (NOBODY, _stream("UPDATE", "KV_bank_snapshots", "EJ_bank_timers")),
     "look at the streams of others": (NOBODY, _stream("INFO MSG.GET", "other", "KV_other_cursors")),
     "purge": (NOBODY, _stream("PURGE", *_OWN[:3], *_OTHERS)),
     "delete, copy or move": (
@@ -201,7 +217,6 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
         ],
     ),
     "acknowledgements": (NOBODY, ["$JS.ACK.bank.balances-r1.1.1.1.1.0", "$JS.ACK.bank.mine.1.1.1.1.0"]),
-    "flow control": (NOBODY, ["$JS.FC.bank.mine.x"]),
     "advisories": (NOBODY, ["$JS.EVENT.ADVISORY.STREAM.UPDATED.bank", "$JS.EVENT.ADVISORY.API"]),
     # Services and answers.
     "commands": ({"caller"}, ["cmd.bank.account.deposit.a"]),
@@ -252,7 +267,10 @@ HEARD: dict[str, tuple[set[str], list[str]]] = {
     ),
     "requests to other services": (NOBODY, ["cmd.>", "cmd.other.>", "$SRV.>", "$SRV.PING.other", "$SRV.INFO.other.x"]),
     "all inboxes": (NOBODY, ["_INBOX.>", "_INBOX*.>", "_R_.>", "_GR_.>"]),
-    **{f"the inbox of {role.name}": ({role.name}, [f"_INBOX_{role.name}.>"]) for role in ROLES},
+    "copies of the log": ({"mirror"}, ["$JS.M.>", "$JSC.>"]),
+    **{
+        f"the inbox of {role.name}": ({role.name}, [f"_INBOX_{role.name}.>"]) for role in ROLES if role.name != "mirror"
+    },
 }
 """Every class of subject: who may subscribe there, and subjects of it."""
 
@@ -347,7 +365,7 @@ def test_a_role_hears_its_own_answers_and_could_answer_for_nobody_else(nats: Nat
     assert _wrong(HEARD, name, denied(_as(nats.url, name), queues)) == []
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - {"admin", "caller"}))
+@pytest.mark.parametrize("name", sorted(NAMES - {"admin", "caller", "mirror"}))
 def test_no_role_can_lead_what_the_server_answers_into_a_stream_or_into_its_api(nats: NatsServer, name: str) -> None:
     """Whoever asks chooses where the answer goes, and no permission limits the server: it must not reach the log."""
     granted = [subject for roles, subjects in SENT.values() if name in roles for subject in subjects]
@@ -479,6 +497,9 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "$JS.API.CONSUMER.CREATE.bank.balances-r1" in whole
     assert main(["nats-config", "--accounts", *app]) == 0
     assert capsys.readouterr().out in whole
+    assert "user: mirror" not in whole
+    assert main(["nats-config", "--accounts", "--mirror", *app]) == 0
+    assert "user: mirror, password: $MIRROR_PASSWORD" in capsys.readouterr().out
     assert main(["nats-config", "--postgres", *app]) == 0
     assert "create role eventjet_owner" in capsys.readouterr().out
 

@@ -6,19 +6,21 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 
 from eventjet import App
 from eventjet.archive.republish import BATCH_MAX, WINDOW_NS, Restore, Restored, lasting
-from eventjet.codec.headers import RawRecord, recorded_at
+from eventjet.codec.headers import MSG_ID, RawRecord, header, recorded_at
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import ArchiveBroken, Refused
+from eventjet.errors import ArchiveBroken, LogRolledBack, Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.topology import IDENTITY, stream_config
+from eventjet.log.integrity import checking_same_log, earlier_logs
+from eventjet.log.topology import CONTINUES, IDENTITY, stream_config
 from tests.archives import archive_of
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (
@@ -118,6 +120,36 @@ async def test_an_empty_stream_that_init_made_becomes_the_restored_log(url: str,
         restored(url, records)
         assert (await jet.init()).identity == LOG
     assert same(url, records)
+
+
+def stand(records: Sequence[RawRecord], log: str, position: int) -> SimpleNamespace:
+    """A checkpoint of a log at one of these records."""
+    event_id = header(records[position - 1][3], MSG_ID) or ""
+    return SimpleNamespace(name="balances", log=log, position=position, event_id=event_id)
+
+
+def test_a_restored_log_of_a_promoted_mirror_continues_the_logs_before(url: str, records: list[RawRecord]) -> None:
+    """Their checkpoints go on up to where the mirror ended, or to where the archive ends."""
+    kept = records[:100]
+    archive = archive_of(kept, LOG, continues="first@40 second@5000")
+    Restore(endpoint(url), archive, timeout_s=20.0).run()
+    with NatsConnection.open(endpoint(url)) as link:
+        state = link.ask(stream_info(NAME))
+        assert earlier_logs(state) == {"first": 40, "second": 100}
+        for log, position in (("first", 40), ("second", 100), (LOG, 100)):
+            link.run(checking_same_log(NAME, stand(kept, log, position)))
+        with pytest.raises(LogRolledBack, match="has the events up to position 40 only"):
+            link.run(checking_same_log(NAME, stand(kept, "first", 41)))
+        with pytest.raises(LogRolledBack, match="it was made from the log third"):
+            link.run(checking_same_log(NAME, stand(kept, "third", 1)))
+
+
+def test_an_empty_promoted_log_that_is_restored_into_continues_what_the_archive_says(
+    url: str, records: list[RawRecord]
+) -> None:
+    make(url, metadata={IDENTITY: "another", CONTINUES: "one@0"})
+    restored(url, records[:100])
+    assert earlier_logs(ask_once(endpoint(url), stream_info(NAME))) == {}
 
 
 @pytest.mark.parametrize(

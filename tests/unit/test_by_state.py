@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
+from functools import partial
+from operator import attrgetter
 from random import Random
-from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Column, Date, DateTime, Integer, Numeric, String, Uuid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Column, Date, DateTime, Integer, MetaData, Numeric, String, Table, Uuid
 from sqlalchemy import Enum as EnumType
 
 from eventjet import App, Key, Recorded, aggregate, by_state, event, projection
 from eventjet.codec.catalog import Catalog
-from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped
+from eventjet.codec.states import StateCodec
+from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped, StoreUnavailable, Unreachable
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.events import rows_touched
 from eventjet.projections.columns import key_forms
 from eventjet.projections.fold import Fold, reader
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.state_fold import Cell
+from eventjet.rebuild.folding import Folding, Foldings
+from eventjet.settings import Settings
 from eventjet.spark.shuffle_blocks import in_windows, window_of
+from eventjet.sql.database import Database
 from eventjet.testing import on, projected
+from eventjet.testing.read_model import ReadModelCase, read_model_case, resolved_alone
+from eventjet.writers import fold_writer
 from tests.logs import block
 
 
@@ -55,7 +66,7 @@ class Paid:
 class Seat:
     guest: str = ""
     place: str | None = None
-    extra: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    extra: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def evolve(self, event: Taken | Moved | Left) -> Seat:
         match event:
@@ -138,6 +149,7 @@ def of_bill(row: Place | None, event: Recorded[Paid], seat: Seat) -> Place:
         (by_state(Seat, place_of, on_change="stay"), taken, 'give "keep", "move" or "both"'),  # type: ignore[arg-type,call-overload,misc]
         (by_state(Seat, by_event, on_change="move"), taken, "so its function takes the state alone"),  # type: ignore[arg-type,call-overload,misc]
         (by_state(Seat, lambda: "x", on_change="keep"), taken, "takes 0 parameters"),  # type: ignore[arg-type,call-overload,misc]
+        (by_state(Seat, "place", on_change="keep"), taken, "takes 0 parameters"),  # type: ignore[arg-type,call-overload,misc]
         (by_state(Seat, place_of, on_change="both"), taken, "so it takes the key: (row, event, key)"),
         ([MOVE, place_of_bill], of_both, "so nothing stands beside it"),
         ([KEEP, place_of_bill], of_both, "annotate it `Seat | None`"),
@@ -205,11 +217,95 @@ def test_a_row_without_a_key_is_deleted_and_begins_anew_with_the_next() -> None:
     projected(declared("move"), [*history, *on("s-1", Moved(place="b"), Taken(guest="z"))]).rows(Place("b", 1))
 
 
-@pytest.mark.parametrize("events", [[Moved(place="a"), Taken(guest="y")], [Moved(place="b"), Moved(place="a")]])
+@pytest.mark.parametrize(
+    "events",
+    [[Moved(place="a"), Taken(guest="y")], [Moved(place="b"), Taken(guest="y"), Moved(place="a")]],
+    ids=["made there", "moved there"],
+)
 def test_a_row_of_another_aggregate_is_never_taken_over(events: list[Any]) -> None:
     with pytest.raises(HandlerFailed, match="another aggregate has the row") as raised:
         projected(declared("move"), on("s-1", Moved(place="a"), Taken(guest="x")), on("s-2", *events))
     assert raised.value.aggregate_id == "s-2"
+
+
+def test_an_aggregate_without_a_row_leaves_that_of_another_alone() -> None:
+    early = on("s-1", Moved(place="a"))
+    late = on("s-2", Moved(place="a"), Taken(guest="y"))
+    projected(declared("move"), early, late, on("s-1", Moved(place="b"))).rows(Place("a", 1))
+    with pytest.raises(HandlerFailed, match="another aggregate has the row") as raised:
+        projected(declared("move"), early, late, on("s-1", Taken(guest="x")))
+    assert (raised.value.aggregate_id, raised.value.position) == ("s-1", 4)
+
+
+def held(row: Place | None, event: Recorded[Taken | Left], seat: Seat) -> Place | None:
+    if isinstance(event.data, Left):
+        return None
+    row = row or Place(seat.place or "")
+    return replace(row, guests=row.guests + 1)
+
+
+SEAT_EVENTS = st.one_of(
+    st.just(Taken(guest="x")), st.just(Left()), st.builds(Moved, place=st.sampled_from(["a", "b", "c", None]))
+)
+
+
+def moved_by_hand(pairs: list[tuple[str, Any]]) -> tuple[set[Place], int]:
+    """Return (the rows, the position at which two seats first have rows of one place, or 0), without eventjet."""
+    places: dict[str, str | None] = {}
+    rows: dict[str, Place | None] = {}
+    for position, (seat, data) in enumerate(pairs, 1):
+        row, place = rows.get(seat), data.place if isinstance(data, Moved) else places.get(seat)
+        places[seat] = place
+        row = None if row is None or place is None else replace(row, place=place)
+        if isinstance(data, Taken) and place is not None:
+            row = replace(row or Place(place), guests=(row.guests if row else 0) + 1)
+        rows[seat] = None if isinstance(data, Left) else row
+        present = [row.place for row in rows.values() if row is not None]
+        if len(present) > len(set(present)):
+            return set(), position
+    return {row for row in rows.values() if row is not None}, 0
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[ReadModelCase]:
+    app = App("house", aggregates=[Seat], projections=[declared("move", held)])
+    with read_model_case(app.projections["places"]) as case:
+        yield case
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["s-1", "s-2"]), SEAT_EVENTS), min_size=4, max_size=16),
+    st.lists(st.integers(1, 16), max_size=5),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_move_as_by_hand_however_batches_are_cut_and_whatever_is_remembered(
+    seats: ReadModelCase, pairs: list[tuple[str, Any]], ends: list[int], remembers: bool
+) -> None:
+    assert isinstance(seats.resolved, ResolvedProjection)
+    rows, collision = moved_by_hand(pairs)
+    log = [replace(on(seat, data)[0], position=position) for position, (seat, data) in enumerate(pairs, 1)]
+    log = [replace(event, event_id=f"e-{event.position}") for event in log]
+    with pytest.MonkeyPatch.context() as patch:
+        if not remembers:
+            for limit in ("RECENT_ROWS_MAX", "RECENT_STATES_MAX"):
+                patch.setattr(fold_writer, limit, 0)
+        cut = [end for end in ends if end <= len(log)]
+        for read in (lambda: seats.in_one_pass(log), lambda: seats.written(log, cut)):
+            if collision:
+                with pytest.raises(HandlerFailed) as raised:
+                    read()
+                assert raised.value.position == collision
+            else:
+                assert {Place(**row) for row in read()["places"]} == rows
+    # A partition of Spark has the events of some aggregates alone.
+    fold = Fold(seats.resolved, RowCodec(seats.resolved.table, seats.resolved.row_type))
+    assert fold.states is not None
+    made: list[Place] = []
+    for seat in ("s-1", "s-2") if not collision else ():
+        joining = fold.join(fold.states.numbered([event for event in log if event.aggregate_id == seat]), {})
+        made += filter(None, fold({}, joining.events, joining.keys).values())
+    assert collision or set(made) == rows
 
 
 def test_one_row_has_one_key() -> None:
@@ -254,6 +350,93 @@ def test_a_state_cannot_be_changed_by_those_who_are_given_it() -> None:
     projected(declared("keep", count, spoil), on("s-1", Taken(guest="x"), Taken(guest="y"))).rows(Place("a", 0))
 
 
+@aggregate("seat")
+class Counting:
+    by_guest: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def evolve(self, event: Taken | Moved | Left) -> Counting:
+        counts: Any = self.by_guest
+        counts["all"] = counts.get("all", 0) + 1
+        return replace(self)
+
+
+def counted(row: Place | None, event: Recorded[Taken], seat: Counting) -> Place:
+    return Place("a", (row.guests if row else 0) * 10 + seat.by_guest["all"])
+
+
+def test_a_state_that_changes_in_place_is_given_as_it_was_after_each_event() -> None:
+    made = projection("places", key=by_state(Counting, lambda seat: "a", on_change="keep"))(counted)
+    log = [replace(event, position=n) for n, event in enumerate(on("s-1", *[Taken(guest="x")] * 3), 1)]
+    projected(made, log).rows(Place("a", 123))
+    with read_model_case(resolved_alone(made)) as case:
+        for rows in (case.in_one_pass(log), case.written(log, [1, 2])):
+            assert rows["places"] == [{"place": "a", "guests": 123}]
+
+
+@aggregate("seat")
+class Inexact:
+    extra: Any = None
+
+    def evolve(self, event: Taken | Moved | Left) -> Inexact:
+        return replace(self, extra=(1, 2))
+
+
+def at_a(row: Place | None, event: Recorded[Taken]) -> Place:
+    return row or Place("a")
+
+
+def test_a_state_that_no_worker_could_store_fails_the_test_that_makes_it() -> None:
+    key = by_state(Inexact, lambda seat: "a", on_change="keep")
+    with pytest.raises(HandlerFailed, match="the state after it cannot be stored as JSON"):
+        projected(projection("places", key=key)(at_a), on("s-1", Taken(guest="x")))
+
+
+def place_in(seat: Seat, suffix: str = "") -> str:
+    return f"{seat.place}{suffix}"
+
+
+@pytest.mark.parametrize("key", [attrgetter("place"), place_in, partial(place_in, suffix="")])
+def test_a_key_may_be_any_callable_of_the_state(key: Any) -> None:
+    projected(declared("keep", key=key), on("s-1", Moved(place="a"), Taken(guest="x"))).rows(Place("a", 1))
+
+
+def test_docs_of_an_aggregate_do_not_make_its_states_others() -> None:
+    def states(doc: str, default: int = 0) -> str:
+        inner: Any = make_dataclass("Inner", [("title", str, "")], frozen=True, namespace={"__doc__": doc})
+        fields = {"description": (str, ""), "count": (int, default), "inner": (inner, inner())}
+        members = {name: value for name, (_, value) in fields.items()}
+        hints = {name: hint for name, (hint, _) in fields.items()}
+        more = {"__annotations__": hints, "__doc__": doc, "__module__": __name__, "evolve": Seat.evolve}
+        cls: Any = aggregate("seat")(type("Documented", (), members | more))
+        assert doc in str(StateCodec[Any](cls, "kept", "").shape)
+        return StateCodec[Any](cls, "kept", "").fingerprint
+
+    assert states("One text.") == states("Another text.")
+    assert states("One text.") != states("One text.", 1)
+
+
+def test_the_states_are_in_the_schema_of_the_rows() -> None:
+    columns = Column("place", String, primary_key=True), Column("guests", Integer)
+    resolved = resolve(projection("places", table=Table("places", MetaData(), *columns, schema="x"), key=KEEP)(taken),
+                       seat_catalog())  # fmt: skip
+    assert [(made.schema, made.name) for made in resolved.tables] == [("x", "places"), ("x", "ej_state_places")]
+
+
+def test_a_log_that_is_out_of_reach_is_not_the_fault_of_an_event() -> None:
+    resolved = resolved_of()
+    (encoded,) = [seat_catalog().encode(Left())]
+    headers = block(encoded.type_name, encoded.schema, 2, Nats_Expected_Last_Subject_Sequence="1")
+    nowhere = PredecessorReader(Endpoint.of(Settings(servers=("nats://127.0.0.1:1",))), "house")
+    nowhere.close()  # so that it does not try again
+    foldings = Foldings([Folding(resolved, Database("sqlite:///nowhere.db").dialect, {})], seat_catalog(), nowhere)
+    with pytest.raises((Unreachable, StoreUnavailable)):
+        foldings.take([(2, 0, b"house.seat.s-1", headers, encoded.body)])
+
+
+def seat_catalog() -> Catalog:
+    return Catalog({Taken: "seat", Moved: "seat", Left: "seat"})
+
+
 def of_named(key: Callable[[Seat], Any] = lambda seat: seat.place or "nowhere") -> Any:
     return projection("places", key=by_state(Seat, key, on_change="keep", via=seat_of))(of_bill)
 
@@ -285,7 +468,7 @@ def test_a_name_that_is_no_id_names_its_event(place: str, reason: str) -> None:
 
 
 def resolved_of(on_change: Any = "keep", catalog: Catalog | None = None) -> ResolvedProjection:
-    return resolve(declared(on_change), catalog or Catalog({Taken: "seat", Moved: "seat", Left: "seat"}))
+    return resolve(declared(on_change), catalog or seat_catalog())
 
 
 def test_records_without_effect_count_for_the_version() -> None:
@@ -309,7 +492,7 @@ def test_an_event_whose_state_is_missing_stops_the_projection() -> None:
     fold = Fold(resolved_of(), RowCodec(resolved_of().table, resolved_of().row_type))
     (_, second) = on("s-1", Left(), Left())
     for cells in ({}, {("seat", "s-1"): Cell(Seat(), 2, 2)}):
-        with pytest.raises(ProjectionStopped, match="eventjet rebuild places"):
+        with pytest.raises(ProjectionStopped, match=r"eventjet rebuild places.*eventjet audit"):
             fold.join([second], cells)
     assert fold.join([second], {("seat", "s-1"): Cell(Seat(), 1, 1)}).cells == {("seat", "s-1"): Cell(Seat(), 2, 2)}
 
@@ -318,6 +501,10 @@ def test_an_event_alone_does_not_say_which_rows_it_touches() -> None:
     (event,) = on("s-1", Taken(guest="x"))
     (touched,) = rows_touched(App("house", aggregates=[Seat], projections=[declared("keep")]), event)
     assert (touched.keys, "only the whole history" in touched.reason) == ((), True)
+    (event,) = on("s-1", Moved(place="a"))
+    for on_change, count in (("keep", 0), ("move", 1)):
+        house = App("house", aggregates=[Seat], projections=[declared(on_change)])
+        assert len(rows_touched(house, event)) == count
 
 
 def test_every_kind_of_key_comes_back_from_text_and_numbers() -> None:

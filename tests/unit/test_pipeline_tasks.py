@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from sqlalchemy import JSON, Numeric
 
@@ -157,11 +159,22 @@ def test_entries_are_made_in_the_task_that_reads() -> None:
 
 
 @pytest.mark.parametrize("name", joined.NAMES)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 300), partitions=st.integers(1, 5), tasks=st.integers(1, 4))
+@settings(max_examples=12, deadline=None)
 def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, seed: int, count: int, partitions: int, tasks: int
 ) -> None:
-    monkeypatch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 20)
-    pairs, partitions = joined.history(9, 600), 3
+    pairs = joined.history(seed, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 1 + seed % 20)
+        patch.setattr(shuffle_blocks, "BLOCK_BYTES", 2_000)
+        rows = through_both_shuffles(name, pairs, partitions, tasks)
+    wanted = joined.expected(pairs)[name].values()
+    assert rows == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
+
+
+def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, tasks: int) -> list[tuple[Any, ...]]:
+    """Return the rows that the tasks of a pipeline make, of which the first ones read a part of the log each."""
     versions, log = Counter[str](), list[RawRecord]()
     for position, (entity, data) in enumerate(pairs, 1):
         versions[entity] += 1
@@ -179,15 +192,14 @@ def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
 
     resolved, reference = joined.orders.projections[name], AppRef.parse(f"{joined.__name__}:orders")
     assert isinstance(resolved, ResolvedProjection)
-    pack_by_aggregate = PackByAggregate(read_columns, partitions, state_names(reference, resolved, {}))
-    frames = shuffled(pack_by_aggregate, [[arrow_batch(log[:250])], [arrow_batch(log[250:])]])
+    size = -(-len(log) // tasks)
+    read = [[arrow_batch(log[start : start + size])] for start in range(0, len(log), size)]
+    frames = shuffled(PackByAggregate(read_columns, partitions, state_names(reference, resolved, {})), read)
     if route_of(resolved) is Route.BY_STATE:
         pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
         frames = shuffled(pack, frames)
     task = ReadModelTask(reference, name, route_of(resolved), {}, partitions=partitions)
-    found = [tuple(row.values()) for frame in frames for row in rows(task(iter(frame)))]
-    wanted = joined.expected(pairs)[name].values()
-    assert sorted(found) == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
+    return sorted(tuple(row.values()) for frame in frames for row in rows(task(iter(frame))))
 
 
 def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skipped() -> None:

@@ -26,6 +26,7 @@ import orjson
 
 from eventjet.codec.headers import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
+from eventjet.log.integrity import continued_logs
 from eventjet.urls import parse
 
 FORMAT = 1
@@ -70,7 +71,7 @@ class Segment:
     """The id of its last event, by which a log with the same past is recognized."""
     files: tuple[ArchivedFile, ...]
     continues: str = ""
-    """The identity of the log of the segment before, if a promoted mirror continues that log; else empty."""
+    """`identity@position` of each earlier log whose past the log has up to that position; empty without a promotion."""
 
     @property
     def events(self) -> int:
@@ -99,6 +100,12 @@ class Archive:
     def log(self) -> str:
         """The identity of its log."""
         return self.segments[-1].log
+
+    @property
+    def continues(self) -> str:
+        """`identity@position` of each earlier log whose past it has, up to that position."""
+        ends = continued_logs(self.segments[-1].continues)
+        return " ".join(f"{log}@{min(end, self.last)}" for log, end in ends.items())
 
     @property
     def first(self) -> int:
@@ -141,7 +148,8 @@ def load_archive(url: str, lines: Iterable[str]) -> Archive:
     """Read the manifest's lines, in any order; raises `ArchiveBroken` for a gap, an overlap or another format."""
     segments = sorted((_parse_segment(url, line) for line in lines), key=lambda segment: segment.first)
     for previous, following in pairwise(segments):
-        if previous.stream != following.stream or previous.log not in (following.log, following.continues):
+        ends = {following.log: previous.last, **continued_logs(following.continues)}
+        if previous.stream != following.stream or ends.get(previous.log, 0) < previous.last:
             raise ArchiveBroken(url, f"the segments {previous.name} and {following.name} are of different logs")
         if following.first != previous.last + 1:
             raise ArchiveBroken(

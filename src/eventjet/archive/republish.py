@@ -40,9 +40,8 @@ from eventjet.errors import (
 from eventjet.jetstream import api
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import FIRST, MISSING
 from eventjet.log.outcome import REFUSALS, STALE_LEADER_S
-from eventjet.log.topology import IDENTITY, compare, not_created, stream_config
+from eventjet.log.topology import CONTINUES, FIRST, IDENTITY, MISSING, compare, not_created, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 from eventjet.runtime import read_ahead
@@ -204,6 +203,8 @@ class Restore:
             size = max(size, declared["max_msg_size"])
         window = declared["duplicate_window"] if finished else WINDOW_NS
         metadata = {**state.metadata, **_metadata(self.sealed)}
+        if not self.sealed.continues:
+            metadata.pop(CONTINUES, None)  # of the empty log that the stream was before
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
             self._ask(api.update_stream(config))
@@ -354,8 +355,12 @@ class Restore:
 
 
 def _metadata(sealed: Archive) -> dict[str, str]:
-    """Return the stream's metadata: the log's identity, its first position, and that no position is missing."""
-    return {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0"}
+    """Return the stream's metadata: the log's identity, its first position, and that no position is missing.
+
+    The log of a promoted mirror says again which logs it continues, so that their checkpoints and cursors go on.
+    """
+    noted = {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0", CONTINUES: sealed.continues}
+    return {name: text for name, text in noted.items() if text}
 
 
 def _config(sealed: Archive, replicas: int) -> dict[str, Any]:

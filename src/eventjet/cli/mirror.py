@@ -12,7 +12,8 @@ from eventjet.cli.output import Answer, confirm, note
 from eventjet.cli.target import AppTarget, YesOption, on_app, option, switch
 
 if TYPE_CHECKING:
-    from eventjet.operations.mirrors import MirrorStatus, Promotion
+    from eventjet.operations.mirrors import MirrorStatus
+    from eventjet.operations.promotion import Promotion
 
 mirror = typer.Typer(
     name="mirror", help="A copy of the log on other servers: EVENTJET_READ_FROM names them.", no_args_is_help=True
@@ -67,16 +68,16 @@ def promote(
     A log that can be reached is sealed for good, and the mirror gets its last events. Run it again when the old servers
     are back: it seals what is there, and names what was recorded on them alone.
     """
-    from eventjet.operations import mirrors
+    from eventjet.operations import promotion
 
-    plan = mirrors.preview(at.app(), at.settings)
+    plan = promotion.preview(at.app(), at.settings)
     if not dry_run:
         if not yes:
             for line in _plan_lines(plan):
                 note(line)
         question = f"Make the mirror at {', '.join(at.settings.read_from or ())} the log of {plan.stream!r}, for good?"
         confirm(question, yes=yes, otherwise="Nothing was changed.")
-        plan = mirrors.promote(at.app(), at.settings, log_is_gone=log_is_gone)
+        plan = promotion.promote(at.app(), at.settings, log_is_gone=log_is_gone)
     value = {**asdict(plan), "known_last": plan.known_last}
     return Answer(value, list(_plan_lines(plan) if dry_run else _promoted_lines(plan)), ok=not plan.beyond)
 
@@ -96,12 +97,14 @@ def _status_lines(status: MirrorStatus) -> Iterator[str]:
     if status.silent_s is not None:
         yield f"heard    from the log {status.silent_s:.1f} s ago"
     if status.crosses:
-        app = status.stream
+        from eventjet.operations.mirrors import denials
+
         yield (
-            f"crosses  the link between the servers: events, cursors or bodies. Deny {app}.>, $KV.{app}_cursors.>, "
-            f"$KV.{app}_snapshots.>, $O.{app}_objects.> and _EJ.{app}.> on the leaf node's remote (deny_imports, "
-            "deny_exports), or after a promotion both sides store them."
+            "crosses  the link between the servers: what is published here reaches those of the log. After a promotion "
+            f"both would store it, so it is refused. {denials(status.stream)}."
         )
+    if status.crosses is None:
+        yield "crosses  the link between the servers: not known. Name the mirror's servers, not their JetStream domain."
     if status.fault is not None:
         yield f"wrong    {status.fault}"
 

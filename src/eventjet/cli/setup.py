@@ -351,6 +351,7 @@ def nats_config(
     accounts: Annotated[
         bool, switch("--accounts", "Only the accounts, for a configuration of your own to include.")
     ] = False,
+    mirror: Annotated[bool, switch("--mirror", "A user for the leaf node that has a mirror of the log, too.")] = False,
     postgres: Annotated[bool, switch("--postgres", "The GRANTs of PostgreSQL instead.")] = False,
 ) -> None:
     """Print a nats-server configuration with a user for each role of the app, or PostgreSQL's GRANTs.
@@ -387,6 +388,7 @@ def nats_config(
             for stream in (inbox.stream, *(source.stream for source in inbox.sources if not source.prefix))
         ],
         objects=bool(app.catalog.with_blobs),
+        mirror=mirror,
     )
     if app.served:
         app_roles += roles.serving_roles(app.name, app_roles, at.settings.caller_inboxes or (CALLER_INBOX,))

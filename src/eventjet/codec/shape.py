@@ -41,6 +41,21 @@ def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
     return _without_docs_of(shape, cls)
 
 
+def without_docs(shape: Any) -> Any:
+    """Return a JSON Schema without titles and descriptions, which change no value."""
+    if isinstance(shape, list):
+        return list(map(without_docs, cast("list[Any]", shape)))
+    if not isinstance(shape, dict):
+        return shape
+    # A field may have one of these names; then the value is its schema.
+    pairs = cast("Json", shape).items()
+    return {
+        name: value if name == "default" else without_docs(value)
+        for name, value in pairs
+        if name not in ("title", "description") or not isinstance(value, str)
+    }
+
+
 def wire_value(value: Any) -> Any:
     """Return a value as JSON data in the profile of `codec/bodies.py`."""
     if isinstance(value, Enum):

@@ -12,6 +12,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json
+from eventjet.codec.shape import shape_of, without_docs
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.errors import DefinitionError
@@ -25,11 +26,13 @@ class StateCodec(Generic[S]):
     def __init__(self, cls: Any, use: str, remedy: str) -> None:
         """`use` says in errors what a state cannot be, as `a snapshot`, and `remedy` what else to do."""
         self.info = aggregate_info(cls)
+        self._cls = cls
         self._remedy = remedy
         self._name = cls.__qualname__
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(cls)
-            self._codec = BodyCodec(cls, cast("Any", adapter.core_schema))
+            self._core: Any = adapter.core_schema
+            self._codec = BodyCodec(cls, self._core)
             self.shape: Any = adapter.json_schema()
             """The JSON schema of the state."""
         except (PydanticUserError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
@@ -39,8 +42,9 @@ class StateCodec(Generic[S]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The digest of the aggregate's name, its revision and the shape of its state."""
-        identity = dump_json([self.info.name, self.info.revision, self.shape], orjson.OPT_SORT_KEYS)
+        """The digest of the aggregate's name, its revision and the shape of its state, whatever docstrings say."""
+        shape = without_docs(shape_of(self._cls, self._core))
+        identity = dump_json([self.info.name, self.info.revision, shape], orjson.OPT_SORT_KEYS)
         return digest(identity)
 
     def faults(self) -> list[str]:

@@ -57,6 +57,7 @@ from eventjet.errors.store import HistoryBroken as HistoryBroken
 from eventjet.errors.store import IdentityLost as IdentityLost
 from eventjet.errors.store import LogDrifted as LogDrifted
 from eventjet.errors.store import LogIncomplete as LogIncomplete
+from eventjet.errors.store import LogReplaced as LogReplaced
 from eventjet.errors.store import LogUnusable as LogUnusable
 from eventjet.errors.store import NoResponders as NoResponders
 from eventjet.errors.store import NotUnique as NotUnique

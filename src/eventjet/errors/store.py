@@ -60,6 +60,7 @@ class OutcomeUnknown(StoreError):
         writes: Sequence[Any],
         *,
         is_read_only: bool = False,
+        log: str = "",
     ) -> None:
         self.subjects = tuple(subjects)
         self.event_ids = tuple(event_ids)
@@ -68,6 +69,8 @@ class OutcomeUnknown(StoreError):
         """The writes of the save, as `Jet.resolve` needs them."""
         self.is_read_only = is_read_only
         """Whether the server answered reads all the time, so that it can read but not store."""
+        self.log = log
+        """The identity of the log on which the save began; empty if it is not known."""
         super().__init__(
             f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
             f"(last answer: {cause}). {_READ_ONLY if is_read_only else ''}Pass this error to `resolve` once the server "
@@ -84,6 +87,30 @@ class SaveTorn(OutcomeUnknown):
             f"The log holds only a part of a save on {', '.join(self.subjects)}: the server did not keep its batch "
             "whole. What is there counts and stays. `eventjet audit` names it; record what is missing by a command of "
             "its own."
+        )
+        self.args = (message,)
+
+
+class LogReplaced(OutcomeUnknown):
+    """The stream became another log during a save, one without the history on which the save was decided.
+
+    That is so where a connection is made anew and leads to a mirror that was promoted (ADR 0071), or to a stream that
+    was made again. A log that has the history of these aggregates takes the save.
+    """
+
+    def __init__(
+        self, subjects: Sequence[str], event_ids: Sequence[str], reason: str, position: int | None = None
+    ) -> None:
+        super().__init__(subjects, event_ids, reason, ())
+        self.reason = reason
+        self.position = position
+        """Position of the last event if this log has stored the save all the same; None if it has not."""
+        stored = "This log has not stored it"
+        if position is not None:
+            stored = f"It was sent before that was known, and this log has stored it, up to position {position:,}"
+        message = (
+            f"A save to {', '.join(self.subjects)} met another log than the one on which it was decided: {reason}. "
+            f"{stored}. Whether the log before has stored it is not known here. Load the state again, and decide again."
         )
         self.args = (message,)
 

@@ -167,6 +167,15 @@ class Client(LoopClient):
     def check_server(self, where: str, greeting: Mapping[str, Any]) -> None:
         check_server(where, greeting)
 
+    def _check_again(self) -> None:
+        super()._check_again()
+        # Another server may have a JetStream of another domain, such as that of a mirror that was promoted.
+        self._learning = asyncio.ensure_future(self._learn_domain_again())
+
+    async def _learn_domain_again(self) -> None:
+        with suppress(StoreError, Unreachable):
+            await self.learn_domain()
+
     async def ask(self, request: Request[T], timeout_s: float | None = None) -> T:
         """Return the answer to a request; raises the error that it means, `StoreUnavailable`, and `Forbidden`."""
         frame = await self.request(request.subject, request.payload, request.headers, timeout_s, stream=request.stream)

@@ -12,12 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.errors import (
     ApiRefused,
     EventjetError,
+    Forbidden,
     IdentityLost,
     LogIncomplete,
     LogRolledBack,
@@ -127,6 +129,7 @@ class StreamIdentity:
         self._looked_at = float("-inf")
         self._look: asyncio.Task[StreamState] | None = None
         self._listens = False
+        self._may_look = True
         self._drifts: Sequence[Drift] = ()
         client.on_lost.append(self._forget)
 
@@ -156,6 +159,24 @@ class StreamIdentity:
     def first(self) -> int | None:
         """Position of the first record at the last look; None for an empty log, and before the first look."""
         return self._state.first if self._state is not None and self._state.messages else None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the connection was lost, or the stream changed, after the last look: it may be another log by now."""
+        return self._looked_at == float("-inf") and self.identity != "" and self._may_look
+
+    async def remember(self) -> bool:
+        """Look again if the log is forgotten; return whether it is known, or cannot be for lack of permission."""
+        if self.is_forgotten:
+            with suppress(StoreError):
+                await asyncio.shield(self._shared_look())
+        return not self.is_forgotten
+
+    def replaced(self, log: str, position: int) -> str:
+        """Return in words why a position of the log `log` is none of this log by the last look; empty if it may be."""
+        if self._state is None or not log or self.identity in ("", log):
+            return ""
+        return succession_fault(self._state, log, position)
 
     def continuing(self, log: str, position: int) -> str:
         """Return the identity of this log if a position of the log `log` is its own by the last look, else `log`."""
@@ -203,6 +224,10 @@ class StreamIdentity:
         except LogUnusable:
             self._forget()
             raise
+        except Forbidden:
+            self._may_look = False
+            raise
+        self._may_look = True
         previous, self._state = self._state, state
         missing = missing_range(state)
         if previous is not None and (_is_another(previous, state) or missing != self.missing_range):
@@ -385,7 +410,12 @@ def succession_fault(state: StreamState, log: str, position: int) -> str:
 
 def earlier_logs(state: StreamState) -> dict[str, int]:
     """Return the identities of the logs that this one continues, and the last position that it has of each."""
-    pairs = (pair.rpartition("@") for pair in state.metadata.get(CONTINUES, "").split())
+    return continued_logs(state.metadata.get(CONTINUES, ""))
+
+
+def continued_logs(noted: str) -> dict[str, int]:
+    """Parse what a promotion notes in a stream, and an archive in its manifest: `identity@position` of each log."""
+    pairs = (pair.rpartition("@") for pair in noted.split())
     return {log: int(end) for log, _, end in pairs if end.isdecimal()}
 
 

@@ -23,6 +23,7 @@ from eventjet.errors import (
     ConcurrencyConflict,
     ConnectionClosed,
     Forbidden,
+    LogReplaced,
     LogUnusable,
     NoResponders,
     OutcomeUnknown,
@@ -163,15 +164,17 @@ class JetStreamStore(EventStore):
                 f"A save to {', '.join(self._subjects(writes[:3]))}",
                 f"its command took all of its {self.save_timeout_s:g} s before, and nothing was sent",
             )
+        log = self.stream.identity
         try:
             # Usually the first answer decides the outcome, and the save needs no task of its own.
             answer = await self._sender.send(writes, deadline)
         except asyncio.CancelledError:
-            self._start(writes, None, deadline)
+            self._start(writes, log, None, deadline)
             raise
-        if isinstance(answer, outcome.Acked) and not answer.duplicate and self._acks_are_proved:
+        is_same_log = log == self.stream.identity
+        if isinstance(answer, outcome.Acked) and not answer.duplicate and is_same_log and self._acks_are_proved:
             return answer.position
-        return await asyncio.shield(self._start(writes, answer, deadline))
+        return await asyncio.shield(self._start(writes, log, answer, deadline))
 
     @property
     def unknown(self) -> list[str]:
@@ -195,10 +198,14 @@ class JetStreamStore(EventStore):
                     f"lets {write.aggregate!r} begin.",
                 )
 
-    async def resolve(self, writes: Sequence[Append]) -> int:
-        """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send."""
+    async def resolve(self, writes: Sequence[Append], log: str = "") -> int:
+        """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send.
+
+        `log` is the identity of the log on which the save began.
+        """
         self._client.check_open()
-        return await asyncio.shield(self._start(writes, None, time.monotonic() + self.save_timeout_s))
+        deadline = time.monotonic() + self.save_timeout_s
+        return await asyncio.shield(self._start(writes, log or self.stream.identity, None, deadline))
 
     async def check_server(self) -> None:
         """Check what `connect` cannot: the server that has the log, and whether pages of records arrive.
@@ -223,10 +230,10 @@ class JetStreamStore(EventStore):
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(
-        self, writes: Sequence[Append], first_answer: outcome.Answer | None, deadline: float
+        self, writes: Sequence[Append], log: str, first_answer: outcome.Answer | None, deadline: float
     ) -> asyncio.Task[int]:
         """Continue a save in a task of its own, which goes on if the caller is cancelled."""
-        task = asyncio.create_task(self._save(writes, first_answer, deadline))
+        task = asyncio.create_task(self._save(writes, log, first_answer, deadline))
         self._in_flight.add(task)
         task.add_done_callback(self._save_ended)
         return task
@@ -236,24 +243,49 @@ class JetStreamStore(EventStore):
         if not task.cancelled():
             task.exception()  # so that asyncio does not warn when no caller waits any more
 
-    async def _save(self, writes: Sequence[Append], first_answer: outcome.Answer | None, deadline: float) -> int:
-        """Continue a save from its first answer to its outcome; without `first_answer`, read first if it is stored."""
+    async def _save(
+        self, writes: Sequence[Append], log: str, first_answer: outcome.Answer | None, deadline: float
+    ) -> int:
+        """Continue a save from its first answer to its outcome; without `first_answer`, read first if it is stored.
+
+        `log` is the identity of the log on which it began. Over another connection, or in a stream that changed, the
+        log may be another one, such as a mirror that was promoted: so it is looked at before anything is sent again,
+        and before an answer counts. The save goes on if that log has its history, and else raises `LogReplaced`.
+        """
         subjects = self._subjects(writes)
         ids = [[event.event_id for event in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
+        expected = max([write.expected for write in writes])
+
+        def check_history(position: int | None = None) -> None:
+            if reason := self.stream.replaced(log, expected):
+                raise LogReplaced(subjects, [each for of_write in ids for each in of_write], reason, position)
+
         step: outcome.Step = (
             save.resume() if first_answer is None else await self._answered(first_answer, save, subjects, writes)
         )
-        while isinstance(step, outcome.Send | outcome.Look):
-            if step.after_s:
-                await asyncio.sleep(step.after_s)
-            if isinstance(step, outcome.Send):
-                answer = await self._sender.send(writes, deadline, alone=step.alone)
-                step = await self._answered(answer, save, subjects, writes)
+        while True:
+            if isinstance(step, outcome.Send | outcome.Look):
+                if step.after_s:
+                    await asyncio.sleep(step.after_s)
+                if not await self.stream.remember():
+                    step = save.looked(None, time.monotonic())
+                    continue
+                if isinstance(step, outcome.Send):
+                    check_history()
+                    answer = await self._sender.send(writes, deadline, alone=step.alone)
+                    step = await self._answered(answer, save, subjects, writes)
+                else:
+                    step = save.looked(await self._look(subjects, writes, save), time.monotonic())
+            elif isinstance(step, outcome.Stored) and self.stream.is_forgotten:
+                step = save.resume()  # it may be stored in the log that was, or in the one that is
             else:
-                step = save.looked(await self._look(subjects, writes, save), time.monotonic())
+                break
         if isinstance(step, outcome.Stored):
+            check_history(step.position)
             return step.position
+        if save.is_in_doubt:
+            check_history()
         drifts: Sequence[Drift] = ()
         if not isinstance(step, outcome.Conflicted) or step.index is None:
             with suppress(StoreError, TimeoutError):
@@ -261,7 +293,7 @@ class JetStreamStore(EventStore):
                     drifts = await self.stream.drifts(age_s=0)
         if isinstance(step, outcome.Conflicted):
             self.stream.check_settings()  # with a subject_transform, conflicts appear without another writer's event
-        raise _error_of(step, subjects, writes, drifts, self.app)
+        raise _error_of(step, subjects, writes, drifts, self.app, log)
 
     async def _answered(
         self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
@@ -276,6 +308,7 @@ class JetStreamStore(EventStore):
         is_ack = isinstance(step, outcome.Stored)
         if not isinstance(step, outcome.ErrorReply) and (not is_ack or self._acks_are_proved):
             return step
+        is_known = await self.stream.remember()
         next_messages = await self._look(subjects, writes, save)
         if next_messages is None:
             return step  # without a read there is only the answer
@@ -284,7 +317,8 @@ class JetStreamStore(EventStore):
         save.resume()
         verified_step = save.looked(next_messages, time.monotonic())
         if is_ack:
-            self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if verified_step == step else 0.0
+            is_proved = is_known and verified_step == step
+            self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if is_proved else 0.0
         return verified_step
 
     @property
@@ -513,7 +547,12 @@ class PageReader:
 
 
 def _error_of(
-    failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift], stream: str
+    failed: outcome.Failed,
+    subjects: Sequence[str],
+    writes: Sequence[Append],
+    drifts: Sequence[Drift],
+    stream: str,
+    log: str,
 ) -> Exception:
     """Return the error of a failed save; `drifts` are drifted settings of the log, which may be the reason."""
     drift_text = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
@@ -542,4 +581,4 @@ def _error_of(
             if is_torn:
                 return SaveTorn(subjects, ids, writes)
             cause = f"{cause}.{drift_text}" if drift_text else cause
-            return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only)
+            return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only, log=log)

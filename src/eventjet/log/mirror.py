@@ -108,18 +108,24 @@ def mirror_fault(
     return None
 
 
-def lag_reason(mirror: StreamState, log: StreamState | None) -> str | None:
-    """Return in words that the mirror has fallen behind or is cut off; None while it hears from its log."""
+def silence(mirror: StreamState, lag: str = "") -> str | None:
+    """Return in words that a mirror hears nothing from its log; None while it does, and for what is no mirror."""
     quiet_s = silent_s(mirror)
     error: Mapping[str, Any] = (mirror.mirror or {}).get("error") or {}
-    if quiet_s is not None and quiet_s <= SILENT_S and not error:
+    if mirror.mirror is None or (quiet_s is not None and quiet_s <= SILENT_S and not error):
         return None
-    since = "nothing yet" if quiet_s is None else f"nothing for {quiet_s:,.0f} s"
-    lag = "" if log is None else f", and is {log.last - mirror.last:,} positions behind it"
+    since = "yet" if quiet_s is None else f"for {quiet_s:,.0f} s"
     detail = f" ({error.get('description')})" if error else ""
-    return (
-        f"the mirror of {mirror.name!r} that events are read from has heard {since} from the log{lag}{detail}. Look "
-        "at the link between the servers, or unset EVENTJET_READ_FROM to read from the log"
+    return f"has heard nothing {since} from the log{lag}{detail}"
+
+
+def lag_reason(mirror: StreamState, log: StreamState | None) -> str | None:
+    """Return in words that the mirror has fallen behind or is cut off; None while it hears from its log."""
+    lag = "" if log is None else f", and is {log.last - mirror.last:,} positions behind it"
+    reason = silence(mirror, lag)
+    return reason and (
+        f"the mirror of {mirror.name!r} that events are read from {reason}. Look at the link between the servers, or "
+        "unset EVENTJET_READ_FROM to read from the log"
     )
 
 

@@ -323,6 +323,11 @@ class Save:
         return self._missing_since is not None and self._sent_at - self._missing_since >= STALE_LEADER_S
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether a try may have been stored although the log has not shown it."""
+        return self._uncertain
+
+    @property
     def _untroubled(self) -> bool:
         return not (self._uncertain or self._contested)
 

@@ -321,12 +321,14 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
     """
     touched: list[RowsTouched] = []
     for name, resolved in app.projections.items():
-        if type(recorded.data) not in resolved.events:
+        joins = resolved.joins if isinstance(resolved, ResolvedProjection) else None
+        # A row that moves does so with events that the projection does not take, too.
+        if type(recorded.data) not in (resolved.events if joins is None or not joins.moves else joins.decoded):
             continue
         if not isinstance(resolved, ResolvedProjection):
             touched.append(RowsTouched(name, reason="It is an SQL projection: which rows it changed is not known."))
             continue
-        if resolved.joins is not None:
+        if joins is not None:
             reason = "Its key comes from the state of an aggregate: only the whole history says which rows it changed."
             touched.append(RowsTouched(name, reason=reason))
             continue

@@ -1,4 +1,4 @@
-"""Make a mirror of the log, look at it, and promote it when the log is gone (ADR 0071). Blocks.
+"""Make a mirror of the log, and look at it (ADR 0071). Blocks.
 
 The log is where `Settings.servers` lead, the mirror where `Settings.read_from` leads.
 """
@@ -6,22 +6,13 @@ The log is where `Settings.servers` lead, the mirror where `Settings.read_from` 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
-from uuid import uuid4
+from dataclasses import dataclass
 
-from sqlalchemy import update
-
-from eventjet import failpoints
-from eventjet.codec.subjects import cursor_bucket
-from eventjet.domain.position import RETIRED
+from eventjet.codec.subjects import cursor_bucket, object_bucket, probes, snapshot_bucket
 from eventjet.errors import (
     ApiRefused,
-    CursorDamaged,
-    CursorFenced,
-    EventjetError,
     Forbidden,
     LogUnusable,
     StoreError,
@@ -30,52 +21,36 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.jetstream.answers import PROBE
-from eventjet.jetstream.api import StreamState, create_stream, delete_consumer, next_message, update_stream
-from eventjet.jetstream.client import connected
+from eventjet.jetstream.api import StreamState, create_stream, next_message
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import earlier_logs, missing_range
+from eventjet.log.integrity import missing_range
 from eventjet.log.mirror import (
-    SILENT_S,
     comparing,
     lag_reason,
     mirror_configs,
     mirror_fault,
     mirrored_configs,
     shown_servers,
+    silence,
     silent_s,
 )
 from eventjet.log.topology import (
     CONTINUES,
     IDENTITY,
-    every_config,
     finding_stream,
     identity_of,
     not_created,
     reading_log_state,
 )
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import Application
-from eventjet.runtime import run_async
 from eventjet.settings import Settings
-from eventjet.sql import migrations
-from eventjet.sql.checkpoint import Checkpoint, read_all
-from eventjet.sql.database import Database
-from eventjet.sql.own_tables import projections
-from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.declarations import declarations_of
-from eventjet.subscriptions.status import cursors_seen
 
 FIRST_WORD_S = 20.0
 """How long `create` waits for the mirror's first word from the log."""
-CATCH_UP_S = 60.0
-"""How long `promote` waits for a mirror that lacks something and gets nothing."""
-GONE_S = 10.0
-"""A mirror hears from its log every second; after this long without a word `promote` takes the log for gone."""
-_POLL_S = 0.1
-_SETTLED_S = 1.0
-"""How long the end of a sealed stream has to stay the same: members of a cluster may still apply what came before."""
+POLL_S = 0.1
+"""How often a mirror that is waited for is looked at."""
 _ANSWER_S = 0.5
-"""How long `status` waits for the log to answer a message that is published at the mirror."""
+"""How long the log may take to answer a message that is published at the mirror."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +73,11 @@ class MirrorStatus:
     """Age of the first event that the mirror lacks, in seconds; 0 if it lacks none, None if the log is not reached."""
     silent_s: float | None
     """Seconds since the mirror heard from the log; None if it never has."""
-    crosses: bool
-    """Whether events that are published at the mirror reach the log: after a promotion both would store them."""
+    crosses: bool | None
+    """Whether what is published at the mirror reaches the log's servers: after a promotion both would store it.
+
+    None if that cannot be asked, since the mirror is named by its JetStream domain.
+    """
     fault: str | None
     """Why nothing may be read from the mirror, or why its events do not arrive; None if all is well."""
     unreachable: str | None
@@ -112,58 +90,110 @@ class MirrorStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
-    """Something that was made of events which the mirror does not have."""
+class MirrorLink:
+    """The connection to the servers of an app's mirror, and how its log is reached."""
 
-    what: str
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """What a promotion does, or did."""
-
-    stream: str
-    old: str
-    """Identity of the log so far."""
-    new: str
-    """Identity of the log from now on; empty before the promotion."""
-    end: int
-    """Last position of the mirror when it was promoted."""
-    log_last: int | None
-    """Last position of the old log; None if it is not reached."""
-    sealed: bool
-    """Whether the old log takes nothing any more, for good."""
-    beyond: tuple[Beyond, ...]
-    """Checkpoints, cursors and the old log where they are beyond the mirror's end."""
-    unknown: tuple[str, ...]
-    """In words, what could not be looked at."""
-    moved: int = 0
-    """How many checkpoints and cursors have the new identity."""
+    app: str
+    settings: Settings
+    connection: NatsConnection
 
     @property
-    def known_last(self) -> int:
-        """The last position that anything is known to have had."""
-        return max([self.end, *(each.position for each in self.beyond)])
+    def where(self) -> str:
+        """The first server of the mirror."""
+        return shown_servers(Endpoint.of(self.settings.for_reads()))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the mirror is in another JetStream than that of the servers which the connection is to."""
+        return Endpoint.of(self.settings.for_reads()).is_elsewhere
+
+    def find(self, stream: str) -> StreamState | None:
+        """Return the state of a stream of the mirror's servers; None if it does not exist."""
+        return self.connection.run(finding_stream(stream))
+
+    def state(self) -> StreamState:
+        """Return the state of the mirror, or of the log that it was promoted to; raises `LogUnusable` without it."""
+        state = self.find(self.app)
+        if state is None:
+            raise self.unfit(self.app, "it does not exist", "`eventjet mirror create` makes it.")
+        return state
+
+    def open_log(self) -> NatsConnection:
+        """Connect to the servers of the log."""
+        return NatsConnection.open(Endpoint.of(self.settings).with_name("eventjet mirror"))
+
+    def unfit(self, stream: str, reason: str, remedy: str) -> LogUnusable:
+        """Return the error for a mirror that cannot be used."""
+        return LogUnusable(f"The mirror of {stream!r} at {self.where}", reason, remedy)
+
+    def check_apart(self, log: StreamState, mirror: StreamState | None) -> None:
+        """Raise `UsageError` if the servers of the log led to the mirror: nobody could tell the two apart."""
+        if log.mirror is not None or (mirror is not None and mirror.created == log.created):
+            raise UsageError(
+                f"EVENTJET_SERVERS ({', '.join(self.settings.servers)}) lead to the stream {log.name!r} that "
+                "EVENTJET_READ_FROM names, not to the log that it is a mirror of. Name only the log's own servers in "
+                "EVENTJET_SERVERS, also if they do not answer. Nothing was changed."
+            )
+
+    def unmirrored(self, log: NatsConnection) -> Generator[str]:
+        """Say in words how cursors and large bodies that the log has lack a mirror."""
+        for name in _bucket_streams(self.app):
+            if log.run(finding_stream(name)) is None:
+                continue
+            mirror = self.find(name)
+            if mirror is None:
+                yield f"the log has {name!r}, of which there is no mirror: `eventjet mirror create` makes it"
+            elif mirror.mirror is None and CONTINUES not in mirror.metadata:
+                yield f"the stream {name!r} is in the way of a mirror: delete it there if nobody needs it"
+
+    def silent_buckets(self) -> Generator[str]:
+        """Say in words which mirrors of cursors and large bodies hear nothing from the log."""
+        for name in _bucket_streams(self.app):
+            mirror = self.find(name)
+            if mirror is not None and (reason := silence(mirror)):
+                yield f"the mirror of {name!r} {reason}"
+
+    def crosses(self) -> bool | None:
+        """Return whether the log's servers answer what is published at the mirror, which takes nothing.
+
+        Nothing is stored. A subject that these credentials may not use is left out, and so is a stream of these servers
+        that is no mirror, which would answer itself. None if the connection is to other servers than the mirror's.
+        """
+        if self.is_elsewhere:
+            return None
+        bodies = object_bucket(self.app)
+        kinds = probes(self.app, ["_probe"], (), cursors=True, timers=True)
+        for stream, subject in (*kinds, (f"OBJ_{bodies}", f"$O.{bodies}.C._probe")):
+            try:
+                state = self.find(stream)
+                if state is None or state.mirror is not None:
+                    self.connection.request(subject, headers=PROBE, timeout_s=_ANSWER_S)
+                    return True
+            except (StoreUnavailable, Forbidden):
+                continue
+        return False
 
 
 @contextmanager
-def _mirror_link(settings: Settings) -> Generator[NatsConnection]:
+def mirror_link(app: str, settings: Settings) -> Generator[MirrorLink]:
+    """Connect to the mirror of an app; raises `UsageError` if the settings name none."""
     if settings.read_from is None:
         raise UsageError(
             "EVENTJET_READ_FROM is not set, so it is not known where the mirror is. Set it to the URLs of its servers, "
             "such as nats://west.example:4222, or to its JetStream domain."
         )
-    with NatsConnection.open(Endpoint.of(settings.for_reads()).with_name("eventjet mirror")) as link:
-        yield link
+    with NatsConnection.open(Endpoint.of(settings.for_reads()).with_name("eventjet mirror")) as connection:
+        yield MirrorLink(app, settings, connection)
 
 
-def _log_link(settings: Settings) -> NatsConnection:
-    return NatsConnection.open(Endpoint.of(settings).with_name("eventjet mirror"))
+def denials(app: str) -> str:
+    """Return in words which subjects must not cross the link between the servers of the log and of its mirror."""
+    buckets = f"$KV.{cursor_bucket(app)}.>, $KV.{snapshot_bucket(app)}.>, $O.{object_bucket(app)}.>"
+    return f"Deny {app}.>, _EJ.{app}.>, {buckets} on the leaf node's remote (deny_imports and deny_exports)"
 
 
-def _where(settings: Settings) -> str:
-    return shown_servers(Endpoint.of(settings.for_reads()))
+def _bucket_streams(app: str) -> list[str]:
+    return [config["name"] for config in mirrored_configs(app, 1)[:-1]]
 
 
 # Create.
@@ -176,55 +206,42 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
     domain. Raises `UsageError` where both are one JetStream, and `LogUnusable` for streams that are in the way, and
     if the mirror hears nothing of the log.
     """
-    where, created = _where(settings), list[str]()
-    with _log_link(settings) as log_link, _mirror_link(settings) as link:
-        log = log_link.run(reading_log_state(app))
+    created = list[str]()
+    with mirror_link(app, settings) as link, link.open_log() as log_connection:
+        log = log_connection.run(reading_log_state(app))
         if log.mirror is not None or api_prefix:
-            _check_apart(log, link.run(finding_stream(app)), settings)
+            link.check_apart(log, link.find(app))
         identity_of(log)
         if missing := missing_range(log):
             raise LogUnusable(f"The log {app!r}", missing, "Restore it first: a mirror would lack the same events.")
-        prefix = api_prefix or _api_prefix(log_link, link, where)
+        prefix = api_prefix or _api_prefix(log_connection, link)
         states = {app: log}
-        for declared in mirrored_configs(app, replicas)[:-1]:
-            if (state := log_link.run(finding_stream(declared["name"]))) is not None:
-                states[declared["name"]] = state
+        for name in _bucket_streams(app):
+            if (state := log_connection.run(finding_stream(name))) is not None:
+                states[name] = state
         for config in mirror_configs(app, replicas, prefix, states):
-            name = config["name"]
-            existing = link.run(finding_stream(name))
+            name, existing = config["name"], link.find(config["name"])
             if existing is None:
                 try:
-                    link.ask(create_stream(config))
+                    link.connection.ask(create_stream(config))
                 except ApiRefused as refusal:
                     raise not_created(name, refusal) from None
                 created.append(name)
             elif existing.mirror is None:
-                raise _in_the_way(name, where)
-            elif existing.config["mirror"]["name"] != name:
-                raise LogUnusable(
-                    f"The mirror {name!r} at {where}",
-                    f"it copies the stream {existing.config['mirror']['name']!r}",
-                    "Delete it there, then `eventjet mirror create` makes it.",
-                )
+                remedy = "Delete it there if nobody needs it, or name other servers in EVENTJET_READ_FROM."
+                raise LogUnusable(f"The stream {name!r} at {link.where}", "it is no mirror", remedy)
+            elif (origin := existing.config["mirror"]["name"]) != name:
+                remedy = "Delete it there, then `eventjet mirror create` makes it."
+                raise link.unfit(name, f"it copies the stream {origin!r}", remedy)
         for name in states:
-            _await_first_word(link, log_link, name, where, is_log=name == app)
-        if differs := log_link.run(comparing(_state(link, app), link)):
-            raise LogUnusable(f"The mirror of {app!r} at {where}", differs, "Delete it and create it again.")
+            _await_first_word(link, log_connection, name)
+        if differs := log_connection.run(comparing(link.state(), link.connection)):
+            raise link.unfit(app, differs, "Delete it and create it again.")
     return created
 
 
-def _check_apart(log: StreamState, mirror: StreamState | None, settings: Settings) -> None:
-    """Raise `UsageError` if the servers of the log led to the mirror: nobody could tell the two apart."""
-    if log.mirror is not None or (mirror is not None and mirror.created == log.created):
-        raise UsageError(
-            f"EVENTJET_SERVERS ({', '.join(settings.servers)}) lead to the stream {log.name!r} that EVENTJET_READ_FROM "
-            "names, not to the log that it is a mirror of. Name only the log's own servers in EVENTJET_SERVERS, also "
-            "if they do not answer. Nothing was changed."
-        )
-
-
-def _api_prefix(log_link: NatsConnection, link: NatsConnection, where: str) -> str:
-    domain, own = (str(each.api("INFO").get("domain", "")) for each in (log_link, link))
+def _api_prefix(log: NatsConnection, link: MirrorLink) -> str:
+    domain, own = (str(connection.api("INFO").get("domain", "")) for connection in (log, link.connection))
     if domain == own and domain:
         raise UsageError(
             f"The mirror would be in the JetStream domain {domain!r}, which has the log. A copy there is lost with it; "
@@ -232,36 +249,31 @@ def _api_prefix(log_link: NatsConnection, link: NatsConnection, where: str) -> s
         )
     if not domain:
         raise UsageError(
-            f"The log's JetStream has no domain, so {where} cannot ask it for its events. Write `domain: NAME` into "
-            "the jetstream block of the log's servers and restart them one by one; or give --origin-api the prefix by "
-            "which the account of the mirror imports the API of the log's."
+            f"The log's JetStream has no domain, so {link.where} cannot ask it for its events. Write `domain: NAME` "
+            "into the jetstream block of the log's servers and restart them one by one; or give --origin-api the "
+            "prefix by which the account of the mirror imports the API of the log's."
         )
     return f"$JS.{domain}.API"
 
 
-def _in_the_way(name: str, where: str) -> LogUnusable:
-    remedy = "Delete it there if nobody needs it, or name other servers in EVENTJET_READ_FROM."
-    return LogUnusable(f"The stream {name!r} at {where}", "it is no mirror", remedy)
-
-
-def _await_first_word(link: NatsConnection, log_link: NatsConnection, name: str, where: str, *, is_log: bool) -> None:
+def _await_first_word(link: MirrorLink, log_connection: NatsConnection, name: str) -> None:
     deadline = time.monotonic() + FIRST_WORD_S
     while True:
-        mirror, log = link.run(finding_stream(name)), log_link.run(finding_stream(name))
+        mirror, log = link.find(name), log_connection.run(finding_stream(name))
         if log is None:
             return
-        if is_log and (fault := mirror_fault(mirror, log, where, name)):
+        if name == link.app and (fault := mirror_fault(mirror, log, link.where, name)):
             raise fault
         if mirror is not None and silent_s(mirror) is not None and (mirror.last or not log.messages):
             return
         if time.monotonic() > deadline:
-            raise LogUnusable(
-                f"The mirror of {name!r} at {where}",
+            raise link.unfit(
+                name,
                 f"it was made, and within {FIRST_WORD_S:g} s has heard nothing from the log",
                 "See that the servers are linked by a leaf node, with $JS.DOMAIN.API of the log's domain allowed both "
                 "ways, then run `eventjet mirror status`.",
             )
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 # Status.
@@ -269,422 +281,37 @@ def _await_first_word(link: NatsConnection, log_link: NatsConnection, name: str,
 
 def status(app: str, settings: Settings) -> MirrorStatus:
     """Compare the mirror with the log; raises `Unreachable` for a mirror whose servers do not answer."""
-    where = _where(settings)
-    with _mirror_link(settings) as link:
-        mirror = link.run(finding_stream(app))
-        log, unreachable, lag_s, differs, lacks = None, None, None, None, list[str]()
-        crosses = mirror is not None and mirror.mirror is not None and _crosses(link, app)
+    with mirror_link(app, settings) as link:
+        mirror = link.find(app)
+        log, unreachable, lag_s, reasons = None, None, None, list[str]()
+        crosses = link.crosses() if mirror is not None and mirror.mirror is not None else False
         try:
-            with _log_link(settings) as log_link:
-                log = log_link.run(reading_log_state(app))
-                _check_apart(log, mirror, settings)
-                missed = None if mirror is None else log_link.ask(next_message(app, mirror.last + 1))
+            with link.open_log() as log_connection:
+                log = log_connection.run(reading_log_state(app))
+                link.check_apart(log, mirror)
+                missed = None if mirror is None else log_connection.ask(next_message(app, mirror.last + 1))
                 lag_s = 0.0 if missed is None else max(0.0, time.time() - missed[1] / 1e9)
-                fault = mirror_fault(mirror, log, where, app)
+                fault = mirror_fault(mirror, log, link.where, app)
                 if fault is None and mirror is not None:
-                    differs = log_link.run(comparing(mirror, link))
-                    lacks = [*_unfit_buckets(link, log_link, app), *_quiet_buckets(link, app)]
+                    differs = log_connection.run(comparing(mirror, link.connection))
+                    reasons = [differs or "", lag_reason(mirror, log) or ""]
+                    reasons += [*link.unmirrored(log_connection), *link.silent_buckets()]
         except (StoreError, Unreachable) as error:
             unreachable = str(error)
-            fault = mirror_fault(mirror, None, where, app)
-    quiet = None if mirror is None or fault is not None else lag_reason(mirror, log)
-    return MirrorStatus(
-        stream=app,
-        where=where,
-        log=None if log is None else log.metadata.get(IDENTITY),
-        log_last=None if log is None else log.last,
-        mirror=None if mirror is None else mirror.metadata.get(IDENTITY),
-        first=0 if mirror is None else mirror.first,
-        last=0 if mirror is None else mirror.last,
-        lag_s=lag_s,
-        silent_s=None if mirror is None else silent_s(mirror),
-        crosses=crosses,
-        fault=str(fault) if fault is not None else differs or quiet or next(iter(lacks), None),
-        unreachable=unreachable,
-    )
-
-
-def _crosses(link: NatsConnection, app: str) -> bool:
-    """Return whether anybody answers what is published at the mirror, which takes nothing; nothing is stored."""
-    for subject in (subject for config in every_config(app, 1) for subject in config["subjects"]):
-        try:
-            link.request(
-                subject.replace("*", "_probe").replace(">", "_probe._probe"), headers=PROBE, timeout_s=_ANSWER_S
-            )
-        except (StoreUnavailable, Forbidden):
-            continue
-        return True
-    return False
-
-
-def _unfit_buckets(link: NatsConnection, log_link: NatsConnection, app: str) -> Generator[str]:
-    """Say for cursors and large bodies that the log has how they lack a mirror; blank if they have one."""
-    for declared in mirrored_configs(app, 1)[:-1]:
-        name = str(declared["name"])
-        if log_link.run(finding_stream(name)) is None:
-            continue
-        mirror = link.run(finding_stream(name))
-        if mirror is None:
-            yield f"the log has {name!r}, of which there is no mirror: `eventjet mirror create` makes it"
-        elif mirror.mirror is None and CONTINUES not in mirror.metadata:
-            yield f"the stream {name!r} is in the way of a mirror: delete it there if nobody needs it"
-
-
-def _quiet_buckets(link: NatsConnection, app: str) -> Generator[str]:
-    for declared in mirrored_configs(app, 1)[:-1]:
-        mirror = link.run(finding_stream(str(declared["name"])))
-        if mirror is not None and (reason := _quiet(mirror)):
-            yield f"the mirror of {mirror.name!r} {reason}"
-
-
-def _quiet(mirror: StreamState) -> str | None:
-    """Return in words that a mirror hears nothing; None if it does, and for a stream that is no mirror any more."""
-    if mirror.mirror is None:
-        return None
-    error: Mapping[str, Any] = mirror.mirror.get("error") or {}
-    seconds = silent_s(mirror)
-    if seconds is not None and seconds <= SILENT_S and not error:
-        return None
-    said = f" ({error.get('description')})" if error else ""
-    return f"has heard nothing {'yet' if seconds is None else f'for {seconds:,.0f} s'}{said}"
-
-
-# Promote.
-
-
-def preview(app: Application, settings: Settings) -> Promotion:
-    """Return what `promote` would do, and name what is beyond the mirror's end; nothing is changed.
-
-    Raises `LogUnusable` for a mirror that must not become the log, and `UsageError` where the servers of the log lead
-    to the mirror.
-    """
-    with _mirror_link(settings) as link:
-        return _plan(app, settings, link, _promotable(app.name, settings, link))
-
-
-def promote(app: Application, settings: Settings, *, log_is_gone: bool = False) -> Promotion:
-    """Make the mirror the log, and return what that did. It may be repeated after a failure.
-
-    A log that can be reached is sealed first, for good, and the mirror gets its last events. The new log has another
-    identity, and says up to which position it continues the old one. Checkpoints and cursors up to there go on.
-
-    A log that is not reached is promoted away once the mirror has heard nothing from it for ten seconds. With
-    `log_is_gone` that is not waited for. Raises `UsageError` if the mirror hears from the log, and as `preview`.
-    """
-    with _mirror_link(settings) as link:
-        mirror = _promotable(app.name, settings, link)
-        plan = _plan(app, settings, link, mirror)
-        if plan.log_last is not None:
-            with _log_link(settings) as log_link:
-                if mirror.mirror is not None:
-                    _await_copies(link, log_link, app.name, settings, is_sealed=False)
-                failpoints.reach("promote.ready")
-                _seal(app.name, log_link)
-                failpoints.reach("promote.sealed")
-                if mirror.mirror is not None:
-                    _await_copies(link, log_link, app.name, settings, is_sealed=True)
-        elif mirror.mirror is not None and not log_is_gone:
-            _await_silence(link, app.name)
-        for declared in mirrored_configs(app.name, settings.replicas):
-            failpoints.reach("promote.stream")
-            _promote_stream(link, declared, app.name, plan.old)
-        failpoints.reach("promote.promoted")
-        is_sealed = plan.log_last is not None
-        plan = _plan(app, settings, link, _state(link, app.name))
-        moved, unmoved = _move_checkpoints(app, settings, plan)
-        failpoints.reach("promote.checkpoints")
-        moved_cursors = run_async(_move_cursors(app.name, settings, plan, unmoved))
-        # Once more: a worker may have gone on under the old identity until its consumer was deleted.
-        after = _plan(app, settings, link, _state(link, app.name))
-    furthest = {each.what: each for each in sorted((*plan.beyond, *after.beyond), key=lambda each: each.position)}
-    return replace(
-        after,
-        sealed=is_sealed,
-        beyond=tuple(furthest.values()),
-        unknown=tuple(dict.fromkeys((*plan.unknown, *after.unknown, *unmoved))),
-        moved=moved + moved_cursors,
-    )
-
-
-def _promotable(app: str, settings: Settings, link: NatsConnection) -> StreamState:
-    """Return the state of the mirror, or of what it was promoted to; raises `LogUnusable` if it must not be the log."""
-    mirror = link.run(finding_stream(app))
-    if mirror is None:
-        fault = mirror_fault(None, None, _where(settings), app)
-        assert fault is not None
-        raise fault
-    for declared in mirrored_configs(app, 1):
-        state = link.run(finding_stream(str(declared["name"])))
-        if state is not None and state.mirror is not None and state.config.get("sealed"):
-            raise LogUnusable(
-                f"The mirror of {state.name!r} at {_where(settings)}",
-                "it is sealed, so nothing could be recorded in it",
-                "Restore from an archive instead: `eventjet restore`.",
-            )
-    return mirror
-
-
-def _await_silence(link: NatsConnection, app: str) -> None:
-    """Return once the mirror has heard nothing for `GONE_S`; raises `UsageError` if it does hear from the log."""
-    heard_at = began = time.monotonic()
-    while True:
-        seconds = silent_s(_state(link, app))
-        now = time.monotonic()
-        if seconds is not None and began == heard_at:
-            heard_at = min(began, now - seconds)
-        if seconds is not None and now - seconds > heard_at + _POLL_S * 3:
-            raise UsageError(
-                f"The log {app!r} is not reached at EVENTJET_SERVERS, and the mirror heard from it {seconds:.1f} s "
-                "ago: it is alive, and would go on beside the promoted mirror. Name its servers in EVENTJET_SERVERS, "
-                "so that it is sealed first; or cut its link to the mirror and end its servers; or give --log-is-gone "
-                "if you know that nobody records there any more. Nothing was changed."
-            )
-        if now - heard_at >= GONE_S:
-            return
-        time.sleep(_POLL_S)
-
-
-def _state(link: NatsConnection, app: str) -> StreamState:
-    """Return the state of the stream of the mirror, or of what it was promoted to."""
-    return link.run(reading_log_state(app))
-
-
-def _plan(app: Application, settings: Settings, link: NatsConnection, mirror: StreamState) -> Promotion:
-    where, unknown = _where(settings), list[str]()
-    log, unreached = _reached_log(app.name, settings, link, mirror)
-    continued = earlier_logs(mirror)
-    if mirror.mirror is None:
-        if not continued or (log is not None and log.metadata.get(IDENTITY) not in continued):
-            fault = mirror_fault(mirror, log, where, app.name)
-            raise fault or LogUnusable(f"The stream {app.name!r} at {where}", "it is no mirror", "Name a mirror.")
-        old = log.metadata[IDENTITY] if log is not None else list(continued)[-1]
-        end = continued[old]
-    else:
-        old, end = identity_of(mirror), mirror.last
-        fault = mirror_fault(mirror, log, where, app.name)
-        if fault is not None and not (log is not None and mirror.last > log.last):
-            raise fault
-        if missing := missing_range(mirror):
-            remedy = "Restore from an archive instead: `eventjet restore`."
-            raise LogUnusable(f"The mirror of {app.name!r} at {where}", missing, remedy)
-    beyond: list[Beyond] = []
-    if log is None:
-        heard_s = silent_s(mirror)
-        heard = "" if heard_s is None or heard_s >= GONE_S else f" The mirror heard from it {heard_s:.1f} s ago."
-        unknown.append("whether more was acknowledged: the old log is not reached")
-        unknown.append(f"whether the old log is gone: {unreached}{heard}")
-    elif log.last > end:
-        beyond.append(Beyond("the old log", log.last))
-    try:
-        beyond += [
-            Beyond(f"the read model {row.name!r}, revision {row.revision}", row.position)
-            for row in _checkpoints(app, settings)
-            if row.log == old and row.position > end
-        ]
-    except (EventjetError, OSError) as error:
-        unknown.append(f"how far read models have come: the checkpoints cannot be read ({error})")
-    try:
-        for cursor in (seen.cursor for seen in cursors_seen(link, app)):
-            if not cursor.log:
-                unknown.append(f"how far the cursor of {cursor.name!r} has come: {cursor.reason}")
-            elif cursor.log == old and cursor.furthest > end:
-                beyond.append(Beyond(f"the cursor of {cursor.name!r}", cursor.furthest))
-    except (StoreError, Unreachable) as error:
-        unknown.append(f"how far cursors have come: they cannot be read ({error})")
-    unknown += _unknown_of_buckets(app, link, is_reached=log is not None)
-    return Promotion(
-        stream=app.name,
-        old=old,
-        new="" if mirror.mirror is not None else identity_of(mirror),
-        end=end,
-        log_last=None if log is None else log.last,
-        sealed=log is not None and bool(log.config.get("sealed")),
-        beyond=tuple(beyond),
-        unknown=tuple(unknown),
-    )
-
-
-def _reached_log(
-    app: str, settings: Settings, link: NatsConnection, mirror: StreamState
-) -> tuple[StreamState | None, str]:
-    """Return the state of the log, or None and why it is not reached.
-
-    Raises `Forbidden` where a server does not accept the credentials, `UsageError` if the log is the mirror, and
-    `LogUnusable` for a log whose cursors or large bodies have no mirror.
-    """
-    try:
-        with _log_link(settings) as log_link:
-            log = log_link.run(reading_log_state(app))
-            _check_apart(log, mirror, settings)
-            unfit = next(_unfit_buckets(link, log_link, app), None) if mirror.mirror is not None else None
-    except Forbidden:
-        raise
-    except (StoreError, Unreachable) as error:
-        return None, str(error)
-    if unfit is not None:
-        remedy = "To go on without it, end the log's servers before you promote. Nothing was changed."
-        raise LogUnusable(f"The mirror of {app!r} at {_where(settings)}", unfit, remedy)
-    return log, ""
-
-
-def _unknown_of_buckets(app: Application, link: NatsConnection, *, is_reached: bool) -> Generator[str]:
-    if is_reached:
-        yield from (f"whether all will arrive: {reason}" for reason in _quiet_buckets(link, app.name))
-        return
-    bodies, cursors, _ = (link.run(finding_stream(each["name"])) for each in mirrored_configs(app.name, 1))
-    if cursors is None and declarations_of(app):
-        yield "how far reactors and processes have come: their cursors have no mirror, so they begin anew"
-    if bodies is not None:
-        yield "which large bodies arrived: `eventjet objects status` names the events whose body is missing"
-
-
-def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
-    if not app.projections:
-        return []
-    database = Database(settings.database)
-    with database.reaching_sync(), database.sync_engine("eventjet mirror").connect() as connection:
-        if migrations.version(connection) != migrations.HEAD:
-            return []
-        return [row for row, _ in read_all(connection) if row.app in ("", app.name) and row.state != RETIRED]
-
-
-def _seal(app: str, link: NatsConnection) -> None:
-    """Seal the old log, then its cursors and large bodies: whoever still writes there is refused."""
-    for declared in reversed(mirrored_configs(app, 1)):
-        state = link.run(finding_stream(declared["name"]))
-        if state is not None and not state.config.get("sealed"):
-            try:
-                link.ask(update_stream({**state.config, "sealed": True}))
-            except (ApiRefused, Forbidden) as refusal:
-                raise Unreachable(
-                    f"The old log {declared['name']!r}",
-                    f"it could not be sealed: {refusal}",
-                    "Use the credentials of the role `admin`, or end its servers before you promote.",
-                ) from None
-
-
-def _await_copies(
-    link: NatsConnection, log_link: NatsConnection, app: str, settings: Settings, *, is_sealed: bool
-) -> None:
-    """Wait until the mirrors have all that the log, its cursors and its large bodies have at present.
-
-    Raises `LogUnusable` before the log is sealed, and `StoreUnavailable` after, if they do not get it.
-    """
-    for declared in mirrored_configs(app, 1):
-        name = str(declared["name"])
-        log, reached, deadline = log_link.run(finding_stream(name)), -1, 0.0
-        if log is None:
-            continue
-        while is_sealed:
-            time.sleep(_SETTLED_S)
-            before, log = log, log_link.run(finding_stream(name)) or log
-            if before.last == log.last:
-                break
-        while True:
-            mirror = link.run(finding_stream(name))
-            if mirror is None or mirror.mirror is None:  # it was promoted by a promotion that was interrupted
-                break
-            quiet = None if is_sealed else _quiet(mirror)
-            # What was deleted or has expired at the end does not arrive: nothing is lacking then.
-            has_all = mirror.last >= log.last or log_link.ask(next_message(name, mirror.last + 1)) is None
-            if has_all and quiet is None:
-                break
-            if mirror.last > reached:
-                reached, deadline = mirror.last, time.monotonic() + CATCH_UP_S
-            if time.monotonic() > deadline:
-                raise _incomplete(mirror, log, quiet, _where(settings), is_sealed=is_sealed)
-            time.sleep(_POLL_S)
-
-
-def _incomplete(
-    mirror: StreamState, log: StreamState, quiet: str | None, where: str, *, is_sealed: bool
-) -> StoreUnavailable | LogUnusable:
-    if is_sealed:
-        return StoreUnavailable(
-            f"Promoting the mirror of {mirror.name!r}",
-            f"the log is sealed at position {log.last:,}, and the mirror has reached {mirror.last:,}. Mend the link "
-            "between them, or end the log's servers to go on without these events, and run it again",
+            fault = mirror_fault(mirror, None, link.where, app)
+            reasons = [(lag_reason(mirror, None) or "") if mirror is not None else ""]
+        reasons = [str(fault)] if fault is not None else [reason for reason in reasons if reason]
+        return MirrorStatus(
+            stream=app,
+            where=link.where,
+            log=None if log is None else log.metadata.get(IDENTITY),
+            log_last=None if log is None else log.last,
+            mirror=None if mirror is None else mirror.metadata.get(IDENTITY),
+            first=0 if mirror is None else mirror.first,
+            last=0 if mirror is None else mirror.last,
+            lag_s=lag_s,
+            silent_s=None if mirror is None else silent_s(mirror),
+            crosses=crosses,
+            fault=reasons[0] if reasons else None,
+            unreachable=unreachable,
         )
-    lag = f"it has reached position {mirror.last:,} of {log.last:,}"
-    return LogUnusable(
-        f"The mirror of {mirror.name!r} at {where}",
-        f"it {quiet}, and {lag[3:]}" if quiet else f"{lag} and gets nothing more",
-        "Mend the link between the servers; or end the log's servers, to go on without what is lacking. Nothing was "
-        "changed.",
-    )
-
-
-def _promote_stream(link: NatsConnection, declared: Mapping[str, Any], app: str, old: str) -> None:
-    """Make a mirror a stream with the declared settings, and the log's with another identity; nothing if it is one.
-
-    Its consumers are of workers that read the mirror. They end with it, so that nobody goes on under the old identity.
-    """
-    name = str(declared["name"])
-    state = link.run(finding_stream(name))
-    if state is None or state.mirror is None:
-        return
-    config = {key: value for key, value in state.config.items() if key not in ("mirror", "mirror_direct")}
-    continued = f"{state.metadata.get(CONTINUES, '')} {old}@{state.last}".strip()
-    metadata = {**state.metadata, CONTINUES: continued}
-    if name == app:
-        metadata[IDENTITY] = str(uuid4())
-    replicas = {"num_replicas": config.get("num_replicas", 1)}
-    _delete_consumers(link, name)
-    try:
-        link.ask(update_stream({**config, **declared, **replicas, "metadata": metadata}))
-    except ApiRefused as refusal:
-        raise not_created(name, refusal) from None
-    _delete_consumers(link, name)
-
-
-def _delete_consumers(link: NatsConnection, stream: str) -> None:
-    while consumers := link.api(f"CONSUMER.NAMES.{stream}").get("consumers"):
-        for consumer in consumers:
-            link.ask(delete_consumer(stream, consumer))
-
-
-def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> tuple[int, list[str]]:
-    """Give the checkpoints that the new log continues its identity; return how many, and why others have the old one.
-
-    A worker does the same when it begins, and compares the event at the position with the log first.
-    """
-    database = Database(settings.database)
-    try:
-        rows = [row for row in _checkpoints(app, settings) if row.log == plan.old and row.position <= plan.end]
-        if not rows:
-            return 0, []
-        with database.reaching_sync(), database.sync_engine("eventjet mirror").begin() as connection:
-            for row in rows:
-                change = update(projections).where(
-                    projections.c.name == row.name,
-                    projections.c.revision == row.revision,
-                    projections.c.log == plan.old,
-                    projections.c.position <= plan.end,
-                )
-                connection.execute(change.values(log=plan.new))
-        return len(rows), []
-    except (EventjetError, OSError) as error:
-        return 0, [f"how far read models go on: their checkpoints were left as they are ({error}); workers move them"]
-
-
-async def _move_cursors(app: str, settings: Settings, plan: Promotion, unmoved: list[str]) -> int:
-    """Give the cursors that the new log continues, and their quarantine, its identity; return how many.
-
-    What keeps the old one is added to `unmoved`, in words: a worker does the same when it begins.
-    """
-    moved = 0
-    try:
-        async with connected(settings.for_reads()) as client:
-            cursors = Cursors(client, app)
-            for record in await client.values(cursor_bucket(app), "c.*"):
-                name = record[2].decode().rpartition(".c.")[2]
-                try:
-                    stored = await cursors.find(name)
-                    if stored is not None and stored.cursor.log == plan.old and stored.cursor.furthest <= plan.end:
-                        await cursors.adopt(stored, replace(stored.cursor, log=plan.new, owner=None))
-                        moved += 1
-                except (CursorDamaged, CursorFenced) as error:
-                    unmoved.append(f"whether the cursor of {name!r} goes on: it was left as it is ({error})")
-    except (StoreError, Unreachable) as error:
-        unmoved.append(f"whether cursors go on: some were left as they are ({error}); workers move them")
-    return moved

@@ -38,8 +38,13 @@ REBUILD = "rebuild"
 SNAPSHOTS = "snapshots"
 WRITER = "writer"
 SERVICE, CALLER = "service", "caller"
+MIRROR = "mirror"
+"""The user of the leaf node with the log's mirror: asks for a copy, and gets it. It is in the account of the log."""
 ACTOR = "actor"
 """Runs reactors and processes: reads the log as a worker does, and writes to aggregates as a writer does."""
+
+_INSIDE = (ADMIN, MIRROR)
+"""Roles in the log's own account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,14 @@ def roles_of(
     gathered: Collection[str] = (),
     *,
     objects: bool = False,
+    mirror: bool = False,
 ) -> tuple[Role, ...]:
     """Return the roles of an app with these aggregates.
 
     `durables` are the consumers of its projections, and `followers` those of its reactors, processes and publications.
     `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, `unique` the
     aggregates that have unique values, and `gathered` the streams of inboxes that `init` makes, and their sources.
-    `objects` says whether its events have large bodies.
+    `objects` says whether its events have large bodies, and `mirror` whether a leaf node may copy the log.
     """
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
@@ -144,16 +150,22 @@ def roles_of(
         )
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()), *((bodies,) * objects))
+    mirrored = [name for name in (stream, f"KV_{cursors}", bodies) if name in streams]
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
+    # A promotion asks for cursors and large bodies even where the app has none, and changes what was mirrored.
+    manage += tuple(f"{api}.STREAM.INFO.{name}" for name in (f"KV_{cursors}", timers, bodies))
+    manage += tuple(f"{api}.STREAM.UPDATE.{name}" for name in mirrored)
     # Of all cursors: a new number of partitions deletes the cursors of the old one.
     all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
-    manage += (f"{api}.STREAM.UPDATE.{stream}", *write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
+    manage += (*write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
     manage += tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in gathered)
     # Probes that ask which other subscribers answer; no entity has these subjects.
     probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
     manage += tuple(subject for _, subject in probed)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
+    # Of any JetStream domain: that of the log is not known here. The server sends what a mirror gets below $JS.M.
+    copy = [f"$JS.*.API.CONSUMER.CREATE.{name}" for name in mirrored] + [f"$JS.FC.{name}.>" for name in mirrored]
     return (
         role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, skipped))), notices),
         role(
@@ -173,6 +185,7 @@ def roles_of(
             if followers
             else ()
         ),
+        *([Role(MIRROR, tuple(copy), ("$JSC.>", "$JS.M.>"))] if mirror else ()),
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
@@ -227,18 +240,18 @@ def _projections(durables: Sequence[str]) -> list[str]:
 def accounts(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
     """Return the accounts block of a server's configuration; passwords come from the server's environment.
 
-    The log has its own account, which all roles but `admin` reach through imports. The server sends the answer to a
-    JetStream request to any reply subject, and no permission limits it: within the log's account a reader could have
-    an answer stored as an event, or taken for a request to delete the log. Through an import the answer stays in the
-    account that asked, which has no stream and no JetStream.
+    The log has its own account, which all roles but `admin` and `mirror` reach through imports. The server sends the
+    answer to a JetStream request to any reply subject, and no permission limits it: within the log's account a reader
+    could have an answer stored as an event, or taken for a request to delete the log. Through an import the answer
+    stays in the account that asked, which has no stream and no JetStream.
 
     `routed` maps a subject of JetStream's API to the one that these roles use, where they have a prefix for the API;
-    `admin`, which is in the log's account, uses none.
+    roles in the log's account use none.
     """
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
-    inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
-    outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
-    subjects = _log_subjects(app, [role for role in roles if role.name != ADMIN])
+    inside = "\n".join(user_lines(role) for role in roles if role.name in _INSIDE)
+    outside = "\n".join(user_lines(role, routed) for role in roles if role.name not in _INSIDE)
+    subjects = _log_subjects(app, [role for role in roles if role.name not in _INSIDE])
     advisories = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
     kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(subject) else "" for subject in subjects]
     exports = [f"{{ service: {json.dumps(subject)}{kind} }}" for subject, kind in zip(subjects, kinds, strict=True)]
@@ -277,7 +290,7 @@ def leaf_accounts(app: str, roles: Sequence[Role], routed: Routed, domain: str) 
     """
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role, routed) for role in roles if role.name == ADMIN)
-    outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
+    outside = "\n".join(user_lines(role, routed) for role in roles if role.name not in _INSIDE)
     return f"""# For a leaf node. The log is in the JetStream domain {domain} of its hub, where the accounts of the same
 # names are those of `eventjet nats-config` without EVENTJET_JETSTREAM_DOMAIN. Link each of the two with a remote,
 #   leafnodes {{ remotes: [ {{ url: "nats-leaf://USER:PASSWORD@HUB:7422", account: {clients} }}, … ] }}

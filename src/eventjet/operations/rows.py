@@ -22,7 +22,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import field_names
-from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
+from eventjet.errors import CodecError, ProjectionError, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
 from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.client import Client
@@ -276,7 +276,7 @@ class RowSearch:
             try:
                 event: Any = decode(record)
                 changed = {} if event is None else self._probe.fold(event)
-            except (CodecError, HandlerFailed) as error:
+            except (CodecError, ProjectionError) as error:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return
             if event is not None and self.key in changed:

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.states import StateCodec
@@ -92,8 +92,8 @@ def by_state(
     `on_change` says what happens when an event changes the key of its aggregate from one to another:
 
     * `"keep"`: each event counts for the key after it; what earlier events made stays with the earlier key
-    * `"move"`: each aggregate has one row, which is moved to the new key before the function is called with it; the key
-      must be of one aggregate alone, and without a key the row is deleted
+    * `"move"`: each aggregate has one row, which is moved to the new key before the function is called with it; two
+      aggregates may not have rows of one key, and without a key the row is deleted
     * `"both"`: the function is called for the key before and for the key after the event, and is given the key
 
     `via` brings in events of other aggregates that name this one: `via=customer_of_order`, with
@@ -114,6 +114,10 @@ def by_state(
     return ByState(aggregate, key, on_change, via)
 
 
+STATE_TABLE = "ej_state_"
+"""Stands before the name of a projection in the name of its table of states."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateRow:
     """A row of the table in which a projection keeps the states of aggregates."""
@@ -125,23 +129,27 @@ class StateRow:
     """The version of the last event that counts for the state."""
     position: int
     """The position of that event; 0 while only events without effect came."""
+    has_row: bool
+    """Whether the aggregate has a row, with `on_change="move"`; False with the others."""
     shape: str
     """The fingerprint of the aggregate's name, revision and fields."""
     state: str
     """The state as JSON."""
 
 
-def state_table(projection: str) -> Table:
-    """Return the table of the states of one projection, as it is declared."""
+def state_table(projection: str, rows: Table) -> Table:
+    """Return the table of the states of one projection, as it is declared, in the schema of its rows."""
     return Table(
-        f"ej_state_{projection}",
+        f"{STATE_TABLE}{projection}",
         MetaData(),
         Column("aggregate", String(100), primary_key=True),
         Column("aggregate_id", String(200), primary_key=True),
         Column("version", Integer, nullable=False),
         Column("position", BigInteger, nullable=False),
+        Column("has_row", Boolean, nullable=False),
         Column("shape", String(32), nullable=False),
         Column("state", Text, nullable=False),
+        schema=rows.schema,
     )
 
 
@@ -190,6 +198,7 @@ KeyCheck: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 def joins_of(
     name: str,
+    table: Table,
     function: Callable[..., Any],
     sources: Sequence[ByState[Any]],
     plain: Sequence[Callable[[Recorded[Any]], Any]],
@@ -224,7 +233,7 @@ def joins_of(
         if source.via is None and not set(folded) & set(events):
             faults.append(f"it takes no event of {shown_name(source.aggregate)}, which its key names")
         owners |= dict.fromkeys(folded, info.name)
-        parameters = len(inspect.signature(source.key).parameters)
+        parameters = _required_parameters(source.key)
         if source.on_change not in _ON_CHANGE:
             faults.append(f'{label}: on_change is {source.on_change!r}; give "keep", "move" or "both"')
         elif parameters not in (1, 2):
@@ -259,7 +268,7 @@ def joins_of(
     call, takes_state = _call_of(function, resolved, faults, others=others)
     if len(faults) > before:
         return None
-    return Joins(resolved, owners, lookups, state_table(name), call, takes_state, frozenset([*events, *owners]))
+    return Joins(resolved, owners, lookups, state_table(name, table), call, takes_state, frozenset([*events, *owners]))
 
 
 def _lookups_of(source: ByState[Any], label: str, events: Sequence[type], faults: list[str]) -> list[type]:
@@ -287,6 +296,15 @@ def _named_of(source: ByState[Any]) -> Callable[[Recorded[Any]], str | None]:
             raise ValueError(f"`via` gives no id of an aggregate: {error}") from None
 
     return named
+
+
+def _required_parameters(key: Any) -> int:
+    """Return how many arguments a function needs; 1 for a callable that does not tell, such as `attrgetter`."""
+    try:
+        parameters = inspect.signature(key).parameters.values()
+    except (TypeError, ValueError):
+        return int(callable(key))
+    return sum(parameter.default is parameter.empty for parameter in parameters)
 
 
 def _keys_of(
@@ -364,17 +382,14 @@ def _call_of(
             f'with on_change="both" {shown_name(function)} is called for two keys, so it takes the key: '
             "(row, event, key)"
         )
-    is_open = {name: not is_fixed(source.aggregate) for name, source in sources.items()}
 
     def call(row: Any, event: Any, key: tuple[Any, ...], aggregate: str, state: Any) -> Any:
         arguments: list[Any] = []
         for slot in slots:
             if slot is None:
                 arguments.append(key[0] if len(key) == 1 else key)
-            elif slot != aggregate:
-                arguments.append(None)
             else:
-                arguments.append(own_copy(state) if is_open[slot] else state)
+                arguments.append(state if slot == aggregate else None)
         return function(row, event, *arguments)
 
     return call, any(slot is not None for slot in slots)

@@ -205,10 +205,8 @@ class _Resolving:
         functions += [declared.keys] if isinstance(declared, Projection) and declared.keys is not None else []
         for source in self.sources:
             # A lambda is part of the definition that it is written in.
-            named = [
-                function for function in (source.key, source.via) if getattr(function, "__name__", "") != "<lambda>"
-            ]
-            functions += [source.aggregate, *filter(None, named)]
+            named = [each for each in (source.key, source.via) if getattr(each, "__name__", "<lambda>") != "<lambda>"]
+            functions += [source.aggregate, *named]
         code = fingerprint((*functions, row_type))
         self.declared = declared = _guarded(declared, events)
         joins = None
@@ -217,6 +215,7 @@ class _Resolving:
             columns = self.key_columns
             joins = joins_of(
                 declared.name,
+                self.table,
                 declared.fold,
                 self.sources,
                 self.plain_keys,

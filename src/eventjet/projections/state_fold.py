@@ -20,7 +20,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.errors import ProjectionStopped
-from eventjet.projections.by_state import Joins, StateRow, StateSource, with_key
+from eventjet.projections.by_state import Joins, StateRow, with_key
 from eventjet.projections.resolve import ResolvedProjection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,12 +30,26 @@ StateId: TypeAlias = tuple[str, str]
 """The key of a state: (name of the aggregate, id as it is in the subject)."""
 
 
+class Owner:
+    """What is known of the row of one aggregate, with `on_change="move"`; the fold of rows changes it."""
+
+    __slots__ = ("has_row", "moving")
+
+    def __init__(self, has_row: bool = False) -> None:
+        self.has_row = has_row
+        """Whether the aggregate has a row under its key; one that is there without this is another aggregate's."""
+        self.moving: Any = None
+        """The row, between the key that it has left and the next one."""
+
+
 class Cell(NamedTuple):
     """The state of one aggregate, and the version and position of its last event: see `StateRow`."""
 
     state: Any
     version: int
     position: int
+    owner: Owner | None = None
+    """None unless the row of the aggregate moves."""
 
 
 class Joined:
@@ -63,43 +77,59 @@ class Joined:
 
 
 class Leaving(Joined):
-    """The row of an aggregate leaves this key."""
+    """The row of an aggregate leaves this key, and is deleted unless it `arrives` at another one."""
 
-    __slots__ = ("row",)
+    __slots__ = ("arrives", "owner")
+
+    def __init__(self, event: Recorded[Any], aggregate: str, owner: Owner, *, arrives: bool) -> None:
+        super().__init__(event, aggregate, None)
+        self.owner = owner
+        self.arrives = arrives
 
     def applied(self, joins: Joins, row: Any, key: RowKey) -> Any:  # noqa: ARG002 - as of an event
-        self.row = row
+        owner = self.owner
+        if not owner.has_row:
+            return row
+        owner.has_row, owner.moving = False, row if self.arrives else None
         return None
 
 
-class Arriving(Joined):
-    """The row of an aggregate gets this key, and the event with it if the projection takes that (`is_taken`)."""
+class Owned(Joined):
+    """An event of an aggregate that has one row alone, under the key at which that row stays or arrives."""
 
-    __slots__ = ("columns", "is_taken", "leaving")
+    __slots__ = ("columns", "is_taken", "owner")
 
     def __init__(
         self,
         event: Recorded[Any],
-        source: StateSource,
+        aggregate: str,
         state: Any,
-        leaving: Leaving | None,
+        owner: Owner,
         columns: Sequence[str],
         *,
         is_taken: bool,
     ) -> None:
-        super().__init__(event, source.name, state)
-        self.leaving = leaving
+        super().__init__(event, aggregate, state)
+        self.owner = owner
         self.columns = columns
         self.is_taken = is_taken
+        """Whether the projection takes the event; the row may arrive with one that it does not take."""
 
     def applied(self, joins: Joins, row: Any, key: RowKey) -> Any:
-        if row is not None:
+        owner = self.owner
+        own, owner.moving = row if owner.has_row else owner.moving, None
+        is_of_another = row is not None and not owner.has_row
+        if own is not None and not owner.has_row:
+            own = with_key(own, self.columns, key)
+        after = super().applied(joins, own, key) if self.is_taken else own
+        if is_of_another:
+            if after is None:
+                return row
             raise ValueError(
                 'another aggregate has the row of its key, and with on_change="move" a row belongs to one aggregate'
             )
-        if self.leaving is not None and self.leaving.row is not None:
-            row = with_key(self.leaving.row, self.columns, key)
-        return super().applied(joins, row, key) if self.is_taken else row
+        owner.has_row = after is not None
+        return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +155,10 @@ class StateFold:
         self._events = frozenset(resolved.events)
         self._keys_of = resolved.keys_of
         self._columns = resolved.key_columns
-        self._starts = {name: Cell(source.aggregate(), 0, 0) for name, source in resolved.joins.sources.items()}
+        self._starts = {
+            name: Cell(source.aggregate(), 0, 0, Owner() if source.on_change == "move" else None)
+            for name, source in resolved.joins.sources.items()
+        }
 
     def ids(self, events: Iterable[Recorded[Any]]) -> list[StateId]:
         """Return the key of each state that these events change or name, once."""
@@ -160,7 +193,7 @@ class StateFold:
         joined: list[Joined] = []
         keys: list[RowKey] = []
         changed: dict[StateId, Cell] = {}
-        sources = self._joins.sources
+        sources, takes_state = self._joins.sources, self._joins.takes_state
         event: Recorded[Any] | None = None
         try:
             for event in events:
@@ -178,23 +211,39 @@ class StateFold:
                 before = changed.get(state_id)
                 if before is None:
                     start = cells.get(state_id) or self._starts[name]
-                    before = start._replace(state=own_copy(start.state))
+                    # Both are changed here, and the cell stays as it is: a batch may be folded again.
+                    owner = None if start.owner is None else Owner(start.owner.has_row)
+                    before = start._replace(state=own_copy(start.state), owner=owner)
                 if event.data is None:
                     if event.version == before.version + 1:
                         changed[state_id] = before._replace(version=event.version)
                     continue
                 if event.version != before.version + 1:
                     raise self._missing(event, before)
-                keys_before = source.keys(before.state, event) if source.on_change != "keep" and before.position else ()
+                owner, is_taken = before.owner, type(event.data) in self._events
+                has_keys = is_taken or owner is not None
+                is_known = has_keys and before.position > 0 and source.on_change != "keep"
+                keys_before = source.keys(before.state, event) if is_known else ()
                 state = evolved(before.state, event.data)
-                changed[state_id] = Cell(state, event.version, event.position)
-                is_taken = type(event.data) in self._events
-                if source.on_change == "move":
-                    self._move(event, source, state, keys_before, joined, keys, is_taken=is_taken)
-                elif is_taken:
-                    for key in dict.fromkeys((*keys_before, *source.keys(state, event))):
-                        joined.append(Joined(event, name, state))
+                changed[state_id] = Cell(state, event.version, event.position, owner)
+                keys_after = source.keys(state, event) if has_keys else ()
+                # A copy, since rows are folded after all states, and `evolve` may have changed this one by then.
+                if owner is None:
+                    for key in dict.fromkeys((*keys_before, *keys_after)):
+                        joined.append(Joined(event, name, own_copy(state) if takes_state else None))
                         keys.append(key)
+                    continue
+                if len(keys_after) > 1:
+                    raise ValueError(
+                        f'its state gives {len(keys_after)} keys, and with on_change="move" it has one row'
+                    )
+                if keys_before and keys_before != keys_after:
+                    joined.append(Leaving(event, name, owner, arrives=bool(keys_after)))
+                    keys += keys_before
+                if keys_after and (is_taken or keys_before != keys_after):
+                    given = own_copy(state) if takes_state else None
+                    joined.append(Owned(event, name, given, owner, self._columns, is_taken=is_taken))
+                    keys += keys_after
         except ProjectionStopped:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a function of the application raises names its event
@@ -215,41 +264,14 @@ class StateFold:
             return
         state = (changed.get(named) or cells.get(named) or self._starts[named[0]]).state
         for key in self._joins.lookups[type(event.data)].keys(state, event):
-            joined.append(Joined(event, named[0], state))
+            joined.append(Joined(event, named[0], own_copy(state) if self._joins.takes_state else None))
             keys.append(key)
-
-    def _move(
-        self,
-        event: Recorded[Any],
-        source: StateSource,
-        state: Any,
-        keys_before: Sequence[RowKey],
-        joined: list[Joined],
-        keys: list[RowKey],
-        *,
-        is_taken: bool,
-    ) -> None:
-        keys_after = source.keys(state, event)
-        if len(keys_after) > 1:
-            raise ValueError(f'its state gives {len(keys_after)} keys, and with on_change="move" it has one row')
-        if keys_before == keys_after:
-            if is_taken and keys_after:
-                joined.append(Joined(event, source.name, state))
-                keys.append(keys_after[0])
-            return
-        leaving = None
-        if keys_before:
-            leaving = Leaving(event, source.name, state)
-            joined.append(leaving)
-            keys.append(keys_before[0])
-        if keys_after:
-            joined.append(Arriving(event, source, state, leaving, self._columns, is_taken=is_taken))
-            keys.append(keys_after[0])
 
     def row(self, state_id: StateId, cell: Cell) -> StateRow:
         """Return a state as a row of the projection's table of states; raises `UnencodableEvent`."""
-        codec = self._joins.sources[state_id[0]].codec
-        return StateRow(*state_id, cell.version, cell.position, codec.fingerprint, codec.encode(cell.state).decode())
+        codec, has_row = self._joins.sources[state_id[0]].codec, cell.owner is not None and cell.owner.has_row
+        state = codec.encode(cell.state).decode()
+        return StateRow(*state_id, cell.version, cell.position, has_row, codec.fingerprint, state)
 
     def cells(self, rows: Iterable[StateRow]) -> dict[StateId, Cell]:
         """Return the states in these rows; raises `ProjectionStopped` for states of other code."""
@@ -271,7 +293,8 @@ class StateFold:
                     f"the state of {row.aggregate} {row.aggregate_id!r} in {self._joins.table.name} cannot be read",
                     f"Run `eventjet rebuild {self._name}`.",
                 ) from None
-            cells[row.aggregate, row.aggregate_id] = Cell(state, row.version, row.position)
+            owner = Owner(row.has_row) if source.on_change == "move" else None
+            cells[row.aggregate, row.aggregate_id] = Cell(state, row.version, row.position, owner)
         return cells
 
     def numbered(self, events: Sequence[Recorded[Any]]) -> list[Recorded[Any]]:
@@ -288,13 +311,13 @@ class StateFold:
         return event.aggregate or self._joins.owners.get(cast("Any", type(event.data)), "")
 
     def _missing(self, event: Recorded[Any], before: Cell) -> ProjectionStopped:
-        aggregate = self._aggregate_of(event)
-        kept = f"is of version {before.version}" if before.version else "is missing"
+        aggregate, table = self._aggregate_of(event), self._joins.table.name
         return ProjectionStopped(
             self._name,
-            f"the state of {aggregate} {event.aggregate_id!r} in {self._joins.table.name} {kept}, and its event at "
+            f"the state of {aggregate} {event.aggregate_id!r} is of version {before.version}, and its event at "
             f"position {event.position} has version {event.version}",
-            f"Something other than eventjet changed the table. Run `eventjet rebuild {self._name}`.",
+            f"Either something other than eventjet changed {table}: then run `eventjet rebuild {self._name}`. Or the "
+            "log lacks events of it, which `eventjet audit` names: then an archive may have them (`--from-archive`).",
         )
 
 

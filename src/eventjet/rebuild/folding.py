@@ -189,7 +189,7 @@ class Foldings:
             folding.take_offers([offered for record in records if (offered := offer(record)) is not None])
         for folding, decode in self._joined:
             decode.expect(records)
-            folding.take(event for record in records if (event := decode(record)) is not None)
+            folding.take([event for record in records if (event := decode(record)) is not None])
         if not self._plain:
             return
         decode = self._decode

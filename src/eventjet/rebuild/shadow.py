@@ -12,6 +12,7 @@ from eventjet import failpoints
 from eventjet.domain.position import BUILDING, RETIRED
 from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
+from eventjet.projections.by_state import STATE_TABLE
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild import runs
@@ -238,11 +239,20 @@ class Shadow(Generic[R_co]):
             else:
                 self.check_swappable(connection)
             self.workspace.carry_out(exchange, self.resolved, live.location)
+            self._drop_states(connection, live)
             tables = recorded(self.resolved)
             table_identities = identities(connection, tables, live.location)
             swapped = checkpoint.swap_in(connection, live, shadow_checkpoint, log, tables, table_identities)
             failpoints.reach("rebuild.inside_swap")
             return swapped
+
+    def _drop_states(self, connection: Connection, live: Checkpoint) -> None:
+        """Drop the table of states that the live read model had, where the declared one has none, or another."""
+        own = f"{STATE_TABLE}{self.resolved.name}"
+        names = [name for name in names_of(live.tables) if name[1] == own and name not in self._names]
+        dialect = dialect_of(connection)
+        if tables := list(dialect.find_tables(connection, names, live.location).values()):
+            dialect.drop(connection, tables)
 
     def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
         """Return ({position: resolution} of events that are not in the live rows, {(position, decision)})."""

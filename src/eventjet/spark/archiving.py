@@ -8,8 +8,8 @@ archive from the moment its line is written. A run that ends before that leaves 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -34,7 +34,7 @@ from eventjet.archive.reading import (
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.reader import range_count, split
-from eventjet.log.integrity import earlier_logs
+from eventjet.log.topology import CONTINUES
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
@@ -123,16 +123,18 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
     """
     settings = {_BATCH_ROWS_SETTING: str(ROWS_OF_A_BATCH), **(conf or {})}
     previous = spark.conf.getAll
-    for name, value in settings.items():
-        spark.conf.set(name, value)
     try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name in settings:
-            if name in previous:
-                spark.conf.set(name, previous[name])
-            else:
-                spark.conf.unset(name)
+            # A session that has ended meanwhile has no settings, and its error is the one that counts.
+            with suppress(Exception):
+                if name in previous:
+                    spark.conf.set(name, previous[name])
+                else:
+                    spark.conf.unset(name)
 
 
 def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
@@ -166,8 +168,6 @@ class _Sealer:
         path, file_rows = self._write_segment(first, last)
         segment = self._segment(path, file_rows)
         before = ArchiveReader(self.files).manifest
-        if before.segments and before.log in earlier_logs(self.log.state):
-            segment = replace(segment, continues=before.log)
         line = dump_segment(segment)
         # A segment that a reader would refuse must not be sealed.
         load_archive(self.url, [line])
@@ -256,6 +256,7 @@ class _Sealer:
             last_time_ns=file_rows[-1].last_time_ns,
             last_id=header(bytes(file_rows[-1].headers), MSG_ID) or "",
             files=files,
+            continues=self.log.state.metadata.get(CONTINUES, ""),
         )
 
 

@@ -120,7 +120,12 @@ def spark_session(
             raise UsageError(
                 "A Spark session runs in this process already. Stop it, or leave the master out to use it."
             )
-        yield running_session(existing)
+        try:
+            started = running_session(existing)
+        except Exception as error:
+            reason = f"the session of this process does not answer ({first_line(error)})"
+            raise Unreachable("Spark", reason, "Start this process again, with another session.") from error
+        yield started
         return
     _check_platform()
     url, remote = _master_url(master)
@@ -137,7 +142,9 @@ def _check_platform() -> None:
 
 def running_session(spark: SparkSession) -> Started:
     """Return a session that runs already, with whether its tasks run on this machine."""
-    return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
+    # A server of Spark Connect may be in a container, with files of its own; pyspark notes one that it starts itself.
+    is_here = not is_remote(spark) or "SPARK_LOCAL_REMOTE" in os.environ
+    return Started(spark, is_here and _is_local(str(spark.conf.get("spark.master", ""))))
 
 
 def is_remote(spark: Any) -> bool:
@@ -440,8 +447,11 @@ def _end_jvm(gateway: Any) -> None:
     """End the JVM, which pyspark would keep until the interpreter exits; it ends by itself when its input closes."""
     from pyspark import SparkContext
 
+    # `stop` does not forget a session whose JVM was gone already.
+    session: Any = _session_type()
+    session._instantiatedSession = session._activeSession = None
     context: Any = SparkContext
-    context._gateway = context._jvm = None
+    context._gateway = context._jvm = context._active_spark_context = None
     with suppress(Exception):
         gateway.shutdown()
     gateway.proc.stdin.close()

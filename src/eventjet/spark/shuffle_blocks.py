@@ -208,7 +208,7 @@ class PackByState:
             events += accounted
             decode.expect(records)
             by_position = {record[0]: record for record in records}
-            decoded = (event for record in records if (event := decode(record)) is not None)
+            decoded = [event for record in records if (event := decode(record)) is not None]
             for token, entry in folding.entries_of(decoded):
                 if window_of(entry[1], self.partitions) != window:
                     yield from packer.flush()

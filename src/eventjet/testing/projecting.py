@@ -129,6 +129,7 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     else:
         joining = fold.join(fold.states.numbered(events), {})
         rows = fold({}, joining.events, joining.keys)
+        fold.state_rows(joining.cells)  # A worker stops at a state that it cannot store.
     return Projected(row for row in rows.values() if row is not None)
 
 
