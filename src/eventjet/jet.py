@@ -42,7 +42,7 @@ from eventjet.runtime import GuardedBlock, GuardedIterator
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.subscriptions.cursor_control import begin
+from eventjet.subscriptions.cursor_control import create_missing_cursors
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 from eventjet.subscriptions.process_waiting import is_settled, not_settled, settled, waits_for
@@ -222,7 +222,8 @@ class Jet:
         )
         if unknown_names or not declarations:
             return topology
-        cursors, errors = await begin(Cursors(self.client, self.name), self.store, self.client, declarations.values())
+        stored_cursors = Cursors(self.client, self.name)
+        cursors, errors = await create_missing_cursors(stored_cursors, self.store, self.client, declarations.values())
         return replace(topology, cursors=tuple(cursors), unusable=(*unusable, *errors))
 
     async def append_many(

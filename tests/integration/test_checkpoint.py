@@ -188,9 +188,9 @@ def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(eng
         checkpoint.settle(connection, first, FAILED, "because")
         checkpoint.release(connection, first)
     with engine.begin() as connection:
-        assert not checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=0)
-        assert checkpoint.take(connection, "balances", 1, "w-1", 30, stumbled_at=0) is None
-        assert checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=7)
+        assert not checkpoint.is_free(connection, "balances", 1, "w-1", failed_at=0)
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, failed_at=0) is None
+        assert checkpoint.is_free(connection, "balances", 1, "w-1", failed_at=7)
     again = take(engine, "w-2")
     assert again is not None
     assert (again.state, again.reason) == (ACTIVE, None)

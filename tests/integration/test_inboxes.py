@@ -17,7 +17,7 @@ from eventjet.errors import LogUnusable
 from eventjet.jetstream.api import create_stream
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control
-from eventjet.subscriptions.cursor_control import cursor_at, put, records_of
+from eventjet.subscriptions.cursor_control import cursor_at, move_cursors, records_of
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
@@ -248,7 +248,10 @@ async def test_what_was_parked_of_a_stream_that_is_gone_is_given_up_with_it(
         await send(jet, app, order, {"order": order, "cents": 4})
     declared = declarations_of(app)["payments"]
     at = await cursor_at(jet.store, jet.client, declared, 0)
-    assert await put(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared)) == [1, 2]
+    assert await move_cursors(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared)) == [
+        1,
+        2,
+    ]
     async with working(app, settings):
         await until(lambda: sorted(desk.told()) == [1, 2, 3])
     assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [4, 4, 4]
@@ -275,7 +278,7 @@ async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
         await eventually(has_failed)
         await send(jet, app, "o", {"order": "o", "cents": 5})
         at = await cursor_at(jet.store, jet.client, declared, 0)
-        await put(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared))
+        await move_cursors(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared))
         await is_paid(jet, 6)
 
 

@@ -18,7 +18,7 @@ from eventjet.domain.reactor import partition_of
 from eventjet.errors import CursorFenced, CursorMissing, UsageError
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control
-from eventjet.subscriptions.cursor_control import cursor_at, put, where
+from eventjet.subscriptions.cursor_control import cursor_at, move_cursors, position_range
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
@@ -207,7 +207,7 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
     assert jet.client is not None
     declared = declarations_of(app)
     behind = await cursor_at(jet.store, jet.client, declared[PARTS[1]], 5)
-    await put(cursors_of(jet), jet.client, [declared[PARTS[1]]], behind, jet.store.at)
+    await move_cursors(cursors_of(jet), jet.client, [declared[PARTS[1]]], behind, jet.store.at)
     anew = app_of(town, partitions=2, name=app.name)
     async with anew.connect(settings) as other:
         assert other.client is not None
@@ -215,12 +215,12 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
             await other.init()
         parts = list(declarations_of(anew).values())
         at = await cursor_at(other.store, other.client, parts[0], 5)
-        stood = await where(cursors_of(other), parts)
+        stood = await position_range(cursors_of(other), parts)
         assert stood is not None
         assert stood[0] == 5 < stood[1]
         with pytest.raises(UsageError, match="or put all of them somewhere"):
-            await put(cursors_of(other), other.client, parts[:1], at, other.store.at)
-        assert await put(cursors_of(other), other.client, parts, at, other.store.at) == []
+            await move_cursors(cursors_of(other), other.client, parts[:1], at, other.store.at)
+        assert await move_cursors(cursors_of(other), other.client, parts, at, other.store.at) == []
         assert (await other.init()).cursors == ()
         before = len(town.heard)
         async with working(anew, settings):
@@ -316,8 +316,8 @@ async def test_a_damaged_cursor_is_put_anywhere_with_the_others(
     cursors, parts = cursors_of(jet), list(declarations_of(app).values())
     at = await cursor_at(jet.store, jet.client, parts[0], 0)
     with pytest.raises(UsageError, match="are not there, or cannot be read"):
-        await put(cursors, jet.client, parts[:1], at, jet.store.at)
-    assert await put(cursors, jet.client, parts, at, jet.store.at) == []
+        await move_cursors(cursors, jet.client, parts[:1], at, jet.store.at)
+    assert await move_cursors(cursors, jet.client, parts, at, jet.store.at) == []
     async with working(app, settings):
         await until(lambda: all(town.order(bell) == [1] for bell in BELLS))
 

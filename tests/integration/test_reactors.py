@@ -21,7 +21,7 @@ from eventjet.jetstream.api import stream_info
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control
-from eventjet.subscriptions.cursor_control import cursor_at, put
+from eventjet.subscriptions.cursor_control import cursor_at, move_cursors
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, QuarantinedEntry
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
@@ -575,7 +575,9 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
         assert town.order("b") == [1, 2]
         declared = declarations_of(app)["echo"]
         wanted = await cursor_at(again.store, again.client, declared, 1)
-        assert await put(cursors_of(again), again.client, [declared], wanted, again.store.at) == [parked.position]
+        assert await move_cursors(cursors_of(again), again.client, [declared], wanted, again.store.at) == [
+            parked.position
+        ]
         async with working(app, settings):
             await until(lambda: town.order("b") == [1, 2, 8])
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.workspace import SqliteWorkspace
+from eventjet.rebuild.sqlite_workspace import SqliteWorkspace
 from eventjet.sql.database import Database
 
 

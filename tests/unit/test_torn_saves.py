@@ -58,3 +58,9 @@ async def test_a_whole_save_is_told_as_it_was_also_where_a_restored_batch_goes_o
     log.batch(range(1, last + 1), ends=True)
     again = await accounts(log).command("c").execute("a", Account.deposit, 1, 2)
     assert (again.version, again.position, len(again.events)) == (2, 2, 2)
+
+
+def test_a_save_of_many_aggregates_names_some_of_them() -> None:
+    subjects = [f"bank.account.{number}" for number in range(1_000)]
+    for error in (OutcomeUnknown(subjects, subjects, "no answer", ()), SaveTorn(subjects, subjects)):
+        assert "bank.account.9 and 990 more" in str(error)

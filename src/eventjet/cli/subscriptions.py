@@ -248,15 +248,15 @@ async def _set(
     were dropped because they belong to another log.
     """
     from eventjet.commands.repository import open_repositories
-    from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
+    from eventjet.subscriptions.cursor_control import cursor_at, move_cursors, position_range, records_of
     from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
         new_cursor = await cursor_at(repositories.store, client, declarations[0], position)
         cursors = Cursors(client, at.app().name)
-        before = await where(cursors, declarations)
+        before = await position_range(cursors, declarations)
         record_at = records_of(repositories.store, client, declarations[0])
-        return before, await put(cursors, client, declarations, new_cursor, record_at) if write else []
+        return before, await move_cursors(cursors, client, declarations, new_cursor, record_at) if write else []
 
 
 def _effect(before: tuple[int, int] | None, position: int) -> str:

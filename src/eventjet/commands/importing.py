@@ -188,6 +188,8 @@ class Importer:
         """From where a repeated import reads the log on; None while it does not find its events there."""
         self._noted: dict[tuple[Key, int], RawRecord] = {}
         """Records of this import by aggregate and ordinal, from when they are read until they are compared."""
+        self._kinds: dict[str, bytes] = {}
+        """The header lines of each type of event and its schema."""
         self._is_over = False
 
     async def run(
@@ -373,8 +375,7 @@ class Importer:
             newest = await self._store.newest_of(unread)
             if self._is_first_run is None:
                 self._is_first_run = not newest
-            for record in newest.values():
-                self._note(record)
+            self._note(newest.values())
             unread = self._advance(unread)
             for key in list(unread):
                 if key not in newest or newest[key][0] <= self._places[key].position:
@@ -398,8 +399,7 @@ class Importer:
         while unread and self._read_from is not None:
             lacking = self._lacking(unread)
             records = await self._store.records_from(self._read_from, max(lacking, min(_READ_MIN, count)))
-            for record in records:
-                self._note(record)
+            self._note(records)
             unread = self._advance(unread)
             is_worth_it = records and 4 * (lacking - self._lacking(unread)) >= lacking
             self._read_from = records[-1][0] + 1 if is_worth_it else None
@@ -421,11 +421,14 @@ class Importer:
                 place.move_to(record, place.imported + 1)
         return unread
 
-    def _note(self, record: RawRecord) -> None:
-        """Keep a record until its event is given, if it is one of this import."""
-        if ordinal := self._ordinal(record):
-            with suppress(ValueError):
-                self._noted[entity_of(record[2]), ordinal] = record
+    def _note(self, records: Iterable[RawRecord]) -> None:
+        """Keep those records that are of this import until their events are given."""
+        for record in records:
+            if ordinal := self._ordinal(record):
+                try:
+                    self._noted[entity_of(record[2]), ordinal] = record
+                except ValueError:
+                    continue  # it is of no aggregate
 
     def _ordinal(self, record: RawRecord) -> int:
         """Return the ordinal of a record in this import; 0 if it is none of its events."""
@@ -456,7 +459,10 @@ class Importer:
         imported, encoded = item.imported, item.encoded
         fields: list[str] = []
         if record is not None:
-            kind = f"\r\n{TYPE}: {encoded.type_name}\r\n{SCHEMA}: {encoded.schema}\r\n".encode()
+            kind = self._kinds.get(encoded.type_name)
+            if kind is None:
+                kind = f"\r\n{TYPE}: {encoded.type_name}\r\n{SCHEMA}: {encoded.schema}\r\n".encode()
+                self._kinds[encoded.type_name] = kind
             is_same_body = record[4] == encoded.body and kind in record[3]
             if is_same_body and f"\r\n{item.context}".encode() in record[3]:
                 return ""  # nearly all are the same to the byte

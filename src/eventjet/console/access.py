@@ -82,13 +82,13 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        level, actor = await self._asked(request)
+        level, actor = await self._permission(request)
         cookie_token = request.cookies.get(_COOKIE, "")
         token = cookie_token if _is_token(cookie_token) else secrets.token_hex(_TOKEN_BYTES)
         visitor = Visitor(level, cut(printable(actor), _ACTOR_MAX), token)
 
         async def may_look() -> bool:
-            return (await self._asked(request))[0] != "forbidden"
+            return (await self._permission(request))[0] != "forbidden"
 
         scope.setdefault("state", {}).update(visitor=visitor, may_look=may_look)
 
@@ -102,7 +102,7 @@ class Gate:
 
         await self._app(scope, receive, answered)
 
-    async def _asked(self, request: Request) -> tuple[Level, str]:
+    async def _permission(self, request: Request) -> tuple[Level, str]:
         answer: Any = self._access(request)
         if isawaitable(answer):
             answer = await answer

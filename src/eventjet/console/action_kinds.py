@@ -59,21 +59,21 @@ async def _preview_pause(actions: Actions, request: ActionRequest, *, resume: bo
     paused = [work.state == "paused" for work in statuses]
     if resume:
         behind = sum(work.lag_events for work in statuses)
-        says = [
+        effects = [
             f"It goes on from where it stopped, {counted(behind, 'event')} behind the log.",
             "A worker that stands by takes it at its next look; where none runs, the next one that is started does.",
         ]
-        return Preview(says, facts, "It is not paused." if statuses and not any(paused) else "", fault)
-    says = list[str]()
+        return Preview(effects, facts, "It is not paused." if statuses and not any(paused) else "", fault)
+    effects = list[str]()
     if any(work.kind == PROJECTION for work in statuses):
-        says.append("The worker stops before its next commit and stands by.")
-        says.append("Readers go on seeing the rows as they are then, and none that is newer.")
-        says.append("A rebuild may go on; what it swaps in stays paused.")
+        effects.append("The worker stops before its next commit and stands by.")
+        effects.append("Readers go on seeing the rows as they are then, and none that is newer.")
+        effects.append("A rebuild may go on; what it swaps in stays paused.")
     if any(work.kind != PROJECTION for work in statuses):
-        says.append("The worker stops before its next event. Nothing is lost; what events lead to happens later.")
+        effects.append("The worker stops before its next event. Nothing is lost; what events lead to happens later.")
     resume_command = f"eventjet resume {' '.join(request.names)}"
-    says.append(f"It stays so until somebody resumes it, here or with `{resume_command}`.")
-    return Preview(says, facts, "It is paused already." if statuses and all(paused) else "", fault)
+    effects.append(f"It stays so until somebody resumes it, here or with `{resume_command}`.")
+    return Preview(effects, facts, "It is paused already." if statuses and all(paused) else "", fault)
 
 
 async def _pause(actions: Actions, request: ActionRequest, _record: ActionRecord, *, resume: bool) -> str:
@@ -92,14 +92,14 @@ async def _preview_decision(actions: Actions, request: ActionRequest, *, drop: b
     missing = [position for position in request.positions if position not in quarantined]
     behind = sum(event.blocked for event in chosen)
     if drop:
-        goes = "1 event that waits behind them goes" if behind == 1 else f"{behind:,} events that wait behind them go"
-        says = [
+        followers = "1 event that waits" if behind == 1 else f"{behind:,} events that wait"
+        effects = [
             f"These events are given up for good: they are never taken. {quarantine.drop_effect}",
-            f"{goes} on.",
+            f"{followers} behind them {'goes' if behind == 1 else 'go'} on.",
             "This cannot be taken back. The events stay in the log.",
         ]
     else:
-        says = [
+        effects = [
             "A worker tries these events again, and then those that wait behind them.",
             "One that fails again is quarantined again, with its new reason.",
             f"{counted(behind, 'event')} wait behind them." if behind != 1 else "1 event waits behind them.",
@@ -111,7 +111,7 @@ async def _preview_decision(actions: Actions, request: ActionRequest, *, drop: b
     refusal = ""
     if missing and not is_cut:
         refusal = f"Not quarantined any more: {_positions(missing)}. Go back and choose again."
-    return Preview(says, facts, refusal, result.fault)
+    return Preview(effects, facts, refusal, result.fault)
 
 
 async def _decide(actions: Actions, request: ActionRequest, _record: ActionRecord, *, drop: bool) -> str:
@@ -131,16 +131,16 @@ async def _preview_rebuild(actions: Actions, request: ActionRequest) -> Preview:
     app, settings, engine = actions.sources.app, actions.sources.settings, EngineOptions(request.engine)
     look = preview(app, request.names, settings, engine=engine, from_archive=request.from_archive or None)
     result = await actions.sources.attempt("The plan", look)
-    says = [
+    effects = [
         "The read model is made again from the log beside the live one, while workers, commands and readers go on.",
         "Then it is swapped in, complete.",
         "Cancelled, or after a fault anywhere, the live one stays as it is.",
     ]
     if result.value is None:
-        return Preview(says, fault=result.fault)
+        return Preview(effects, fault=result.fault)
     lines = list(preview_lines(result.value))[:-1]
     facts = [("plan", line) for line in lines if not line.startswith("Refused: ")]
-    return Preview(says, facts, "\n".join(result.value.refusals))
+    return Preview(effects, facts, "\n".join(result.value.refusals))
 
 
 async def _preview_verify(_actions: Actions, request: ActionRequest) -> Preview:
@@ -166,11 +166,14 @@ async def _preview_promote(actions: Actions, request: ActionRequest) -> Preview:
     live = next((work for work in statuses if not work.location and work.revision != resolved.revision), None)
     declared = next((work for work in statuses if work.revision == resolved.revision), None)
     tables = ", ".join(table.name for table in resolved.tables)
-    says = [f"Revision {resolved.revision}, which this app declares, gets {tables}: readers see its rows from then on."]
+    effects = [
+        f"Revision {resolved.revision}, which this app declares, gets {tables}: readers see its rows from then on."
+    ]
     if live is not None:
-        kept = f"The tables of revision {live.revision} become inactive and are kept"
-        says.append(f"{kept}; promoting that one brings it back.")
-    says.append("It is refused while it lacks events that readers see already.")
+        effects.append(
+            f"The tables of revision {live.revision} become inactive and are kept; promoting that one brings it back."
+        )
+    effects.append("It is refused while it lacks events that readers see already.")
     facts = [
         (_label(work), f"{_state_text(work)}; {'inactive' if work.location else 'what readers see'}")
         for work in statuses
@@ -178,7 +181,7 @@ async def _preview_promote(actions: Actions, request: ActionRequest) -> Preview:
     refusal = ""
     if declared is not None and declared.state != "new" and not declared.location:
         refusal = f"Revision {resolved.revision} is what readers see already."
-    return Preview(says, facts, refusal, fault)
+    return Preview(effects, facts, refusal, fault)
 
 
 async def _promote(actions: Actions, request: ActionRequest, _record: ActionRecord) -> str:
@@ -189,12 +192,12 @@ async def _promote(actions: Actions, request: ActionRequest, _record: ActionReco
 
 async def _preview_cancel(actions: Actions, request: ActionRequest) -> Preview:
     job = actions.jobs.get(request.job)
-    says = [
+    effects = [
         f"It stops within {STOP_TIMEOUT_S:g} s, and what it has begun is cleared away. No live read model is changed."
     ]
     if job is None or not job.is_running:
-        return Preview(says, refusal=_NOT_RUNNING)
-    return Preview(says, [("job", f"{job.kind} of {', '.join(job.names)}, begun by {job.actor or 'nobody named'}")])
+        return Preview(effects, refusal=_NOT_RUNNING)
+    return Preview(effects, [("job", f"{job.kind} of {', '.join(job.names)}, begun by {job.actor or 'nobody named'}")])
 
 
 async def _cancel(actions: Actions, request: ActionRequest, _record: ActionRecord) -> str:

@@ -34,14 +34,15 @@ POSITIONS_MAX = 1_000
 _RUNNING_MAX = 20
 _RECORDED_S = 5.0
 """Seconds that recording may take before an action is refused."""
-_SEEN_S = 1.5
+_WAIT_S = 1.5
 """Seconds that the page waits for an action to end, so that a short action is over when it shows."""
 _CLEARED_S = 20.0
 """Seconds that running actions have to clear up when the console ends."""
 _END_TRIES = 3
 _END_PAUSE_S = 1.0
+ACTION_ID = re.compile(r"[0-9a-f]{32}")
+"""The id of an action, of its form, and of the job that it starts."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ID = re.compile(r"[0-9a-f]{32}")
 _URL_MAX = 1_000
 _LOG = logging.getLogger("eventjet.console")
 
@@ -68,14 +69,11 @@ class ActionRequest:
         for name, value in pairs:
             fields.setdefault(name, []).append(value)
         last_values = {name: values[-1].strip() for name, values in fields.items()}
-        engine, job, archive = (
-            last_values.get("engine") or "auto",
-            last_values.get("job", ""),
-            last_values.get("from_archive", ""),
-        )
+        engine = last_values.get("engine") or "auto"
+        job, archive = last_values.get("job", ""), last_values.get("from_archive", "")
         if engine not in CHOICES:
             raise HTTPException(400, f"The engine is one of {', '.join(CHOICES)}.")
-        if job and not _ID.fullmatch(job):
+        if job and not ACTION_ID.fullmatch(job):
             raise HTTPException(400, "A job is named by 32 hexadecimal digits.")
         if len(archive) > _URL_MAX:
             raise HTTPException(400, f"The URL of an archive has {_URL_MAX:,} characters at the most.")
@@ -112,7 +110,7 @@ class ActionRequest:
 class Preview:
     """What an action will do, in plain words."""
 
-    says: Sequence[str]
+    effects: Sequence[str]
     facts: Sequence[tuple[str, str]] = ()
     """The present state, as pairs of a label and a value."""
     refusal: str = ""
@@ -191,7 +189,7 @@ class Actions:
         the action cannot be recorded; then nothing is done.
         """
         action = self.named(request)
-        if not _ID.fullmatch(form):
+        if not ACTION_ID.fullmatch(form):
             raise HTTPException(400, "This form is not of this console. Open the page again.")
         if form in self._running:
             return form
@@ -203,7 +201,7 @@ class Actions:
             task = asyncio.create_task(self._carry_out(action, request, begun))
             self._running[form] = task
             task.add_done_callback(lambda _: self._running.pop(form, None))
-            await asyncio.wait({task}, timeout=_SEEN_S)
+            await asyncio.wait({task}, timeout=_WAIT_S)
         return form
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -18,7 +18,6 @@ from eventjet.operations.reports import difference_text, differing_columns, key_
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
-from eventjet.rebuild.job import options_of
 from eventjet.rebuild.plan import EngineChoice
 from eventjet.settings import Settings
 from eventjet.text import counted, spent
@@ -27,10 +26,24 @@ Kind: TypeAlias = Literal["rebuild", "verify"]
 
 RUNNING_MAX = 2
 """The most jobs at once, since each may take all cores of this machine."""
-KEPT_MAX = 20
+ENDED_MAX = 20
 """The most ended jobs whose progress and results are still shown."""
 _NOTES_MAX = 20
 _NOUNS = {"rebuild": "rebuild", "verify": "verification"}
+
+
+@dataclass(slots=True)
+class _Phase:
+    """The progress of one phase of a job."""
+
+    names: str
+    """The projections that the phase is about."""
+    phase: str
+    began: float
+    """When it began, by the monotonic clock."""
+    done: int = 0
+    total: int = 0
+    """0 while it is not known."""
 
 
 @dataclass(slots=True)
@@ -55,8 +68,8 @@ class Job:
     """Lines that say how the job ended."""
     differing: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Rows that differ from those that the log gives, without private values."""
-    _phases: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
-    """(done, total, time of the start) by (names of projections, phase)."""
+    _phases: dict[tuple[str, str], _Phase] = field(default_factory=dict[tuple[str, str], _Phase])
+    """The phases so far, by names of projections and phase."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: float = 0.0
 
@@ -71,25 +84,27 @@ class Job:
             if step.note:
                 self.notes = (*self.notes, step.note)[-_NOTES_MAX:]
                 return
-            progress = self._phases.setdefault((names, step.phase), [0, 0, now])
-            progress[:2] = step.done, step.total or progress[1]
+            phase = self._phases.setdefault((names, step.phase), _Phase(names, step.phase, now))
+            phase.done, phase.total = step.done, step.total or phase.total
 
     def phases(self) -> list[dict[str, Any]]:
         """Return all phases so far, in the order of their start; a total of 0 is not known."""
         with self._lock:
-            phases = [(key, tuple(values)) for key, values in self._phases.items()]
-        # A phase is over when the next one begins.
-        ends = [began for _, (_, _, began) in phases[1:]] + [self._ended or time.monotonic()]
+            phases = [replace(phase) for phase in self._phases.values()]
+        if not phases:
+            return []
+        # A phase is over when the next one begins; the last one, when the job has ended.
+        ends = [*(phase.began for phase in phases[1:]), None if self.is_running else self._ended]
         return [
             {
-                "names": names,
-                "phase": phase,
-                "done": int(done),
-                "total": int(total),
-                "seconds": max(0.0, until - began),
-                "is_over": number < len(phases) or not self.is_running,
+                "names": phase.names,
+                "phase": phase.phase,
+                "done": phase.done,
+                "total": phase.total,
+                "seconds": max(0.0, (time.monotonic() if end is None else end) - phase.began),
+                "is_over": end is not None,
             }
-            for number, (((names, phase), (done, total, began)), until) in enumerate(zip(phases, ends, strict=True), 1)
+            for phase, end in zip(phases, ends, strict=True)
         ]
 
     def end(self, state: Literal["done", "failed", "cancelled"], fault: str = "") -> None:
@@ -127,7 +142,7 @@ class Jobs:
         if len(running) >= RUNNING_MAX:
             raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
         self._jobs[job.id] = job
-        for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], KEPT_MAX, None):
+        for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], ENDED_MAX, None):
             del self._jobs[old.id]
         try:
             await self._work(job)
@@ -141,18 +156,15 @@ class Jobs:
         return "\n".join(job.results)
 
     async def _work(self, job: Job) -> None:
-        how: dict[str, Any] = {
-            "engine": options_of(EngineOptions(job.engine)),
-            "from_archive": job.from_archive or None,
-        }
+        app, settings, engine, archive = self._app, self._settings, EngineOptions(job.engine), job.from_archive or None
         if job.kind == "rebuild":
             progress = partial(job.report, ", ".join(job.names))
-            job.results = list(
-                rebuild_lines(await rebuild(self._app, job.names, self._settings, **how, progress=progress))
-            )
+            report = await rebuild(app, job.names, settings, engine=engine, from_archive=archive, progress=progress)
+            job.results = list(rebuild_lines(report))
             return
         for name in job.names:
-            report = await verify(self._app, name, self._settings, **how, progress=partial(job.report, name))
+            progress = partial(job.report, name)
+            report = await verify(app, name, settings, engine=engine, from_archive=archive, progress=progress)
             summary = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
             job.results.append(f"{summary} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
             job.differing += _differing(report, self._app.projections[name])

@@ -197,12 +197,12 @@ def query_number(request: Request, name: str, *, least: int = 0, most: int = NUM
 
     Raises `HTTPException` 400 for other text and for a number outside of `least` to `most`.
     """
-    text = request.query_params.get(name, "").replace(",", "").strip()
-    if not text:
+    digits = request.query_params.get(name, "").replace(",", "").strip()
+    if not digits:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise HTTPException(400, f"`{name}` is {printable(cut(text, 40))!r}, which is not a number.")
-    number = int(text)
-    if not least <= number <= most:
-        raise HTTPException(400, f"`{name}` is {number:,}; it can be from {least:,} to {most:,}.")
-    return number
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
+        raise HTTPException(400, f"`{name}` is {printable(cut(digits, 40))!r}, which is not a number.")
+    value = int(digits)
+    if not least <= value <= most:
+        raise HTTPException(400, f"`{name}` is {value:,}; it can be from {least:,} to {most:,}.")
+    return value

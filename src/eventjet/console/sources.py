@@ -103,7 +103,7 @@ class Sources:
         """Ask the question in this thread, which waits for the answer."""
         if not self._sessions.acquire(blocking=False):
             where = f"The database {self.database.shown}"
-            raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at what it is doing.")
+            raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at source it is doing.")
         try:
             with self.database.reaching_sync(), self._engine.connect() as connection:
                 return question(connection.execution_options(**{READ_ONLY: True}))
@@ -112,31 +112,31 @@ class Sources:
 
     async def attempt(
         self,
-        what: str,
+        source: str,
         look: Coroutine[Any, Any, T],
         within_s: float = ANSWER_S,
         *,
         refusals: type[EventjetError] | tuple[()] = (),
     ) -> Result[T]:
-        """Take a look, and return its value or its fault, in which `what` names the source, such as "The database".
+        """Take a look, and return its value or its fault, which begins with `source`, such as "The database".
 
         An error of `refusals` says that the query is wrong, and becomes an `HTTPException` 400.
         """
         try:
-            return Result(await self.fetch(what, look, within_s))
+            return Result(await self.fetch(source, look, within_s))
         except refusals as error:
             raise HTTPException(400, str(error)) from None
         except (EventjetError, TimeoutError) as error:
-            return Result(None, str(error) or f"{what} did not answer in time.")
+            return Result(None, str(error) or f"{source} did not answer in time.")
 
-    async def fetch(self, what: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
+    async def fetch(self, source: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
         """Take a look and return its value; raises what the look raises, or `TimeoutError` after `within_s`.
 
         A look that is late is cancelled but not waited for, since its end may never come.
         """
         if len(self._abandoned) >= _ABANDONED_MAX:
             look.close()
-            raise TimeoutError(f"{what} has not answered for a while, so it is not asked again yet.")
+            raise TimeoutError(f"{source} has not answered for a while, so it is not asked again yet.")
         task = asyncio.ensure_future(look)
         try:
             done, _ = await asyncio.wait({task}, timeout=within_s)
@@ -145,7 +145,7 @@ class Sources:
             raise
         if not done:
             self._abandon(task)
-            raise TimeoutError(f"{what} did not answer within {within_s:g} s.")
+            raise TimeoutError(f"{source} did not answer within {within_s:g} s.")
         return task.result()
 
     def _abandon(self, look: asyncio.Task[Any]) -> None:

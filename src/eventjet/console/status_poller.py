@@ -24,12 +24,11 @@ from eventjet.operations.processes import Deadlines, deadlines_by_process
 from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
-    SeenCheckpoints,
-    SeenLog,
-    checkpoints_of,
+    CheckpointSnapshot,
+    LogSnapshot,
     look_at_followers,
-    see_checkpoints,
-    see_log,
+    look_at_projections,
+    read_checkpoints,
     statuses_of,
 )
 from eventjet.subscriptions.work_status import PROJECTION, StatusHistory, StatusSnapshot, WorkStatus
@@ -47,7 +46,7 @@ SLOW_S = 1.3
 _DEADLINES_S = 5.0
 _MONITORING_S = 30.0
 """Seconds between two requests to the servers' monitoring endpoints."""
-KEPT_S = 120.0
+HISTORY_S = 120.0
 _PACE_S = 10.0
 _LOG = logging.getLogger("eventjet.console")
 
@@ -55,17 +54,17 @@ _LOG = logging.getLogger("eventjet.console")
 class Poll(Generic[T]):
     """A look at one source that pages share: taken when one of them asks, at most once in `every_s` seconds."""
 
-    def __init__(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], every_s: float) -> None:
-        """Prepare a poll; `what` names the source in messages, such as "The NATS server"."""
+    def __init__(self, source: str, look: Callable[[], Coroutine[Any, Any, T]], every_s: float) -> None:
+        """Prepare a poll; `source` is its name in messages, such as "The NATS server"."""
         self.value: T | None = None
         """The value of the last successful look, kept after faults."""
         self.first = asyncio.Event()
         """Set when the first look has ended, with a value or a fault."""
-        self._what = what
+        self._source = source
         self._look = look
         self._every_s = every_s
         self._fault = ""
-        self._seen_at: float | None = None
+        self._read_at: float | None = None
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -74,25 +73,25 @@ class Poll(Generic[T]):
         """Why there is no new value; empty without a fault."""
         slow_s = time.monotonic() - self._began if self._task is not None and not self._task.done() else 0.0
         if not self._fault and slow_s > SLOW_S:
-            return f"{self._what} has not answered for {slow_s:.0f} s."
+            return f"{self._source} has not answered for {slow_s:.0f} s."
         return self._fault
 
     @property
-    def seen_s(self) -> float | None:
+    def age_s(self) -> float | None:
         """Age of the value in seconds; None while there is no value."""
-        return None if self._seen_at is None else time.monotonic() - self._seen_at
+        return None if self._read_at is None else time.monotonic() - self._read_at
 
     def begin(self) -> None:
         """Begin a look, unless one is under way or the last one began a moment ago."""
         now = time.monotonic()
-        if (self._task is None or self._task.done()) and (self._task is None or now - self._began >= self._every_s):
+        if self._task is None or (self._task.done() and now - self._began >= self._every_s):
             self._began = now
             self._task = asyncio.create_task(self._run())
 
     async def refresh(self) -> None:
         """Begin a look as `begin` does; where the value is old, wait for the look until it counts as slow."""
         self.begin()
-        if self._task is not None and (self._fault or self.seen_s is None or self.seen_s > _FRESH_S):
+        if self._task is not None and (self._fault or self.age_s is None or self.age_s > _FRESH_S):
             await asyncio.wait({self._task}, timeout=max(0.0, self._began + SLOW_S - time.monotonic()))
 
     def cancel(self) -> None:
@@ -104,13 +103,13 @@ class Poll(Generic[T]):
         try:
             self.value = await called(self._look(), "A look")
         except (EventjetError, TimeoutError) as error:
-            self._fault = str(error) or f"{self._what} did not answer in time."
+            self._fault = str(error) or f"{self._source} did not answer in time."
         except Exception as error:  # noqa: BLE001 - reported, and the next look is taken all the same
             _LOG.exception("a look of the console failed")
             self._fault = f"This is a fault of eventjet's own ({type(error).__name__}); see the console's log."
         else:
             self._fault = ""
-            self._seen_at = time.monotonic()
+            self._read_at = time.monotonic()
         self.first.set()
 
 
@@ -122,9 +121,9 @@ class StatusPoller:
         self.monitoring = tuple(monitoring)
         self.statuses: list[WorkStatus] = []
         """Status of the projections, then of reactors, processes, publications and inboxes."""
-        self.seen_s: float | None = None
+        self.age_s: float | None = None
         """Age of `statuses` in seconds; None before the first look."""
-        self.is_log_known = False
+        self.has_lag = False
         """Whether `statuses` contain lag and the log's last position; otherwise both are zero."""
         self.database = Poll("The database", self._look_at_database, _EVERY_S)
         self.log = Poll("The NATS server", self._look_at_log, _EVERY_S)
@@ -139,7 +138,7 @@ class StatusPoller:
         self._endpoint = Endpoint.of(sources.settings).with_name("eventjet ui")
         self._connection: NatsConnection | None = None
         self._is_closed = False
-        self.history = StatusHistory(KEPT_S)
+        self.history = StatusHistory(HISTORY_S)
         self._ends: deque[tuple[float, int]] = deque()
 
     async def refreshed(self) -> StatusPoller:
@@ -153,18 +152,18 @@ class StatusPoller:
         has_read_models = last is not None and any(status.kind == PROJECTION for status in last.projections)
         is_whole = has_read_models or not self._declared or self.database.value is None
         if last is not None and is_whole and not self.subscriptions.fault:
-            ages = [age for age in (self.subscriptions.seen_s, self.database.seen_s) if age is not None]
-            self.statuses, self.seen_s, self.is_log_known = self.history.statuses(), max(ages), True
+            ages = [age for age in (self.subscriptions.age_s, self.database.age_s) if age is not None]
+            self.statuses, self.age_s, self.has_lag = self.history.statuses(), max(ages), True
         elif self.database.value is not None:
             # Without the server, what the database says is still true.
-            self.statuses = statuses_of(self.database.value, self._declared, SeenLog())
-            self.seen_s, self.is_log_known = self.database.seen_s, False
+            self.statuses = statuses_of(self.database.value, LogSnapshot())
+            self.age_s, self.has_lag = self.database.age_s, False
         return self
 
     @property
     def is_old(self) -> bool:
         """Whether `statuses` are so old that they say nothing of now."""
-        return self.seen_s is not None and self.seen_s > _OLD_S
+        return self.age_s is not None and self.age_s > _OLD_S
 
     @property
     def fault(self) -> str:
@@ -187,11 +186,11 @@ class StatusPoller:
             poll.cancel()
         await self._sources.close()
 
-    async def _look_at_database(self) -> SeenCheckpoints:
+    async def _look_at_database(self) -> CheckpointSnapshot:
         if not self._declared:
-            return SeenCheckpoints([], {})
+            return CheckpointSnapshot()
         app, declared = self._app.name, self._declared
-        look = self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
+        look = self._sources.ask(lambda connection: read_checkpoints(connection, app, declared))
         return await self._sources.fetch("The database", look, _ANSWER_S)
 
     async def _look_at_log(self) -> LogStatus:
@@ -209,23 +208,19 @@ class StatusPoller:
 
     async def _look_at_subscriptions(self) -> None:
         await self.database.first.wait()
-        checkpoints = self.database.value or SeenCheckpoints([], {})
-        declared = self._declared if self.database.value is not None else set[tuple[str, int]]()
-        log, followers = await in_thread(lambda: self._look_at_server(checkpoints, declared))
-        statuses = [*statuses_of(checkpoints, declared, log), *followers]
+        checkpoints = self.database.value or CheckpointSnapshot()
+        statuses = await in_thread(lambda: self._look_at_server(checkpoints))
         self.history.add(StatusSnapshot(time.monotonic(), statuses))
 
-    def _look_at_server(
-        self, checkpoints: SeenCheckpoints, declared: set[tuple[str, int]]
-    ) -> tuple[SeenLog, list[WorkStatus]]:
-        """Return what the log says of these checkpoints, and the status of each cursor; reconnects after an error."""
+    def _look_at_server(self, checkpoints: CheckpointSnapshot) -> list[WorkStatus]:
+        """Return the statuses for these checkpoints and of each cursor; reconnects after an error."""
         try:
             if self._connection is None:
                 self._connection = NatsConnection.open(self._endpoint, timeout_s=_ANSWER_S)
             if self._is_closed:
                 raise StoreUnavailable("The log", "the console has ended")
-            log = see_log(self._connection, self._app.name, checkpoints_of(checkpoints, declared))
-            return log, look_at_followers(self._connection, self._app, self._declarations, log.last)
+            statuses, last = look_at_projections(self._connection, self._app.name, checkpoints)
+            return [*statuses, *look_at_followers(self._connection, self._app, self._declarations, last)]
         except BaseException:
             self._disconnect()
             raise

@@ -23,7 +23,7 @@ from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
-from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
+from eventjet.subscriptions.status import CheckpointSnapshot, read_checkpoints
 from eventjet.text import listed
 
 
@@ -31,7 +31,7 @@ from eventjet.text import listed
 class StoredReadModels:
     """What the database has of the app's read models, for the checks of other parts."""
 
-    checkpoints: SeenCheckpoints
+    checkpoints: CheckpointSnapshot
     empty: set[str] = field(default_factory=set[str])
     """Names of the projections whose tables have no row."""
 
@@ -76,7 +76,7 @@ def _check_connected(
     with _guarded(report, connection, "checkpoints"):
         app = installation.app
         declared = [(resolved.name, resolved.revision) for resolved in app.projections.values()]
-        stored = StoredReadModels(see_checkpoints(connection, app.name, declared))
+        stored = StoredReadModels(read_checkpoints(connection, app.name, declared))
     for resolved in installation.app.projections.values():
         with _guarded(report, connection, "tables"):
             _check_tables(report, connection, resolved, stored)

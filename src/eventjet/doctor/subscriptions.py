@@ -37,10 +37,9 @@ def check_read_models(
     if stored is None:
         report.unknown("checkpoint", "not looked at: their checkpoints could not be read (see database)")
         return
-    declared = {(projection.name, projection.revision) for projection in app.projections.values()}
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor read models")
     with NatsConnection.open(endpoint) as link, report.guarded("log", reported_by="streams"):
-        statuses, _ = look_at_projections(link, app.name, stored.checkpoints, declared)
+        statuses, _ = look_at_projections(link, app.name, stored.checkpoints)
         for status in statuses:
             if status.declared:
                 check_work(report, status)

@@ -72,7 +72,7 @@ class OutcomeUnknown(StoreError):
         self.log = log
         """The identity of the log on which the save began; empty if it is not known."""
         super().__init__(
-            f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
+            f"It is not known whether {len(self.event_ids)} event(s) on {listed(self.subjects)} are stored "
             f"(last answer: {cause}). {_READ_ONLY if is_read_only else ''}Pass this error to `resolve` once the server "
             "answers again; do not decide again before that."
         )
@@ -84,7 +84,7 @@ class SaveTorn(OutcomeUnknown):
     def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], writes: Sequence[Any] = ()) -> None:
         super().__init__(subjects, event_ids, "the log holds only a part of them", writes)
         message = (
-            f"The log holds only a part of a save on {', '.join(self.subjects)}: the server did not keep its batch "
+            f"The log holds only a part of a save on {listed(self.subjects)}: the server did not keep its batch "
             "whole. What is there counts and stays. `eventjet audit` names it; record what is missing by a command of "
             "its own."
         )

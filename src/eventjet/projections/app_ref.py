@@ -174,7 +174,7 @@ class AppRef:
                 f'(exit {error.code}). Move what it runs under `if __name__ == "__main__":`.'
             ) from error
         except ModuleNotFoundError as error:
-            raise self._not_found(error) from error
+            raise self._missing_module(error) from error
         except BaseException as exception:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(exception)
             raise UsageError(
@@ -192,7 +192,7 @@ class AppRef:
             hint = f"There is no such name. {meant(self.attribute, apps)}{hint}"
         return UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
 
-    def _not_found(self, error: ModuleNotFoundError) -> UsageError:
+    def _missing_module(self, error: ModuleNotFoundError) -> UsageError:
         if error.name and (self.module == error.name or self.module.startswith(error.name + ".")):
             searched = f" in {', '.join(self.path)}" if self.path else ""
             package, dot, _ = error.name.rpartition(".")

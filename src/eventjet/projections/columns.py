@@ -330,7 +330,7 @@ def blob(value: Any) -> bytes:
     return value if type(value) is bytes else bytes(value)
 
 
-def one_of(labels: Mapping[str, Any]) -> Convert:
+def enum_value(labels: Mapping[str, Any]) -> Convert:
     """Accept the values of an enum, given by stored label."""
     members = {value: value for value in labels.values()}
 
@@ -441,7 +441,7 @@ def _enum_default(cls: type[Enum]) -> sa.Enum:
 
 
 COLUMN_TYPES = (
-    ColumnType(sa.Enum, lambda kind: one_of(labels(kind)), is_key=True, default=_enum_default),
+    ColumnType(sa.Enum, lambda kind: enum_value(labels(kind)), is_key=True, default=_enum_default),
     ColumnType(sa.String, lambda kind: text(kind.length), is_key=True),
     ColumnType(sa.Float, lambda _: double, default=lambda _: sa.Double()),
     ColumnType(sa.Numeric, _numeric_of, is_key=True),

@@ -139,7 +139,7 @@ class Fold:
             take(zip(events, keys, strict=True))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(current(), error)
-        return without_ghosts(changed, rows)
+        return without_transient(changed, rows)
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
@@ -200,7 +200,7 @@ def row_steps(
     return take, lambda: event
 
 
-def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
+def without_transient(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
     """Leave out rows that were created and deleted within these events."""
     if None not in changed.values():
         return changed
@@ -279,18 +279,18 @@ class Offering:
     `UnknownEvent` for a newer schema of a known event, which a newer deploy can read.
     """
 
-    __slots__ = ("_catalog", "_decode", "_known")
+    __slots__ = ("_catalog", "_decode", "_quarantined_positions")
 
     def __init__(
         self,
         catalog: Catalog,
         events: Collection[type],
-        known_positions: Collection[int] = (),
+        quarantined_positions: Collection[int] = (),
         earlier: Earlier | None = None,
     ) -> None:
         self._catalog = catalog
         self._decode = chained(catalog, events, earlier)
-        self._known = known_positions
+        self._quarantined_positions = quarantined_positions
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         self._decode.expect(records)
@@ -302,7 +302,7 @@ class Offering:
             if isinstance(error, UnknownEvent) and is_newer(self._catalog, error):
                 raise
             return Offered(record, None, error)
-        if event is None and record[0] not in self._known:
+        if event is None and record[0] not in self._quarantined_positions:
             return None
         return Offered(record, event)
 
@@ -318,14 +318,14 @@ class Reader(Protocol):
 
 
 def reader(
-    catalog: Catalog, resolved: AnyResolved, known_positions: Collection[int] = (), earlier: Earlier | None = None
+    catalog: Catalog, resolved: AnyResolved, quarantined_positions: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
     """Return the reader for the events of a projection.
 
     The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
     """
     if resolved.quarantines:
-        return Offering(catalog, resolved.events, known_positions, earlier)
+        return Offering(catalog, resolved.events, quarantined_positions, earlier)
     if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
         return StateReader(chained(catalog, resolved.decoded, earlier), resolved.joins)
     return chained(catalog, resolved.events, earlier)
@@ -380,7 +380,7 @@ class ParkingFold:
                 error = UnexpectedExit.instead_of(exception)
                 newly_blocked.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error, private=self._resolved.is_private))
-        return Sorted(without_ghosts(changed, rows), parked, newly_blocked)
+        return Sorted(without_transient(changed, rows), parked, newly_blocked)
 
 
 def _waits(

@@ -287,7 +287,7 @@ class _Resolving:
         elif declared.on_error == "quarantine" and (
             isinstance(declared, Entries) or declared.key is not None or declared.keys is not None
         ):
-            what = "entries" if isinstance(declared, Entries) else "by_state" if self.sources else "a key of its own"
+            kind = "entries" if isinstance(declared, Entries) else "by_state" if self.sources else "a key of its own"
             why = (
                 "the order after a quarantined event can only be kept by aggregate, so the key must be the aggregate id"
             )
@@ -301,7 +301,7 @@ class _Resolving:
                     "a row that moves would have to wait under its earlier key, and another aggregate may have that "
                     "key by then"
                 )
-            self.faults.append(f'on_error="quarantine" does not go with {what}: {why}')
+            self.faults.append(f'on_error="quarantine" does not go with {kind}: {why}')
 
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
         """Return the types of the key's parts; None when they are not annotated."""

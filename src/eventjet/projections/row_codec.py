@@ -116,7 +116,7 @@ class RowCodec:
     def _unreadable(self, values: Sequence[Any], error: Exception) -> RowUnreadable:
         """Return the error for a row that cannot be read, with the first column at fault."""
         parts = [self._loaded_part(place, values[place]) for place in self._key_places]
-        key, has_key = tuple(part for part, _ in parts), all(is_one for _, is_one in parts)
+        key, has_key = tuple(part for part, _ in parts), all(is_valid for _, is_valid in parts)
         values_by_field = dict(zip(self.fields, values, strict=True))
         for field, column, value, load, check in zip(
             self.fields, self.columns, values, self._loaders, self._checks, strict=True
@@ -229,15 +229,8 @@ def _check(column: Column[Any], form: Convert | None) -> Convert:
     `form` converts JSON to what the row's annotation asks for.
     """
     plain = normaliser(column.type)
-    check = plain if form is None else _formed(plain, form)
+    check: Convert = plain if form is None else lambda value: form(plain(listed(value)))
     return (lambda value: None if value is None else check(value)) if column.nullable else check
-
-
-def _formed(plain: Convert, form: Convert) -> Convert:
-    def check(value: Any) -> Any:
-        return form(plain(listed(value)))
-
-    return check
 
 
 def _form(hint: Any) -> Convert | None:

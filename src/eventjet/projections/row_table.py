@@ -37,7 +37,7 @@ TableSource: TypeAlias = Table | type[Any]
 """A table, or a mapped class that has one: a `DeclarativeBase`, a `MappedAsDataclass`, an `SQLModel`."""
 
 
-def given_table(source: TableSource) -> Table:
+def table_from(source: TableSource) -> Table:
     """Return a table that was given as it is or by its mapped class; raises `DefinitionError` for anything else."""
     table: Any = source if isinstance(source, Table) else getattr(source, "__table__", None)
     if isinstance(table, Table):
@@ -52,7 +52,7 @@ def table_of(name: str, source: TableSource | None, function: Callable[..., Any]
 
     Raises `DefinitionError` for a row class that does not declare a table.
     """
-    return given_table(source) if source is not None else _declared_table(name, row_type_of(function, is_list=is_list))
+    return table_from(source) if source is not None else _declared_table(name, row_type_of(function, is_list=is_list))
 
 
 def row_type_of(function: Callable[..., Any], *, is_list: bool) -> type:
@@ -105,11 +105,9 @@ def _column(row_type: type, name: str, faults: list[str]) -> Column[Any]:
     column.primary_key = column.primary_key or any(word is _KEY for word in words)
     kinds = [kind for word in words if (kind := _type_in(word)) is not None]
     faults += [f"{field} {fault}" for fault in _word_faults(column, name, classes, words)]
-    faults += [
-        f"{field} names {len(given)} {what}; leave one"
-        for what, given in (("columns", columns), ("types", kinds))
-        if len(given) > 1
-    ]
+    for noun, values in (("columns", columns), ("types", kinds)):
+        if len(values) > 1:
+            faults.append(f"{field} names {len(values)} {noun}; leave one")
     column.type = kinds[-1] if kinds else _default_of(classes, field, faults)
     column.name = column.key = name
     column.nullable = type(None) in classes and not column.primary_key
@@ -123,8 +121,8 @@ def _word_faults(column: Any, name: str, classes: Sequence[Any], words: Sequence
     may_be_none = type(None) in classes
     if column.primary_key and may_be_none:
         yield "is a key and may be None; a key has a value in each row"
-    for given in {column.name, column.key} - {None, name}:
-        yield f"names its column {given!r}; a column has the name of its field, so rename the field"
+    for other_name in {column.name, column.key} - {None, name}:
+        yield f"names its column {other_name!r}; a column has the name of its field, so rename the field"
     nullable = column._user_defined_nullable
     if isinstance(nullable, bool) and nullable != may_be_none and not column.primary_key:
         its_type = "may be None" if may_be_none else "is never None; write `… | None` for a column that may be NULL"

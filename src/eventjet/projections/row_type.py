@@ -39,10 +39,10 @@ def declaration_faults(table: Table) -> Iterator[str]:
     """Yield names that are eventjet's own or that a database would cut, and indexes that no transaction can create."""
     if table.name in OWN_TABLES:
         yield f"the table {table.name!r} is eventjet's own"
-    for what, name in _names(table):
+    for noun, name in _names(table):
         if len(name.encode()) > _NAME_BYTES:
             yield (
-                f"{what} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
+                f"{noun} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
                 f"{_NAME_BYTES}; give it a shorter one"
             )
     for column, kind in _enums(table):
@@ -131,9 +131,9 @@ def listed_names(names: set[str]) -> str:
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
     accepted = _accepted_types(column.type)
-    strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not fits(cls, accepted)]
-    if strange:
-        names = " | ".join(map(shown_name, strange))
+    misfits = [cls for cls in _classes(annotated(row_type, name)) if accepted and not fits(cls, accepted)]
+    if misfits:
+        names = " | ".join(map(shown_name, misfits))
         takes = " or ".join(shown_name(_SHOWN_AS.get(cls, cls)) for cls in accepted)
         field = f"{row_type.__qualname__}.{name}"
         yield f"{field} is {names}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"

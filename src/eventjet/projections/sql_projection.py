@@ -31,7 +31,7 @@ from eventjet.domain.subscription import (
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
-from eventjet.projections.row_table import TableSource, given_table
+from eventjet.projections.row_table import TableSource, table_from
 from eventjet.projections.row_type import declaration_faults
 
 E = TypeVar("E")
@@ -242,10 +242,10 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             faults.extend(error.faults)
             continue
         if hint not in (AsyncConnection, AsyncSession, Any):
-            wanted = "AsyncSession" if "Session" in shown_name(hint) else "AsyncConnection"
+            expected = "AsyncSession" if "Session" in shown_name(hint) else "AsyncConnection"
             faults.append(
                 f"{shown_name(function)} takes `{parameters[1]}: {shown_name(hint)}`, which no worker gives it; "
-                f"take {wanted} of sqlalchemy.ext.asyncio, and await its methods"
+                f"take {expected} of sqlalchemy.ext.asyncio, and await its methods"
             )
         for event_type in events:
             if event_type not in catalog:
@@ -265,7 +265,7 @@ def _tables(sources: Sequence[TableSource], faults: list[str]) -> tuple[Table, .
         faults.append("it has no tables")
         return ()
     try:
-        declared = [given_table(source) for source in sources]
+        declared = [table_from(source) for source in sources]
     except DefinitionError as error:
         faults.extend(error.faults)
         return ()

@@ -31,7 +31,7 @@ from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.projections.state_fold import Cell, Joined, StateId
 from eventjet.rebuild.runs import Target
 
-ENTRIES_HELD_MAX = 50_000
+ENTRIES_MAX = 50_000
 """The maximum number of entries' rows that wait for the next load."""
 
 
@@ -134,7 +134,7 @@ class Folding:
 
     def is_due(self) -> bool:
         """Tell whether enough rows of entries wait for `drain` to be called."""
-        return not self.resolved.reads and len(self._rows) >= ENTRIES_HELD_MAX
+        return not self.resolved.reads and len(self._rows) >= ENTRIES_MAX
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -36,7 +36,7 @@ from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Phase, Report
 from eventjet.rebuild.runs import PURPOSE, Part
-from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
+from eventjet.rebuild.shadow import Shadow, check_not_retired, shadow_of
 from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.runtime import loop_runner, read_ahead
 from eventjet.settings import Settings
@@ -467,7 +467,7 @@ def _candidate(database: Database, resolved: AnyResolved, log: str, connection: 
         live = checkpoint.read(connection, resolved.name, resolved.revision)
         try:
             if live is not None:
-                check_kept(resolved, live)
+                check_not_retired(resolved, live)
             Shadow(database, resolved, log).check_swappable(connection)
         except (RebuildError, Unreachable) as error:
             refusal = str(error)

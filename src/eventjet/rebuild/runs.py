@@ -97,15 +97,14 @@ def close_run(connection: Connection, run: str) -> None:
     connection.execute(delete(rebuilds).where(rebuilds.c.run == run))
 
 
-def known_runs(connection: Connection) -> dict[str, bool]:
+def announced_runs(connection: Connection) -> dict[str, bool]:
     """Return every announced run, and whether its lease has ended."""
-    ended = rebuilds.c.lease_until < Clock()
-    query = select(rebuilds.c.run, ended).where(rebuilds.c.part == RUN_ITSELF)
+    query = select(rebuilds.c.run, rebuilds.c.lease_until < Clock()).where(rebuilds.c.part == RUN_ITSELF)
     # The name of a run becomes that of a schema or a file, so only names made by `new_run` may pass.
     return {run: bool(has_ended) for run, has_ended in connection.execute(query) if RUN.fullmatch(run)}
 
 
-def hold(connection: Connection, run: str) -> None:
+def renew(connection: Connection, run: str) -> None:
     """Renew the lease of a run, and lock its row until the end of the transaction.
 
     Raises `RebuildOvertaken` when the row is gone. A process that removes a run deletes its row in the transaction that
@@ -131,11 +130,11 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
     done = threading.Event()
     lost: list[RebuildOvertaken] = []
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         while not done.wait(every_s):
             try:
                 with engine.begin() as connection:
-                    hold(connection, run)
+                    renew(connection, run)
             except RebuildOvertaken as error:
                 lost.append(error)
                 stop()
@@ -143,7 +142,7 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
             except Exception as error:  # noqa: BLE001 - the thread that renews must not end before the run does
                 logs.REBUILD_LEASE_WAITS.tell(_log, run=run, reason=reason_of(error))
 
-    thread = threading.Thread(target=renew, name="eventjet-rebuild-lease", daemon=True)
+    thread = threading.Thread(target=keep_renewing, name="eventjet-rebuild-lease", daemon=True)
     thread.start()
     try:
         yield

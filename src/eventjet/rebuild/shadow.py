@@ -180,7 +180,7 @@ class Shadow(Generic[R_co]):
 
     def check_confined(self, connection: Connection) -> None:
         """Raise `RebuildRefused` when the open transaction of a handler has written outside the shadow."""
-        written = self.workspace.strange_writes(connection)
+        written = self.workspace.outside_writes(connection)
         if written:
             raise RebuildRefused(
                 self.resolved.name,
@@ -209,7 +209,7 @@ class Shadow(Generic[R_co]):
         succeed, `RebuildOvertaken` and `RebuildRefused`.
         """
         with self.workspace.swapping() as connection:
-            runs.hold(connection, self.run)
+            runs.renew(connection, self.run)
             unlocked_checkpoint = self._checkpoint(connection)
             assert unlocked_checkpoint is not None, "made by `create`"
             exchange = self.workspace.exchange(connection, self.resolved, unlocked_checkpoint.location)
@@ -225,7 +225,7 @@ class Shadow(Generic[R_co]):
                 for locked_checkpoint in locked_checkpoints
                 if locked_checkpoint.revision == self.resolved.revision
             )
-            check_kept(self.resolved, live)
+            check_not_retired(self.resolved, live)
             if live.location != unlocked_checkpoint.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
@@ -361,7 +361,7 @@ def shadow_of(
             failpoints.reach("rebuild.dropped")
 
 
-def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
+def check_not_retired(resolved: AnyResolved, live: Checkpoint) -> None:
     """Raise `RebuildOvertaken` for a dropped revision, whose place another revision's rows may have taken."""
     if live.state == RETIRED:
         raise RebuildOvertaken(

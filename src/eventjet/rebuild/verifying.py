@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from itertools import compress
@@ -74,6 +74,23 @@ class Difference:
     """`missed since N`: the rows were equal before the event at position N; or `never equal`. Unknown for SQL."""
     position: int | None = None
     """The N of `missed since N`, None otherwise."""
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """The comparison of live rows with those that the log gives."""
+
+    rows: int = 0
+    """How many live rows were compared."""
+    differences: int = 0
+    """How many keys have different rows."""
+    examples: list[Difference] = field(default_factory=list[Difference])
+    """The first differences, by key."""
+
+    def add(self, other: _Comparison) -> None:
+        self.rows += other.rows
+        self.differences += other.differences
+        self.examples = [*self.examples, *other.examples][:EXAMPLES_MAX]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +156,18 @@ def _verify(job: Job, name: str) -> VerifyReport:
         job.database.check_sessions()
         remove_leftovers(job.database)
     with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
-        if isinstance(resolved, ResolvedSql):
-            compare = _compare_tables
+        is_sql = isinstance(resolved, ResolvedSql)
+        if is_sql:
             job.source.check(plan, job.watch)
             with replaying(shadow, job) as writer:
                 writer.replay(plan)
         else:
-            compare = _compare_rows
             check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
-            rows, differences, examples = compare(job, plan, shadow)
+            comparison = _compare_tables(job, shadow) if is_sql else _compare_rows(job, plan, shadow)
         failpoints.reach("verify.compared")
-        if not differences:
+        if not comparison.differences:
             shadow.note_proof(checkpoint)
     return VerifyReport(
         projection=resolved.name,
@@ -159,9 +175,9 @@ def _verify(job: Job, name: str) -> VerifyReport:
         engine=plan.engine,
         position=plan.last,
         events=plan.events,
-        rows=rows,
-        differences=differences,
-        examples=tuple(examples),
+        rows=comparison.rows,
+        differences=comparison.differences,
+        examples=tuple(comparison.examples),
         seconds=job.watch.seconds,
     )
 
@@ -304,29 +320,28 @@ def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) ->
     return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
 
 
-def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first differences by key) of a fold; differing states come last.
+def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> _Comparison:
+    """Compare the rows of a fold; differing states come last.
 
     A live row that no fold can have written appears as a `RowUnreadable`.
     """
-    resolved = shadow.resolved
+    resolved, comparison = shadow.resolved, _Comparison()
     codec = RowCodec(resolved.table, resolved.row_type, shadow.target.database.dialect)
     (live_table, expected_table), *state_pairs = shadow.pairs()
-    rows = differences = 0
     first_pairs: list[tuple[Any, Any]] = []
     with _in_key_order(shadow, live_table, codec) as live, _in_key_order(shadow, expected_table, codec) as expected:
         for pair in _pair_rows(live, expected, codec):
-            rows += pair[0] is not None
-            if rows % _REPORT_EVERY == 0:
-                job.watch.tell("compare", rows, 0)
+            comparison.rows += pair[0] is not None
+            if comparison.rows % _REPORT_EVERY == 0:
+                job.watch.tell("compare", comparison.rows, 0)
             if not are_equal(*pair, codec):
-                differences += 1
+                comparison.differences += 1
                 if len(first_pairs) < EXAMPLES_MAX:
                     first_pairs.append(pair)
     keyed = [(_key_of(expected if row is None else row, codec), row, expected) for row, expected in first_pairs]
     live_rows = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
     since = _first_drifts(job, plan, resolved, live_rows, shadow.target.resolutions) if live_rows else {}
-    examples = [
+    comparison.examples = [
         Difference(
             key_labels(resolved.table.primary_key.columns, key),
             row.values if isinstance(row, RowUnreadable) else row,
@@ -339,24 +354,19 @@ def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> t
     ]
     with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         for pair in state_pairs:
-            _, state_differences, state_examples = _compare_table(connection, pair, (), job.watch)
-            differences += state_differences
-            examples += state_examples
-    return rows, differences, examples[:EXAMPLES_MAX]
+            # States are no rows of the read model, so only their differences count.
+            comparison.add(replace(_compare_table(connection, pair, (), job.watch), rows=0))
+    return comparison
 
 
-def _compare_tables(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first differences table by table) of an SQL projection."""
-    del plan
-    rows = differences = 0
-    examples: list[Difference] = []
+def _compare_tables(job: Job, shadow: Shadow[ResolvedSql]) -> _Comparison:
+    """Compare the tables of an SQL projection, one after the other."""
+    comparison = _Comparison()
     numbered = shadow.workspace.numbered(shadow.tables)
     with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         for pair in shadow.pairs():
-            table_rows, table_differences, table_examples = _compare_table(connection, pair, numbered, job.watch)
-            rows, differences = rows + table_rows, differences + table_differences
-            examples += table_examples
-    return rows, differences, examples[:EXAMPLES_MAX]
+            comparison.add(_compare_table(connection, pair, numbered, job.watch))
+    return comparison
 
 
 @contextmanager
@@ -447,13 +457,8 @@ def _is_same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _compare_table(
-    connection: Connection, pair: Pair, numbered: Collection[Column[Any]], watch: Watch
-) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first differences by key) of one table.
-
-    `numbered` are the columns that the database fills from sequences.
-    """
+def _compare_table(connection: Connection, pair: Pair, numbered: Collection[Column[Any]], watch: Watch) -> _Comparison:
+    """Compare the rows of one table; `numbered` are the columns that the database fills from sequences."""
     live, expected = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
     watch.tell("compare", rows, 0)
@@ -477,7 +482,7 @@ def _compare_table(
     differ = or_(*missing, *distinct)
     differences = connection.scalar(select(func.count()).select_from(joined).where(differ)) or 0
     if not differences:
-        return rows, 0, []
+        return _Comparison(rows)
     names = [*key, *[name for name in compared if name not in key]]
     columns = [side.c[name] for side in (left, right) for name in names]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
@@ -493,7 +498,7 @@ def _compare_table(
         dialect_of(connection).load_all(connection)
         examples = first([cast(column, Text) for column in columns])
     sides = len(columns)
-    return (
+    return _Comparison(
         rows,
         differences,
         [

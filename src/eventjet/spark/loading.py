@@ -36,7 +36,8 @@ from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally
-from eventjet.rebuild.workspace import CHUNK, load_part
+from eventjet.rebuild.sqlite_workspace import CHUNK
+from eventjet.rebuild.workspace import load_part
 from eventjet.runtime import uncollected
 from eventjet.spark.archiving import archived_frame, reading
 from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, records_of, unpack_rows

@@ -165,18 +165,18 @@ def take(
     ttl_s: float,
     *,
     code: str = "",
-    stumbled_at: int = -1,
+    failed_at: int = -1,
     silent: Checkpoint | None = None,
 ) -> Checkpoint | None:
     """Become the owner if the lease is free; returns None while another worker has it.
 
     Also notes the fingerprint of the owner's `code`, so that no row is written by code that is not noted.
 
-    A locked row counts as taken. A failed projection is tried again, unless it stands at `stumbled_at`, where the
+    A locked row counts as taken. A failed projection is tried again, unless it stands at `failed_at`, where the
     calling process failed already, or its tables are half written. A lease that has not changed since the `silent`
     checkpoint was read counts as expired, whatever the database's clock says.
     """
-    free = _free_condition(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, failed_at, silent)
     candidate = select(projections.c.position, projections.c.code).where(free)
     row = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
     if row is None:
@@ -191,11 +191,11 @@ def is_free(
     revision: int,
     owner: str,
     *,
-    stumbled_at: int = -1,
+    failed_at: int = -1,
     silent: Checkpoint | None = None,
 ) -> bool:
     """Whether `take` would succeed now, or there is no checkpoint yet; locks nothing."""
-    free = _free_condition(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, failed_at, silent)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
 
@@ -332,19 +332,23 @@ def depose(connection: Connection, name: str, revision: int) -> None:
 
 def _with_code(noted: str, code: str) -> str:
     """Return the noted fingerprints with `code` as the last; an empty (unknown) fingerprint is not noted."""
-    codes = [fingerprint for fingerprint in noted.split(",") if fingerprint not in ("", code)] + [code] * bool(code)
-    return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
+    codes = [fingerprint for fingerprint in noted.split(",") if fingerprint not in ("", code)]
+    if code:
+        codes.append(code)
+    if len(codes) > CODES_MAX:
+        codes = [codes[0], *codes[1 - CODES_MAX :]]
+    return ",".join(codes)
 
 
 def _free_condition(
-    name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None
+    name: str, revision: int, owner: str, failed_at: int, silent: Checkpoint | None
 ) -> ColumnElement[bool]:
     row = projections.c
     unowned = (row.lease_until < Clock()) | row.owner.is_(None) | (row.owner == owner)
     if silent is not None:
         unowned |= (row.epoch == silent.epoch) & (row.lease_until == silent.lease_until)
     is_intact = ~func.coalesce(row.reason, "").contains(HALF_WRITTEN)
-    failed_elsewhere = and_(row.position != stumbled_at, is_intact)
+    failed_elsewhere = and_(row.position != failed_at, is_intact)
     takeable = row.state.in_(TAKE.states) & ((row.state != FAILED) | failed_elsewhere)
     return and_(is_row(name, revision), unowned, takeable)
 

@@ -1,7 +1,7 @@
 """`Dialect` is the port to one kind of database: it has everything that differs between databases.
 
 To add a database, write its class in a file of its own, add it to `_DIALECTS` in `database.py`, and run tests/contracts
-for it (tests/integration/test_dialects.py). To support rebuilds, write its workspace in `rebuild/workspace.py`.
+for it (tests/integration/test_dialects.py). To support rebuilds, write its workspace beside `rebuild/workspace.py`.
 """
 
 from __future__ import annotations

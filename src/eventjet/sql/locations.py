@@ -4,8 +4,8 @@ A revision's own location is a schema on PostgreSQL, with the declared names in 
 SQLite. Each revision has its own, to which its tables move when it loses the declared location.
 
 Where another revision has the declared location, a new revision gets its own, and takes the declared one over once it
-has caught up. Locations are chosen under `Tables.lock_migrations`, so that two revisions never choose the same. Nothing
-here moves a table that exists.
+has caught up. Locations are chosen under `Dialect.lock_migrations`, so that two revisions never choose the same.
+Nothing here moves a table that exists.
 """
 
 from __future__ import annotations
@@ -100,13 +100,10 @@ def check_owner(connection: Connection, name: str, app: str, log: str = "") -> N
 def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False, log: str = "") -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
-    The caller must have called `Tables.lock_migrations`. Raises as `create_tables`.
+    The caller must have called `Dialect.lock_migrations`. Raises as `create_tables`.
     """
-    check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
-    current = checkpoint.read(connection, resolved.name, resolved.revision)
-    if current is None or not current.has_begun:
-        _check_free(connection, resolved)
+    current = _own_checkpoint(connection, resolved, log)
     if current is None or not _is_assigned(current):
         current = _assign_location(connection, resolved, log)
     tables = located_tables(resolved, current.location, dialect)
@@ -179,11 +176,8 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
     Raises `Unreachable` when a worker would not find them, or would find other tables than declared, and
     `LocationTaken` when it could not work with them in their location. Raises as `check_owner`, too.
     """
-    check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
-    current = checkpoint.read(connection, resolved.name, resolved.revision)
-    if current is None or not current.has_begun:
-        _check_free(connection, resolved)
+    current = _own_checkpoint(connection, resolved, log)
     subject = f"revision {resolved.revision} of projection {resolved.name!r}"
     if current is not None and current.state == RETIRED:
         raise unusable(connection, f"{subject} was retired", "Run `eventjet init` to let it begin anew.")
@@ -210,6 +204,15 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
     return tables
 
 
+def _own_checkpoint(connection: Connection, resolved: AnyResolved, log: str) -> Checkpoint | None:
+    """Return the checkpoint of a revision; raises `Unreachable` where it, or a table, belongs to something else."""
+    check_owner(connection, resolved.name, resolved.app, log)
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    if current is None or not current.has_begun:
+        _check_free(connection, resolved)
+    return current
+
+
 def check_columns(
     connection: Connection, resolved: AnyResolved, tables: Sequence[Table], *, to_rebuild: bool = False
 ) -> None:
@@ -217,21 +220,24 @@ def check_columns(
 
     With `to_rebuild`, raise only for what a rebuild would not mend.
     """
-    differences = [difference for difference in column_differences(connection, tables) if difference.breaks]
-    if to_rebuild:
-        differences = [difference for difference in differences if difference.statement]
-    if differences:
-        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_LISTED_MAX])
-        suffix = f"; and {len(differences) - _LISTED_MAX} more" if len(differences) > _LISTED_MAX else ""
-        reason = f"projection {resolved.name!r} is declared otherwise than its table is: {text}{suffix}"
-        remedy = (
-            f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
-            "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
-        )
-        statements = list(dict.fromkeys(difference.statement for difference in differences if difference.statement))
-        if statements:
-            remedy = f"Run: {'; '.join(statements)}."
-        raise unusable(connection, reason, remedy)
+    differences = [
+        difference
+        for difference in column_differences(connection, tables)
+        if difference.breaks and (difference.statement or not to_rebuild)
+    ]
+    if not differences:
+        return
+    text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_LISTED_MAX])
+    suffix = f"; and {len(differences) - _LISTED_MAX} more" if len(differences) > _LISTED_MAX else ""
+    reason = f"projection {resolved.name!r} is declared otherwise than its table is: {text}{suffix}"
+    remedy = (
+        f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
+        "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
+    )
+    statements = dict.fromkeys(difference.statement for difference in differences if difference.statement)
+    if statements:
+        remedy = f"Run: {'; '.join(statements)}."
+    raise unusable(connection, reason, remedy)
 
 
 def holders(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
@@ -263,7 +269,7 @@ def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> li
     Raises `LocationTaken` where they cannot be in that location.
     """
     check_location(resolved, location, dialect)
-    return _copies(resolved.tables, location, dialect, by_hand=isinstance(resolved, ResolvedSql))
+    return _copies(resolved.tables, location, dialect, has_handlers=isinstance(resolved, ResolvedSql))
 
 
 def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> None:
@@ -284,24 +290,22 @@ def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *,
     dialect = dialect_of(connection)
     location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
     check_location(resolved, location, dialect)
-    if holder is not None and not may_create:
-        raise LocationTaken(resolved, holder)
     if holder is not None:
+        if not may_create:
+            raise LocationTaken(resolved, holder)
         # Also the own location of the other revision, so that a worker that exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
             dialect.ensure_location(connection, dialect.own_location(resolved.name, revision))
     checkpoint.ensure(connection, resolved.name, resolved.revision, resolved.app)
-    # An older revision does not displace a newer one by itself.
-    takes_over = holder is not None and holder < resolved.revision
-    tables = recorded(resolved)
     return checkpoint.assign(
         connection,
         resolved.name,
         resolved.revision,
         app=resolved.app,
         location=location,
-        tables=tables,
-        takes_over=takes_over,
+        tables=recorded(resolved),
+        # An older revision does not displace a newer one by itself.
+        takes_over=holder is not None and holder < resolved.revision,
     )
 
 
@@ -334,7 +338,7 @@ def _is_assigned(row: Checkpoint) -> bool:
     return row.tables != UNASSIGNED and row.state != RETIRED
 
 
-def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
+def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, has_handlers: bool = False) -> list[Table]:
     """Copy declared tables into a `MetaData` of their own, with types that the database stores exactly."""
     metadata = MetaData()
     copies = [table.to_metadata(metadata) for table in tables]
@@ -343,7 +347,7 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
         vars(table)["_prefixes"] = vars(declared)["_prefixes"]
         for column in table.columns:
             column.type = dialect.storage_type(column)
-    for table in copies if by_hand else ():
+    for table in copies if has_handlers else ():
         for check in dialect.exactness_checks(table):
             table.append_constraint(check)
         for key in table.foreign_keys:

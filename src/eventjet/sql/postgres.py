@@ -58,7 +58,7 @@ _ABOUT_DATA = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 """SQLSTATEs, or their classes, of faults that may be gone at the next try."""
-_ONE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
+_SINGLE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
 _OPTIONS = frozenset(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())
 _STATES = {
     "22001": Fault.TOO_LONG,
@@ -116,14 +116,14 @@ class Postgres(Dialect):
 
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
         parts, values = postgres_statements.quarantine_parts(name, revision, changes)
-        connection.exec_driver_sql(f"with held as (select 1){''.join(parts)} select 1", tuple(values))
+        connection.exec_driver_sql(f"with advanced as (select 1){''.join(parts)} select 1", tuple(values))
 
     def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
         """Compare two values as text, except for types in which each value has only one form.
 
         To PostgreSQL a month equals thirty days, 1.0 equals 1.00 and 0.0 equals -0.0, and `json` has no equality.
         """
-        if isinstance(left.type, _ONE_FORM):
+        if isinstance(left.type, _SINGLE_FORM):
             return left.is_distinct_from(right)
         return sql_cast(left, sa.Text).collate("C").is_distinct_from(sql_cast(right, sa.Text).collate("C"))
 

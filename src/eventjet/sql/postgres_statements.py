@@ -38,7 +38,7 @@ CLOCK = "extract(epoch from clock_timestamp())::float8"
 
 _TYPES = {"position": "bigint", "payload": "bytea"}
 _ARRAYS = ", ".join(f"%s::{_TYPES.get(name, 'text')}[]" for name in COLUMNS)
-_HAS_ADVANCED = "exists (select 1 from held)"
+_HAS_ADVANCED = "exists (select 1 from advanced)"
 _QUARANTINE_UPSERT = (
     f", quarantined as ({INSERT} select %s, %s, q.*, {CLOCK} "  # noqa: S608 - of constants
     f"from unnest({_ARRAYS}) q where {_HAS_ADVANCED} {REPLACE})"
@@ -58,7 +58,7 @@ _DIALECT = postgresql.dialect()
 class PostgresStatements:
     """The PostgreSQL statements for one table and its checkpoint.
 
-    The part `held` of a statement advances the checkpoint, if the fence lets it; all other parts depend on it.
+    The part `advanced` of a statement advances the checkpoint, if the fence lets it; all other parts depend on it.
     """
 
     def __init__(self, table: Table, codec: RowCodec, states: Statements | None = None) -> None:
@@ -82,7 +82,7 @@ class PostgresStatements:
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
                 f"where t.{names.quoted(key_column)} = any({keys})"
             )
-        self._advance = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
+        self._advance = f"with advanced as ({ADVANCE.format('%s', CLOCK)} returning 1)"
         self._insert = (
             f", inserted as (insert into {names.table} ({names.all()}) "  # noqa: S608 - declared names
             f"select * from unnest({arrays}) where {_HAS_ADVANCED})"
@@ -123,7 +123,7 @@ class PostgresStatements:
             assert self._states is not None
             parts.append(self._states._upsert.replace("upserted as", "states as", 1))
             values += _arrays([self._states._codec.dump(row) for row in changes.states], self._states._literals)
-        parts.append(" select count(*) from held")
+        parts.append(" select count(*) from advanced")
         return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
 
 
@@ -162,7 +162,7 @@ _LOADERS = {
 
 
 def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tuple[list[str], list[Any]]:
-    """Return (the parts that change the quarantine, for a statement with a part `held`; their values)."""
+    """Return (the parts that change the quarantine, for a statement with a part `advanced`; their values)."""
     parts: list[str] = []
     values: list[Any] = []
     if changes.upserts:

@@ -321,24 +321,27 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
     logs = {
         row.log for row, _ in checkpoints if (row.app == app if app else (row.name, row.revision) in declared_revisions)
     }
-    return [
-        Unused(
-            row.name,
-            row.revision,
-            row.state,
-            row.location,
-            tuple(table.quoted() for table in tables.values()),
-            sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
-            row.position,
-            row.owner if left_s > 0 else None,
-            _use_of(connection, row, row.owner if left_s > 0 else None, tables, declared),
+    result: list[Unused] = []
+    for row, left_s in checkpoints:
+        is_of_app = row.app == app if row.app and app else not row.log or row.log in logs
+        if (row.name, row.revision) in declared_revisions or row.state == RETIRED or not is_of_app:
+            continue
+        tables = _existing_tables(connection, row)
+        owner = row.owner if left_s > 0 else None
+        result.append(
+            Unused(
+                row.name,
+                row.revision,
+                row.state,
+                row.location,
+                tuple(table.quoted() for table in tables.values()),
+                sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
+                row.position,
+                owner,
+                _use_of(connection, row, owner, tables, declared),
+            )
         )
-        for row, left_s in checkpoints
-        if (row.name, row.revision) not in declared_revisions
-        and row.state != RETIRED
-        and (row.app == app if row.app and app else not row.log or row.log in logs)
-        for tables in [_existing_tables(connection, row)]
-    ]
+    return result
 
 
 def retire(

@@ -1,7 +1,6 @@
 """`Exchange` moves tables out of a location and others of the same names into it, in the caller's transaction.
 
-Readers see either table, never none. It serves everything that moves a table: promotion, reset and retirement of a
-revision, and on PostgreSQL the swap of a rebuild.
+Readers see either table, never none. Promotions use it, and on PostgreSQL the swaps of rebuilds.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ class Exchange:
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
         self._dialect = dialect_of(connection)
-        self._moves = leaving, coming
+        self._leaving_moves, self._coming_moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
         """The leaving tables that exist, once they are locked."""
         self.coming: Mapping[TableName, TableRef] = {}
 
     def lock_leaving(self) -> None:
         """Lock the leaving tables against writers, but not against readers."""
-        self.leaving, self.coming = self._find()
+        self.leaving, self.coming = self._find(self._leaving_moves), self._find(self._coming_moves)
         self._dialect.lock(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
@@ -76,7 +75,7 @@ class Exchange:
 
         While this transaction waited for a lock, another exchange may have moved them.
         """
-        if self._find() != [self.leaving, self.coming]:
+        if (self._find(self._leaving_moves), self._find(self._coming_moves)) != (self.leaving, self.coming):
             raise NotNow("its tables were swapped or moved meanwhile")
 
     def carry_out(self) -> None:
@@ -85,7 +84,7 @@ class Exchange:
         Before that, a coming table inherits owner, rights and features from the leaving table of its name.
         """
         connection, dialect = self.connection, self._dialect
-        leaving = [(move, self.leaving[move.name]) for move in self._moves[0] if move.name in self.leaving]
+        leaving = [(move, self.leaving[move.name]) for move in self._leaving_moves if move.name in self.leaving]
         dialect.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
         for name, table in self.coming.items():
             if name in self.leaving:
@@ -95,16 +94,16 @@ class Exchange:
             if move.after is not None:
                 dialect.ensure_location(connection, move.after)
                 dialect.move(connection, table, move.name, move.after, None)
-        for move in self._moves[1]:
+        for move in self._coming_moves:
             replaced = self.leaving.get(move.name)
             assert move.after is not None, "what comes stays"
             schema = replaced.schema if replaced else None
             dialect.move(connection, self.coming[move.name], move.name, move.after, schema)
 
-    def _find(self) -> list[dict[TableName, TableRef]]:
-        find = self._dialect.find_table
-        tables = [{move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves]
-        return [{name: ref for name, ref in located.items() if ref is not None} for located in tables]
+    def _find(self, moves: Sequence[Move]) -> dict[TableName, TableRef]:
+        """Return the tables of these moves that exist where they are before."""
+        tables = {move.name: self._dialect.find_table(self.connection, move.name, move.before) for move in moves}
+        return {name: table for name, table in tables.items() if table is not None}
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:

@@ -86,7 +86,7 @@ class Cursor:
             if values.get("waking") is not None:
                 after, until = values["waking"]
                 values["waking"] = int(after), int(until)
-            return cls(**known_fields(cls, values))
+            return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -138,8 +138,6 @@ class Cursor:
             return False
         return self.owner in (None, owner) or silent
 
-    # Transitions.
-
     def taken(self, owner: str, revision: int) -> Cursor:
         """Return the cursor with this owner and revision.
 
@@ -148,16 +146,11 @@ class Cursor:
         has run yet, no instance waits.
         """
         is_higher = self.kind == PROCESS and 0 < self.revision < revision
-        waking = (self.began, self._reached) if is_higher else self.waking
+        waking = (self.began, self.furthest) if is_higher else self.waking
         reason = self.reason if self.state == ACTIVE else None  # only progress clears the reason to wait
         return replace(
             self, owner=owner, revision=revision, state=TAKE.states[self.state], reason=reason, waking=waking
         )
-
-    @property
-    def _reached(self) -> int:
-        """The last position that is done, gaps before it ignored."""
-        return max([self.position, *(last for _, last in self.done)])
 
     def moved(
         self,
@@ -174,8 +167,8 @@ class Cursor:
         """
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
         if self.tries:
-            kept = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
-            moved = replace(moved, tries=kept)
+            tries = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
+            moved = replace(moved, tries=tries)
         return moved.waiting(reason)
 
     def tried(self, position: int, number: int) -> Cursor:
@@ -239,6 +232,6 @@ class Cursor:
         return replace(self, owner=None, state=transition.states[self.state], reason=None)
 
 
-def known_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def declared_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored values that the dataclass has fields for; a later release may have stored more."""
     return {field.name: values[field.name] for field in fields(cls) if field.name in values}

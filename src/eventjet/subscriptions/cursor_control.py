@@ -255,7 +255,7 @@ _MOVES_MAX = CHANGES_MAX // 2 - 64
 """Quarantined events that fit into one write with the cursors: each takes two messages, one to add, one to remove."""
 
 
-async def begin(
+async def create_missing_cursors(
     cursors: Cursors, store: EventStore, client: Client, declared: Iterable[Declaration]
 ) -> tuple[list[tuple[str, int]], list[LogUnusable]]:
     """Create the missing cursors at the start positions of their declarations.
@@ -265,13 +265,13 @@ async def begin(
     worker comes up. Raises `UsageError` where a reactor has another number of partitions than it has cursors and the
     cursors cannot be divided anew; the cursors of all other declarations exist by then.
     """
-    wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
+    by_name: defaultdict[str, list[Declaration]] = defaultdict(list)
     for declaration in declared:
-        wanted[declaration.declared_as].append(declaration)
+        by_name[declaration.declared_as].append(declaration)
     created: list[tuple[str, int]] = []
     unusable: list[LogUnusable] = []
     first_error: UsageError | None = None
-    for name, parts in wanted.items():
+    for name, parts in by_name.items():
         existing = await cursors.of(name)
         if {cursor_entry.name for cursor_entry in existing} == {part.name for part in parts}:
             continue
@@ -320,7 +320,7 @@ async def cursor_at(store: EventStore, client: Client, declaration: Declaration,
     return Cursor(declaration.name, declaration.kind, log, position, event_id, began=position)
 
 
-async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
+async def position_range(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
     """Return the lowest and the highest position among the cursors of these partitions; None without any cursor."""
     names = {part.name for part in parts}
     existing = await cursors.of(parts[0].declared_as)
@@ -331,7 +331,7 @@ async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, in
     return (min(positions), max(positions)) if positions else None
 
 
-async def put(
+async def move_cursors(
     cursors: Cursors, client: Client, parts: Sequence[Declaration], target: Cursor, record_at: RecordAt
 ) -> list[int]:
     """Move some or all partitions of a subscription to the position of `target`; workers that have them are fenced.

@@ -69,7 +69,7 @@ WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
-_HOPELESS = (PermanentFailure, UsageError, DefinitionError)
+_PERMANENT = (PermanentFailure, UsageError, DefinitionError)
 """The application's word, and errors of eventjet about the code itself: another try would fail in the same way."""
 
 
@@ -455,7 +455,7 @@ class CursorSession:
                     self._seen_to_end.discard(position)  # so it counts for other workers, too
                 else:
                     self._seen_to_end.add(position)
-                is_permanent = isinstance(error, (*retry.never, *_HOPELESS))
+                is_permanent = isinstance(error, (*retry.never, *_PERMANENT))
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not is_permanent and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
                 if not passing and (number >= retry.tries or is_permanent):
@@ -527,35 +527,33 @@ class CursorSession:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != QUARANTINED:
-                self._executor.add_due(key, self._retrying(key, entries))
+                self._executor.add_due(key, partial(self._retry_key, key, entries))
 
-    def _retrying(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> Any:
-        async def again() -> None:
-            for entry in entries:
-                if entry.parked.resolution == QUARANTINED:
-                    self._blocking_positions[key] = entry.position
-                    return
-                record = await self._handler.source.at(entry.position)
-                if record is None and self._handler.source.forgets:
-                    self._forget(entry)
-                    continue
-                failed = await self._try_again(entry, record)
-                if failed is not None:
-                    assert failed.error is not None
-                    self._blocking_positions[key] = entry.position
-                    parked = parked_for(failed, failed.error, private=self._is_private)
-                    self._park(_under_key(parked, key), self._handler.retry.tries)
-                    return
-                if entry.parked.resolution == BLOCKED:
-                    self._to_delete.append(entry)
-                else:
-                    self._to_write.append(entry.resolved(RETRIED))
-                self._executor.changed.set()
-            del self._blocking_positions[key]
+    async def _retry_key(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> None:
+        """Try the quarantined and blocked events of a key again, in order, up to one that waits or fails again."""
+        for entry in entries:
+            if entry.parked.resolution == QUARANTINED:
+                self._blocking_positions[key] = entry.position
+                return
+            record = await self._handler.source.at(entry.position)
+            if record is None and self._handler.source.forgets:
+                self._drop(entry)
+                continue
+            failed = await self._try_again(entry, record)
+            if failed is not None:
+                assert failed.error is not None
+                self._blocking_positions[key] = entry.position
+                parked = parked_for(failed, failed.error, private=self._is_private)
+                self._park(_under_key(parked, key), self._handler.retry.tries)
+                return
+            if entry.parked.resolution == BLOCKED:
+                self._to_delete.append(entry)
+            else:
+                self._to_write.append(entry.resolved(RETRIED))
+            self._executor.changed.set()
+        del self._blocking_positions[key]
 
-        return again
-
-    def _forget(self, entry: QuarantinedEntry) -> None:
+    def _drop(self, entry: QuarantinedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
         logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
         self._to_write.append(entry.resolved(DROPPED))

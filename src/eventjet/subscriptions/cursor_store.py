@@ -26,7 +26,7 @@ from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissi
 from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
-from eventjet.subscriptions.cursor import Cursor, known_fields
+from eventjet.subscriptions.cursor import Cursor, declared_fields
 from eventjet.subscriptions.retry import boot_clock
 
 _LENT_S = 0.005
@@ -85,8 +85,8 @@ class QuarantinedEntry:
         """
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            values |= {"parked": Quarantined(**known_fields(Quarantined, values["parked"])), "sequence": sequence}
-            return cls(**known_fields(cls, values))
+            values |= {"parked": Quarantined(**declared_fields(Quarantined, values["parked"])), "sequence": sequence}
+            return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 

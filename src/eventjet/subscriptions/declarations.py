@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -96,10 +96,10 @@ def probes_of(app: Application) -> list[tuple[str, str]]:
 
     They are used to check which other streams or responders answer on these subjects.
     """
-    types = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
+    aggregates = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
     published = [(publication.stream, publication.name) for publication in app.publications.values()]
     needs = {"cursors": bool(declarations_of(app)), "timers": has_timers(app)}
-    return probes(app.name, dict.fromkeys([*types, CLAIMS]), published, **needs)
+    return probes(app.name, dict.fromkeys([*aggregates, CLAIMS]), published, **needs)
 
 
 def _partitions(reactor: Reactor[Any, Any]) -> list[Declaration]:
@@ -145,8 +145,7 @@ def heard_by(info: ProcessInfo) -> tuple[type, ...]:
 
 def filters_of(app: Application, events: Sequence[type]) -> list[str]:
     """Return the subjects of all aggregates that fold at least one of the events."""
-    wanted = set(events)
-    return [f"{app.name}.{info.name}.*" for cls, info in app.aggregates.items() if wanted & set(folded_events(cls))]
+    return [f"{app.name}.{info.name}.*" for cls, info in app.aggregates.items() if {*events} & {*folded_events(cls)}]
 
 
 _LISTENER_PARAMETERS = 2
@@ -181,10 +180,7 @@ def checked_reactors(
         if not isinstance(reactor, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
             faults.append(f'{shown_name(reactor)} is not a reactor: decorate it with `@reactor("name")`')
             continue
-        if not is_name(reactor.name):
-            faults.append(f"the reactor's name {reactor.name!r} is not [a-z][a-z0-9_]*")
-        if reactor.name in reactors:
-            faults.append(f"two reactors are called {reactor.name!r}")
+        faults += _name_faults("reactor", reactor.name, reactors)
         faults += [f"reactor {reactor.name!r}: {fault}" for fault in reactor.faults(catalog.__contains__)]
         reactors[reactor.name] = reactor
     return reactors
@@ -194,10 +190,7 @@ def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> d
     """Return the inboxes by name; mistakes in their definitions are appended to `faults`."""
     inboxes: dict[str, Inbox[Any, Any]] = {}
     for inbox in declared:
-        if not is_name(inbox.name):
-            faults.append(f"the inbox's name {inbox.name!r} is not [a-z][a-z0-9_]*")
-        if inbox.name in inboxes:
-            faults.append(f"two inboxes are called {inbox.name!r}")
+        faults += _name_faults("inbox", inbox.name, inboxes)
         inbox_faults = inbox.faults()
         if not inbox_faults:
             try:
@@ -209,22 +202,30 @@ def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> d
     return inboxes
 
 
+def _name_faults(kind: str, name: str, others: Container[str]) -> Iterator[str]:
+    """Yield what is wrong with the name of a declaration; `others` are the names of those of its kind before it."""
+    if not is_name(name):
+        yield f"the {kind}'s name {name!r} is not [a-z][a-z0-9_]*"
+    if name in others:
+        yield f"two {kind}{'es' if kind == INBOX else 's'} are called {name!r}"
+
+
 def deps_faults(deps: Any, handlers: Sequence[Reactor[Any, Any] | Inbox[Any, Any]]) -> Iterator[str]:
     """Yield a fault for each handler that wants other deps than `App(deps=…)` opens, as far as annotations tell."""
-    given = type(None) if deps is None else _opened_type(deps)
+    opened = type(None) if deps is None else _opened_type(deps)
     for handler in handlers:
         try:
             hint = resolved_hint(handler.handle, list(inspect.signature(handler.handle).parameters)[1])
         except DefinitionError:
             continue  # without an annotation it takes anything
-        (wanted,) = typing.get_args(hint) if typing.get_origin(hint) is Reaction else (Any,)
-        if _is_instance(given, wanted):
+        (expected,) = typing.get_args(hint) if typing.get_origin(hint) is Reaction else (Any,)
+        if _is_instance(opened, expected):
             continue
-        where = f"{shown_name(handler.handle)} wants deps of the type {shown_name(wanted)}"
+        where = f"{shown_name(handler.handle)} wants deps of the type {shown_name(expected)}"
         if deps is None:
             yield f"{where}, and the app has none; give App(deps=…), a function that opens them"
         else:
-            yield f"{where}, and {shown_name(deps)}, which App(deps=…) names, opens {shown_name(given)}"
+            yield f"{where}, and {shown_name(deps)}, which App(deps=…) names, opens {shown_name(opened)}"
 
 
 def _opened_type(deps: Any) -> Any:
@@ -246,21 +247,23 @@ _OPENING = (AbstractAsyncContextManager, AsyncGenerator, AsyncIterator, AsyncIte
 """Annotations of a function that opens deps, `@asynccontextmanager` or not; their first argument is what it opens."""
 
 
-def _is_instance(given: Any, wanted: Any) -> bool:
-    """Return whether an object of the type `given` may be one of the type `wanted`; true where that is not known."""
-    if given is Any or wanted in (Any, None, type(None)):
+def _is_instance(actual: Any, expected: Any) -> bool:
+    """Return whether an object of the type `actual` may be one of the type `expected`; true where that is not known."""
+    if actual is Any or expected in (Any, None, type(None)):
         return True  # a handler that wants None uses no deps
-    if typing.get_origin(given) in (typing.Union, types.UnionType):
-        return all(_is_instance(member, wanted) for member in typing.get_args(given))
-    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        return any(_is_instance(given, member) for member in typing.get_args(wanted))
-    given, wanted = (typing.get_origin(hint) or (type(None) if hint is None else hint) for hint in (given, wanted))
-    if not (isinstance(given, type) and isinstance(wanted, type)):
+    if typing.get_origin(actual) in (typing.Union, types.UnionType):
+        return all(_is_instance(member, expected) for member in typing.get_args(actual))
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        return any(_is_instance(actual, member) for member in typing.get_args(expected))
+    actual, expected = (
+        typing.get_origin(hint) or (type(None) if hint is None else hint) for hint in (actual, expected)
+    )
+    if not (isinstance(actual, type) and isinstance(expected, type)):
         return True  # a type variable, a Literal
-    if getattr(wanted, "_is_protocol", False):
-        return given is not type(None)  # structure is compared by type checkers
+    if getattr(expected, "_is_protocol", False):
+        return actual is not type(None)  # structure is compared by type checkers
     try:
-        return issubclass(given, wanted) or (given, wanted) == (int, float)
+        return issubclass(actual, expected) or (actual, expected) == (int, float)
     except TypeError:
         return True
 
@@ -274,10 +277,7 @@ def checked_publications(
         if not isinstance(publication, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
             faults.append(f"{shown_name(publication)} is not a publication: decorate it with `@publication(…)`")
             continue
-        if not is_name(publication.name):
-            faults.append(f"the publication's name {publication.name!r} is not [a-z][a-z0-9_]*")
-        if publication.name in publications:
-            faults.append(f"two publications are called {publication.name!r}")
+        faults += _name_faults("publication", publication.name, publications)
         publication_faults = publication.faults(catalog.__contains__)
         publication_faults = publication_faults or Catalog(publication.public).faults()
         faults += [f"publication {publication.name!r}: {fault}" for fault in publication_faults]
@@ -287,7 +287,7 @@ def checked_publications(
 
 def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], faults: list[str]) -> tuple[Served, ...]:
     """Return the served commands; mistakes in their definitions are appended to `faults`."""
-    known: set[tuple[Any, str]] = set()
+    served_names: set[tuple[Any, str]] = set()
     for command in declared:
         if not isinstance(command, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
             faults.append(f"{shown_name(command)} is not `served(…)`")
@@ -297,9 +297,9 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
             faults.append(f"{where}: {shown_name(command.aggregate)} is not an aggregate of the app")
         elif not is_name(command.name):
             faults.append(f"{where}: its name {command.name!r} is not [a-z][a-z0-9_]*")
-        elif (command.aggregate, command.name) in known:
+        elif (command.aggregate, command.name) in served_names:
             faults.append(f"{where}: {aggregates[command.aggregate].name} serves two commands called {command.name!r}")
-        known.add((command.aggregate, command.name))
+        served_names.add((command.aggregate, command.name))
         try:
             arguments_of(command.decide)
             checked_names(command.decide, command.ignoring)

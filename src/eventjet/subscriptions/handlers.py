@@ -164,36 +164,20 @@ class EventReaction:
         self.deps = deps
         self.attempt = attempt
         self.key = cause.key + (f"/{name}" if name else "")
+        self.cause = cause
         self._repositories = repositories
-        self._cause = cause
         self._count = 0
 
     def named(self, name: str) -> EventReaction:
-        return EventReaction(self._repositories, self.deps, self._cause, self.attempt, name=name)
+        return EventReaction(self._repositories, self.deps, self.cause, self.attempt, name=name)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> CommandsOnce[S, E]:
         return CommandsOnce(self, self._repositories.of(aggregate))
 
-    async def execute(
-        self,
-        repository: Repository[S, E],
-        aggregate_id: str,
-        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Committed[S, E]:
-        """Execute a command once, under the next command id of this reaction.
-
-        Where the newest command ids do not say whether it was recorded before, the log is searched back to the position
-        of the cause: a command cannot have been recorded before its cause.
-        """
+    def next_command_id(self) -> str:
+        """Return the next command id, which numbers the commands of this reaction."""
         self._count += 1
-        command = repository.command(f"{self.key}/{self._count}", metadata=self._cause.metadata)
-        plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=self._cause.since)
-        failpoints.reach("reaction.before")
-        committed = await repository.run(plan)
-        failpoints.reach("reaction.stored")
-        return committed
+        return f"{self.key}/{self._count}"
 
 
 class CommandsOnce(Generic[S, E]):
@@ -211,7 +195,18 @@ class CommandsOnce(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
-        return await self._reaction.execute(self._repository, aggregate_id, decide, *args, **kwargs)
+        """Execute a command once, under the next command id of the reaction.
+
+        Where the newest command ids do not say whether it was recorded before, the log is searched back to the position
+        of the cause: a command cannot have been recorded before its cause.
+        """
+        cause = self._reaction.cause
+        command = self._repository.command(self._reaction.next_command_id(), metadata=cause.metadata)
+        plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=cause.since)
+        failpoints.reach("reaction.before")
+        committed = await self._repository.run(plan)
+        failpoints.reach("reaction.stored")
+        return committed
 
     async def load(self, aggregate_id: str, /) -> S:
         return await self._repository.load(aggregate_id)

@@ -51,8 +51,9 @@ class HealthStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class _SeenStatus:
+class _Subscription:
     status: WorkStatus
+    """Its status in the last snapshot."""
     moved_at: float
     """When the subscription last moved or had nothing to do, by the monotonic clock."""
 
@@ -68,18 +69,20 @@ class HealthState:
     looked_at: float | None = None
     fault: str | None = None
     """Why the last snapshot failed; None when it succeeded."""
-    seen: Mapping[tuple[str, int], _SeenStatus] = field(default_factory=dict[tuple[str, int], _SeenStatus])
+    subscriptions: Mapping[tuple[str, int], _Subscription] = field(default_factory=dict[tuple[str, int], _Subscription])
+    """The subscriptions in the last snapshot, by name and revision."""
 
     def after(self, now: float, statuses: Sequence[WorkStatus]) -> HealthState:
         """Return the health after a snapshot that succeeded."""
-        seen: dict[tuple[str, int], _SeenStatus] = {}
+        subscriptions: dict[tuple[str, int], _Subscription] = {}
         for status in statuses:
             key = status.name, status.revision
-            previous = self.seen.get(key)
-            stands = previous is not None and previous.status.position == status.position
-            stands = stands and (status.lag_events > 0 or bool(status.reason)) and self._is_ours(status)
-            seen[key] = _SeenStatus(status, previous.moved_at if previous is not None and stands else now)
-        return replace(self, looked_at=now, fault=None, seen=seen)
+            previous = self.subscriptions.get(key)
+            moved_at = now
+            if previous is not None and previous.status.position == status.position and self._has_to_move(status):
+                moved_at = previous.moved_at
+            subscriptions[key] = _Subscription(status, moved_at)
+        return replace(self, looked_at=now, fault=None, subscriptions=subscriptions)
 
     def without(self, fault: str) -> HealthState:
         """Return the health after a snapshot that failed."""
@@ -93,7 +96,7 @@ class HealthState:
         A subscription stands still when it lags or has a reason to wait, has not moved for `stalled_s`, and this
         process could move it: no other worker has it, and it is neither paused nor retired.
         """
-        judged = [self._judge(seen, now) for seen in self.seen.values()]
+        judged = [self._judge(subscription, now) for subscription in self.subscriptions.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
         if silent_s > self.stalled_s:
@@ -107,21 +110,23 @@ class HealthState:
         samples: list[Sample] = [(metrics.HEALTHY, (), int(self.status(now).healthy))]
         if self.looked_at is not None:
             samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
-        for seen in self.seen.values():
-            samples += _gauges(seen.status, self.owner)
-        if self.seen:
-            samples.append((metrics.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
+        statuses = [subscription.status for subscription in self.subscriptions.values()]
+        for status in statuses:
+            samples += _gauges(status, self.owner)
+        if statuses:
+            samples.append((metrics.LOG_POSITION, (), max(status.log_position for status in statuses)))
         return samples
 
-    def _judge(self, seen: _SeenStatus, now: float) -> dict[str, Any]:
-        status, stood_s = seen.status, now - seen.moved_at
+    def _judge(self, subscription: _Subscription, now: float) -> dict[str, Any]:
+        status, stood_s = subscription.status, now - subscription.moved_at
         fault: str | None = None
         if status.state == FAILED:
             fault = f"failed: {status.reason or 'without a reason'}"
-        elif (status.lag_events or status.reason) and self._is_ours(status) and stood_s > self.stalled_s:
-            fault = f"{status.lag_events} events behind at position {status.position} without progress for "
-            fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
-            fault = fault if status.lag_events else status.reason
+        elif self._has_to_move(status) and stood_s > self.stalled_s:
+            fault = status.reason
+            if status.lag_events:
+                fault = f"{status.lag_events} events behind at position {status.position} without progress for "
+                fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
         return {
             "name": status.name,
             "revision": status.revision,
@@ -133,9 +138,13 @@ class HealthState:
             "fault": fault,
         }
 
-    def _is_ours(self, status: WorkStatus) -> bool:
-        """Return whether this process could move it: no other worker has it, and it is neither paused nor retired."""
-        return status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
+    def _has_to_move(self, status: WorkStatus) -> bool:
+        """Return whether a subscription lags or waits, and this process could move it.
+
+        It could when no other worker has the subscription, and it is neither paused nor retired.
+        """
+        is_ours = status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
+        return is_ours and (status.lag_events > 0 or bool(status.reason))
 
 
 def _gauges(status: WorkStatus, owner: str) -> list[Sample]:

@@ -83,7 +83,7 @@ class Lease:
         def silent_if_free(connection: Connection) -> tuple[bool, Checkpoint | None]:
             locations.check_owner(connection, name, resolved.app, context.log)
             silent = silent_checkpoint(watch, checkpoints.read(connection, name, revision))
-            free = checkpoints.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+            free = checkpoints.is_free(connection, name, revision, context.owner, failed_at=failed_at, silent=silent)
             return free, silent
 
         # A standby only reads: it must neither wait for locks nor make others wait.
@@ -100,7 +100,7 @@ class Lease:
                 context.owner,
                 ttl_s,
                 code=resolved.code,
-                stumbled_at=failed_at,
+                failed_at=failed_at,
                 silent=silent,
             )
 
@@ -184,11 +184,11 @@ class Lease:
 class Promotion:
     """One session's attempts to promote a revision to the declared table slot.
 
-    `is_wanted` is false for a revision that has the declared slot, or had it before.
+    `is_pending` is false for a revision that has the declared slot, or had it before.
     """
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
-        self.is_wanted = lease.checkpoint.takes_over
+        self.is_pending = lease.checkpoint.takes_over
         self._resolved = resolved
         self._context = context
         self._lease = lease
@@ -199,7 +199,7 @@ class Promotion:
 
     def is_due(self, remaining: int) -> bool:
         """Return whether to try with so many events left: a busy log always has some left."""
-        return self.is_wanted and remaining <= TAIL_MAX and time.monotonic() >= self._not_before
+        return self.is_pending and remaining <= TAIL_MAX and time.monotonic() >= self._not_before
 
     async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
         """Try to promote the revision when `is_due`; True ends the session, since its tables have moved.
@@ -209,7 +209,7 @@ class Promotion:
         """
         if await self._session.read(self._has_successor):
             await self._lease.stand_back()
-            self.is_wanted = False
+            self.is_pending = False
             return False
         if await self._session.read(lag, self._resolved) > TAIL_MAX:
             self._postpone(self._pause_s)

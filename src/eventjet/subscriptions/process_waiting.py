@@ -18,7 +18,7 @@ from eventjet.domain.quarantined import QUARANTINED
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotSettled
 from eventjet.jetstream.client import Client
-from eventjet.subscriptions.cursor_store import Cursors, StoredCursor
+from eventjet.subscriptions.cursor_store import Cursors
 
 _PAUSES_S = (0.01, 1.0)
 """The pause before the next look: the first one after an event of the process, then twice as long each time."""
@@ -43,9 +43,10 @@ async def settled(
     folded = await executor.newest(process_id)
     if is_settled(folded, until):
         return own_copy(folded.state)
-    with_cursor: StoredCursor | None = None
+    first_sequence: int | None = None
     with suppress(EventjetError):
-        with_cursor = await cursors.find(name)
+        stored = await cursors.find(name)
+        first_sequence = None if stored is None else stored.sequence
     async with _published(client, executor.subject(process_id)) as published:
         pause_s = _PAUSES_S[0]
         while (remaining_s := began + timeout_s - time.monotonic()) > 0:
@@ -58,8 +59,8 @@ async def settled(
             if is_settled(folded, until):
                 return own_copy(folded.state)
     record = await executor.store.tail(name, process_id)
-    seen = None if with_cursor is None else (with_cursor.sequence, time.monotonic() - began)
-    reason = await _obstacle(cursors, name, process_id, seen) or waits_for(folded, record)
+    waited_s = time.monotonic() - began
+    reason = await _obstacle(cursors, name, process_id, first_sequence, waited_s) or waits_for(folded, record)
     raise not_settled(name, process_id, timeout_s, folded, record, reason)
 
 
@@ -107,10 +108,12 @@ async def _published(client: Client, subject: str) -> AsyncGenerator[asyncio.Eve
         await client.unsubscribe([listening])
 
 
-async def _obstacle(cursors: Cursors, name: str, process_id: str, seen: tuple[int, float] | None) -> str | None:
+async def _obstacle(
+    cursors: Cursors, name: str, process_id: str, first_sequence: int | None, waited_s: float
+) -> str | None:
     """Return in words what keeps every worker from an instance; None if nothing does, or it cannot be read.
 
-    `seen` is the sequence of the cursor when the wait began, and how many seconds ago that was.
+    `first_sequence` is the sequence of the cursor when the wait began, `waited_s` seconds ago.
     """
     try:
         stored = await cursors.find(name)
@@ -127,6 +130,6 @@ async def _obstacle(cursors: Cursors, name: str, process_id: str, seen: tuple[in
         return f"processes of this type are paused: `eventjet resume {name}`"
     if stored.cursor.state == FAILED:
         return f"processes of this type stopped: {stored.cursor.reason}"
-    if stored.cursor.owner is None or (seen is not None and seen[0] == stored.sequence and seen[1] > _SILENT_S):
+    if stored.cursor.owner is None or (first_sequence == stored.sequence and waited_s > _SILENT_S):
         return "no worker runs processes of this type: start `eventjet worker`"
     return None

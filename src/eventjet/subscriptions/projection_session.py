@@ -104,8 +104,8 @@ class ProjectionSubscription(Subscription):
             )
         if checkpoint.location and not self._is_location_logged:
             self._is_location_logged = True
-            told = logs.BESIDE if checkpoint.takes_over else logs.BESIDE_FOR_GOOD
-            told.tell(_log, name=f"{checkpoint.name} revision {checkpoint.revision}", projection=checkpoint.name)
+            log_event = logs.BESIDE if checkpoint.takes_over else logs.BESIDE_FOR_GOOD
+            log_event.tell(_log, name=f"{checkpoint.name} revision {checkpoint.revision}", projection=checkpoint.name)
         failpoints.reach("worker.lease_taken")
         return ProjectionSession(self, session, lease)
 
@@ -203,7 +203,7 @@ class ProjectionSession:
         """Write batches until `stop`, or until the revision is promoted."""
         lease = self._lease
         promotion = Promotion(self._resolved, self._context, lease, self._session)
-        building = lease.checkpoint.state == BUILDING and not promotion.is_wanted
+        building = lease.checkpoint.state == BUILDING and not promotion.is_pending
         looked_at, pause = time.monotonic(), None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:

@@ -83,7 +83,7 @@ class _Retries:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run rounds until no retry waits; each round frees events from the quarantine or quarantines them again."""
-        while not stop.is_set() and (waiting := await self.waiting()):
+        while not stop.is_set() and (waiting := await self._waiting()):
             reading = asyncio.to_thread(self._offers, waiting[: self._batch_size])
             offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
             parts = Parts(self._resolved.name, self._unmoved_batch(offers), private=self._resolved.is_private)
@@ -98,7 +98,7 @@ class _Retries:
                     self._batch_size = min(2 * self._batch_size, self._batch_size_max)
                     break  # other events wait now
 
-    async def waiting(self) -> list[WaitingEvent]:
+    async def _waiting(self) -> list[WaitingEvent]:
         """Return the next events to try, and one more."""
         return await self._session.read(
             quarantine.to_retry, self._resolved.name, self._resolved.revision, self._batch_size + 1

@@ -147,44 +147,53 @@ def look_at_followers(
         )
         for name, declaration in declared.items()
     }
-    for seen in cursors_seen(connection, app):
-        cursor, declaration = seen.cursor, declarations_of(app).get(seen.cursor.name)
+    for snapshot in cursors_seen(connection, app):
+        cursor, declaration = snapshot.cursor, declarations_of(app).get(snapshot.cursor.name)
         standstill = of_cursors or (of_timers if cursor.kind == PROCESS else None)
         try:
-            lag, lag_s, parked, fault = _look_at_cursor(connection, app, cursor, declaration, log, standstill)
+            progress = _progress(connection, app, cursor, declaration, log, standstill)
         except CursorDamaged as error:
-            lag, lag_s, parked, fault = 0, None, 0, error
+            progress = _Progress(fault=error)
         statuses[cursor.name] = WorkStatus(
             cursor.name,
             cursor.revision or (1 if declaration is None else declaration.revision),
-            FAILED if fault and cursor.state == ACTIVE else cursor.state,
+            FAILED if progress.fault and cursor.state == ACTIVE else cursor.state,
             position=cursor.position,
             log_position=last,
-            lag_events=lag,
-            lag_s=lag_s,
-            owner=None if seen.has_lost_owner else cursor.owner,
-            lost_owner=cursor.owner if seen.has_lost_owner else None,
-            lost_s=seen.silent_s if seen.has_lost_owner else None,
-            reason=_cut(str(fault) if fault else cursor.blocking or cursor.reason),
+            lag_events=progress.lag_events,
+            lag_s=progress.lag_s,
+            owner=None if snapshot.has_lost_owner else cursor.owner,
+            lost_owner=cursor.owner if snapshot.has_lost_owner else None,
+            lost_s=snapshot.silent_s if snapshot.has_lost_owner else None,
+            reason=_cut(str(progress.fault) if progress.fault else cursor.blocking or cursor.reason),
             declared=cursor.name in declared,
-            parked=parked,
+            parked=progress.parked,
             kind=cursor.kind,
         )
     return [statuses[name] for name in sorted(statuses)]
 
 
-def _look_at_cursor(
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """The distance of one cursor from the end of its stream, and what keeps it from getting there."""
+
+    lag_events: int = 0
+    lag_s: float | None = None
+    parked: int = 0
+    """Number of quarantined events."""
+    fault: EventjetError | str | None = None
+    """Why the cursor cannot continue; None when it can."""
+
+
+def _progress(
     connection: NatsConnection,
     app: Application,
     cursor: Cursor,
     declaration: Declaration | None,
     log: StreamState,
     standstill: EventjetError | None,
-) -> tuple[int, float | None, int, EventjetError | str | None]:
-    """Return (lag in positions, lag in seconds, number of quarantined events, why the cursor cannot continue).
-
-    Raises `CursorDamaged` for an entry of the quarantine that cannot be read.
-    """
+) -> _Progress:
+    """Return the progress of a cursor; raises `CursorDamaged` for an entry of the quarantine that cannot be read."""
     try:
         records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
         entries = [QuarantinedEntry.decoded(record[4]) for record in records]
@@ -197,17 +206,18 @@ def _look_at_cursor(
         try:
             state = connection.ask(stream_info(stream))
         except StreamMissing:
-            return 0, None, parked, standstill or f"the stream {stream!r} does not exist"
+            return _Progress(parked=parked, fault=standstill or f"the stream {stream!r} does not exist")
         except Forbidden:
-            return 0, None, parked, standstill
+            return _Progress(parked=parked, fault=standstill)
         if not cursor.log:
-            return 0, None, parked, standstill or cursor.reason
+            return _Progress(parked=parked, fault=standstill or cursor.reason)
         fault = None if state.created == cursor.log else f"the stream {stream!r} is not the one that it began in"
-        return *_lag(connection, stream, cursor, [declaration.subject], state.last), parked, standstill or fault
+        lag = _lag(connection, stream, cursor, [declaration.subject], state.last)
+        return _Progress(*lag, parked, standstill or fault)
     filters = [] if declaration is None else filters_of(app, declaration.events)
-    lag, lag_s = _lag(connection, app.name, cursor, filters, log.last)
+    lag = _lag(connection, app.name, cursor, filters, log.last)
     fault = standstill or cursor_fault(connection, log, cursor)
-    return lag, lag_s, parked, fault or _public_fault(connection, app, cursor.name)
+    return _Progress(*lag, parked, fault or _public_fault(connection, app, cursor.name))
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
@@ -312,13 +322,12 @@ class StatusReader:
         """
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
-        wanted = [*app.projections, *declarations_of(app)] if names is None else names
+        declarations = declarations_of(app)
+        names = [*app.projections, *declarations] if names is None else names
         self._declared = {
-            (projection.name, projection.revision)
-            for projection in app.projections.values()
-            if projection.name in wanted
+            (projection.name, projection.revision) for name, projection in app.projections.items() if name in names
         }
-        self._followers = {name: declaration for name, declaration in declarations_of(app).items() if name in wanted}
+        self._followers = {name: declaration for name, declaration in declarations.items() if name in names}
         self._app = app
         self._engine: AsyncEngine | None = None
         self._connection: NatsConnection | None = None
@@ -337,15 +346,15 @@ class StatusReader:
         Projections come first, by name and revision. Raises `Unreachable`.
         """
         try:
-            seen = await self._checkpoints() if self._declared else SeenCheckpoints([], {})
+            snapshot = await self._checkpoints() if self._declared else CheckpointSnapshot()
             at = time.monotonic()
-            statuses = await asyncio.to_thread(self._look, seen, self._closed)
+            statuses = await asyncio.to_thread(self._look, snapshot, self._closed)
         except BaseException:
             await self._close()
             raise
         return StatusSnapshot(at, statuses)
 
-    def _look(self, seen: SeenCheckpoints, closed: int) -> list[WorkStatus]:
+    def _look(self, snapshot: CheckpointSnapshot, closed: int) -> list[WorkStatus]:
         """Return the statuses for the checkpoints that were read from the database. Blocks."""
         if (connection := self._connection) is None:
             connection = self._connection = NatsConnection.open(self._endpoint)
@@ -353,7 +362,7 @@ class StatusReader:
                 self._connection = None
                 connection.close()
                 return []
-        statuses, last = look_at_projections(connection, self._app.name, seen, self._declared)
+        statuses, last = look_at_projections(connection, self._app.name, snapshot)
         followers = look_at_followers(connection, self._app, self._followers, last) if self._followers else []
         return [*statuses, *followers]
 
@@ -366,21 +375,26 @@ class StatusReader:
         if engine is not None:
             await engine.dispose()
 
-    async def _checkpoints(self) -> SeenCheckpoints:
+    async def _checkpoints(self) -> CheckpointSnapshot:
         if self._engine is None:
             self._engine = self._database.engine("eventjet status", COMMAND)
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(see_checkpoints, self._app.name, self._declared)
+            return await connection.run_sync(read_checkpoints, self._app.name, self._declared)
 
 
 @dataclass(frozen=True, slots=True)
-class SeenCheckpoints:
+class CheckpointSnapshot:
     """The checkpoints and quarantines of an app's projections, as the database has them."""
 
-    rows: list[tuple[Checkpoint, float]]
-    """Every checkpoint, failed if its tables are lost, with the seconds that its lease still has."""
-    parked: dict[tuple[str, int], int]
+    declared: Collection[tuple[str, int]] = ()
+    """Name and revision of the projections that the app declares."""
+    rows: Sequence[tuple[Checkpoint, float]] = ()
+    """Every checkpoint, by name and revision, with the seconds that its lease still has.
+
+    It is failed if its tables are lost, and new for a declared projection that has none yet.
+    """
+    parked: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """Number of quarantined events by name and revision."""
     refusal: str = ""
     """Why the database takes no writes, if it says so; else empty."""
@@ -388,7 +402,7 @@ class SeenCheckpoints:
     """Name and revision of what a rebuild or a verification is making again."""
 
 
-def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
+def read_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> CheckpointSnapshot:
     """Read the checkpoints and quarantines of an app, without writing.
 
     Tables that these credentials may not read count as the checkpoint describes them. Checkpoints of another app are
@@ -396,17 +410,23 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
     """
     stored_rows = read_all(connection)
     owners = {checkpoint.name: checkpoint.app for checkpoint, _ in stored_rows if checkpoint.app not in ("", app)}
-    rows = [
-        (_judged(connection, checkpoint), remaining_s)
+    rows = {
+        (checkpoint.name, checkpoint.revision): (_with_loss(connection, checkpoint), remaining_s)
         for checkpoint, remaining_s in stored_rows
         if checkpoint.name not in owners
-    ]
-    for name, revision in sorted(declared):
+    }
+    for name, revision in set(declared) - rows.keys():
+        state, reason = NEW, None
         if name in owners:
-            reason = f"in this database its name belongs to the app {owners[name]!r}"
-            rows.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
-    parked = {key: count for key, count in quarantined_counts(connection).items() if key[0] not in owners}
-    return SeenCheckpoints(rows, parked, dialect_of(connection).refuses_writes(connection), _rebuilding(connection))
+            state, reason = FAILED, f"in this database its name belongs to the app {owners[name]!r}"
+        rows[name, revision] = (Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, state, reason), 0.0)
+    return CheckpointSnapshot(
+        declared,
+        [rows[key] for key in sorted(rows)],
+        {key: count for key, count in quarantined_counts(connection).items() if key[0] not in owners},
+        dialect_of(connection).refuses_writes(connection),
+        _rebuilding(connection),
+    )
 
 
 def _rebuilding(connection: Connection) -> frozenset[tuple[str, int]]:
@@ -423,18 +443,18 @@ def _rebuilding(connection: Connection) -> frozenset[tuple[str, int]]:
 
 
 def look_at_projections(
-    connection: NatsConnection, stream: str, seen: SeenCheckpoints, declared: Collection[tuple[str, int]]
+    connection: NatsConnection, stream: str, snapshot: CheckpointSnapshot
 ) -> tuple[list[WorkStatus], int]:
     """Return the status of every projection that is declared or has a checkpoint, and the log's last position.
 
-    `declared` are pairs of name and revision. Blocks. Raises `Unreachable` and `StoreError`.
+    Blocks. Raises `Unreachable` and `StoreError`.
     """
-    log = see_log(connection, stream, checkpoints_of(seen, declared))
-    return statuses_of(seen, declared, log), log.last
+    log = _read_log(connection, stream, snapshot)
+    return statuses_of(snapshot, log), log.last
 
 
 @dataclass(frozen=True, slots=True)
-class SeenLog:
+class LogSnapshot:
     """The end of the log, and what it says about checkpoints."""
 
     last: int = 0
@@ -445,36 +465,18 @@ class SeenLog:
     """The fault that will stop the worker of a name and revision."""
 
 
-def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
-    """Return all checkpoints by name and revision, with a new one for each declared revision that has none."""
-    checkpoints = [checkpoint for checkpoint, _ in seen.rows]
-    for name, revision in set(declared) - {(checkpoint.name, checkpoint.revision) for checkpoint in checkpoints}:
-        checkpoints.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
-    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.name, checkpoint.revision))
-
-
-def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
+def statuses_of(snapshot: CheckpointSnapshot, log: LogSnapshot) -> list[WorkStatus]:
     """Return the status of every projection that is declared or has a checkpoint, given what was read from the log."""
-    remaining_by_key = {(checkpoint.name, checkpoint.revision): remaining_s for checkpoint, remaining_s in seen.rows}
-    return [
-        _status(checkpoint, remaining_by_key.get((checkpoint.name, checkpoint.revision), 0.0), seen, declared, log)
-        for checkpoint in checkpoints_of(seen, declared)
-    ]
+    return [_status(checkpoint, remaining_s, snapshot, log) for checkpoint, remaining_s in snapshot.rows]
 
 
-def _status(
-    checkpoint: Checkpoint,
-    remaining_s: float,
-    seen: SeenCheckpoints,
-    declared: Collection[tuple[str, int]],
-    log: SeenLog,
-) -> WorkStatus:
+def _status(checkpoint: Checkpoint, remaining_s: float, snapshot: CheckpointSnapshot, log: LogSnapshot) -> WorkStatus:
     key = (checkpoint.name, checkpoint.revision)
     # A lease with more time left than it lasts is from before the database's clock was set back, and not renewed since.
     lives = 0 < remaining_s <= checkpoint.lease_s + _CLOCK_S
     is_silent = checkpoint.owner is not None and remaining_s <= 0
     # A database that takes no writes holds no reason; a live lease shows that its worker can write.
-    stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
+    stuck = snapshot.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
         *key,
         FAILED if key in log.faults else checkpoint.state,
@@ -485,22 +487,23 @@ def _status(
         owner=checkpoint.owner if lives else None,
         generation=checkpoint.generation,
         reason=_cut(log.faults.get(key) or stuck or checkpoint.reason),
-        declared=key in declared,
+        declared=key in snapshot.declared,
         location=checkpoint.location,
         lost_owner=None if lives else checkpoint.owner,
         lost_s=checkpoint.lease_s - remaining_s if is_silent else None,
-        parked=seen.parked.get(key, 0),
-        rebuilding=key in seen.rebuilding,
+        parked=snapshot.parked.get(key, 0),
+        rebuilding=key in snapshot.rebuilding,
     )
 
 
-def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]) -> SeenLog:
+def _read_log(connection: NatsConnection, stream: str, snapshot: CheckpointSnapshot) -> LogSnapshot:
     """Read the log's last position, the age of the event after each checkpoint, and the faults of active checkpoints.
 
     Blocks. Raises `Unreachable` and `StoreError`.
     """
     state = connection.run(reading_log_state(stream))
     identity_of(state)  # raises for a log that has lost its identity
+    checkpoints = [checkpoint for checkpoint, _ in snapshot.rows]
     faults: dict[tuple[str, int], str] = {}
     for checkpoint in checkpoints:
         fault = connection.run(log_fault(state, checkpoint))
@@ -513,7 +516,7 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
             continue
         record = connection.ask(next_message(stream, position + 1))
         ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
-    return SeenLog(state.last, ages, faults)
+    return LogSnapshot(state.last, ages, faults)
 
 
 def _cut(reason: str | None) -> str | None:
@@ -521,7 +524,7 @@ def _cut(reason: str | None) -> str | None:
     return None if reason is None else cut(reason, REASON_MAX)
 
 
-def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
+def _with_loss(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint as its worker will see it: failed if its tables are lost.
 
     Unchanged when these credentials may not read the tables.

@@ -72,15 +72,15 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     not have.
     """
     declared = declarations_of(app).values()
-    known = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
+    all_names = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
     for name in names:
-        if name not in known and not any(declaration.name == name for declaration in declared):
+        if name not in all_names and not any(declaration.name == name for declaration in declared):
             raise UsageError(
-                f"The app {app.name!r} has no {name!r} to work on. {meant(name, known)}It has {listed(known)}."
+                f"The app {app.name!r} has no {name!r} to work on. {meant(name, all_names)}It has {listed(all_names)}."
             )
-    wanted = set(names) or set(known)
-    projection_names = [name for name in app.projections if name in wanted]
-    followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & wanted]
+    chosen = set(names) or set(all_names)
+    projection_names = [name for name in app.projections if name in chosen]
+    followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & chosen]
     return Chosen(projections_of(app, projection_names) if projection_names else [], followers)
 
 
@@ -108,9 +108,9 @@ async def run_workers(
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
-    working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
+    workers = Workers(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as exit_stack:
-        log = await asyncio.to_thread(_check_stream, working.endpoint, app)
+        log = await asyncio.to_thread(_check_stream, workers.endpoint, app)
         repositories = None
         if chosen.followers:
             repositories, client = await exit_stack.enter_async_context(open_repositories(app, settings))
@@ -121,17 +121,17 @@ async def run_workers(
             mirror = await exit_stack.enter_async_context(connected(settings.for_reads()))
         reader = LogReader(app.name, client, mirror)
         if chosen.projections:
-            await working.begin_projections(chosen.projections, log, reader)
+            await workers.begin_projections(chosen.projections, log, reader)
         if repositories is not None:
-            await working.begin_followers(chosen.followers, repositories, reader, exit_stack)
-        if len(working.faults) == len(chosen.names):
-            raise next(iter(working.faults.values()))
+            await workers.begin_followers(chosen.followers, repositories, reader, exit_stack)
+        if len(workers.faults) == len(chosen.names):
+            raise next(iter(workers.faults.values()))
         if http is not None:
-            reader = StatusReader(app, settings, chosen.names)
-            monitor = HealthMonitor(reader, working.owner, working.options, working.subscriptions)
+            status_reader = StatusReader(app, settings, chosen.names)
+            monitor = HealthMonitor(status_reader, workers.owner, workers.options, workers.subscriptions)
             await exit_stack.enter_async_context(serving(http, monitor))
-            working.add("the look at health", monitor.keep)
-        await working.run(stop)
+            workers.add("the look at health", monitor.keep)
+        await workers.run(stop)
 
 
 class Workers:
@@ -229,7 +229,7 @@ class Workers:
         try:
             ended, _ = await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                raise [*map(_logged_end, ended)].pop()
+                raise [_logged_end(task) for task in ended][-1]
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)

@@ -132,9 +132,8 @@ class WorkStatus:
         if self.reason:
             yield self.reason
         if self.lost_owner:
-            silent = "since the database's clock was set back"
-            silent = silent if self.lost_s is None else f"for {duration(self.lost_s)}"
-            yield f"its worker {self.lost_owner} has not been seen {silent}; none has taken over yet"
+            since = "since the database's clock was set back" if self.lost_s is None else f"for {duration(self.lost_s)}"
+            yield f"its worker {self.lost_owner} has not been seen {since}; none has taken over yet"
         if self.rebuilding:
             yield "a rebuild or a verification of it is running"
         if self.location:
@@ -142,10 +141,11 @@ class WorkStatus:
         if self.state == RETIRED:
             yield "its tables were dropped, and nothing is left of it but this line"
         elif not self.declared:
-            drop = f"db unused --drop {self.name}:{self.revision}"
-            drop = drop if self.kind == PROJECTION else f"cursor drop {self.name}"
-            unworked = "the app does not declare it, so only workers with other code advance it"
-            yield f"{unworked}; `eventjet {drop}` removes it"
+            is_projection = self.kind == PROJECTION
+            drop = f"db unused --drop {self.name}:{self.revision}" if is_projection else f"cursor drop {self.name}"
+            yield (
+                f"the app does not declare it, so only workers with other code advance it; `eventjet {drop}` removes it"
+            )
 
 
 _REBUILDING = Condition("rebuilding", Level.NOTE)
@@ -172,14 +172,14 @@ class StatusSnapshot:
 class StatusHistory:
     """The snapshots of the last seconds, from which pace and trend are measured."""
 
-    def __init__(self, kept_s: float = _PACE_S) -> None:
-        self._kept_s = kept_s
+    def __init__(self, window_s: float = _PACE_S) -> None:
+        self._window_s = window_s
         self._snapshots: deque[StatusSnapshot] = deque()
 
     def add(self, snapshot: StatusSnapshot) -> None:
         """Add a snapshot, and forget those that are too old; at least two are kept."""
         self._snapshots.append(snapshot)
-        while len(self._snapshots) > 2 and self._snapshots[1].at < snapshot.at - self._kept_s:
+        while len(self._snapshots) > 2 and self._snapshots[1].at < snapshot.at - self._window_s:
             self._snapshots.popleft()
 
     @property
@@ -190,11 +190,11 @@ class StatusHistory:
         """Return the newest statuses, with pace and trend over the last ten seconds; empty without a snapshot."""
         if not self._snapshots:
             return []
-        last = self._snapshots[-1]
-        earlier = (snapshot for snapshot in self._snapshots if snapshot.at >= last.at - _PACE_S)
-        before = next(earlier, last)
-        # Looks that are further apart than that are compared, rather than nothing.
-        return paced(self._snapshots[-2] if before is last and len(self._snapshots) > 1 else before, last)
+        *earlier, last = self._snapshots
+        recent = [snapshot for snapshot in earlier if snapshot.at >= last.at - _PACE_S]
+        # Without a recent snapshot an older one is compared.
+        before = (recent or earlier[-1:] or [last])[0]
+        return paced(before, last)
 
     def lags(self, name: str, revision: int) -> list[tuple[float, int]]:
         """Return (time of the snapshot, lag in positions) of one subscription, oldest first."""

@@ -14,7 +14,7 @@ from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.row_table import TableSource, given_table
+from eventjet.projections.row_table import TableSource, table_from
 from eventjet.projections.sql_projection import ResolvedSql, SqlProjection
 from eventjet.testing.read_model import TableRows, read_model_case, resolved_alone
 from eventjet.testing.scenarios import as_read, as_stored
@@ -62,7 +62,7 @@ class ProjectedTables:
 
         `table` is a `Table` or a mapped class of the projection. Raises `UsageError` for another table or column.
         """
-        name = given_table(table).name
+        name = table_from(table).name
         if name not in self._columns:
             raise UsageError(f"The projection has no table {name!r}. Its tables are {listed(self._columns)}.")
         names = list(expected[0]) if expected else []

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from eventjet.errors import EventjetError
-from eventjet.subscriptions.cursor_control import begin
+from eventjet.subscriptions.cursor_control import create_missing_cursors
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from tests.simulation.reactions.books import OPERATOR, Books, Broken
@@ -139,7 +139,7 @@ class ReactionWorld:
     async def _begin(self) -> None:
         client = SimulatedClient(self.server, Link(Network(self.loop, self.random, _CALM, self.rules), OPERATOR))
         declared = list(declarations_of(self.app).values())
-        await begin(Cursors(client, self.app.name), self.truth, client, declared)
+        await create_missing_cursors(Cursors(client, self.app.name), self.truth, client, declared)
         for _ in range(1 + int(self.random() * 3)):
             self.hire()
 

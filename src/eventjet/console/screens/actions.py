@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import replace
 from functools import partial
@@ -13,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from eventjet.console.access import form_of, visitor_of
-from eventjet.console.actions import POSITIONS_MAX, ActionRequest, Actions
-from eventjet.console.jobs import KEPT_MAX, RUNNING_MAX, Job
+from eventjet.console.actions import ACTION_ID, POSITIONS_MAX, ActionRequest, Actions
+from eventjet.console.jobs import ENDED_MAX, RUNNING_MAX, Job
 from eventjet.console.live import LiveResponse
 from eventjet.console.pages import linker, query_number, query_text
 from eventjet.console.sources import Sources
@@ -27,7 +26,6 @@ _PAGES_MAX = 10_000
 _EVERY_S = 1.0
 _JOBS = ("rebuild", "verify")
 _DECISIONS = ("retry", "drop")
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 async def act(request: Request) -> dict[str, Any] | Response:
@@ -82,13 +80,13 @@ def _nothing_to_decide(quarantine: Quarantine, text: str, *, has_others: bool, i
     if has_others:
         return "They are all of another revision, which is retried and dropped with its own code."
     if is_cut:
-        what = f"has {text!r} in it" if text else "is open"
+        condition = f"has {text!r} in it" if text else "is open"
         return (
-            f"None of the first {ENTRIES_MAX:,} quarantined events {what}, and this page looks at no more. Decide "
+            f"None of the first {ENTRIES_MAX:,} quarantined events {condition}, and this page looks at no more. Decide "
             f"about some of them first, or use `eventjet quarantine list {quarantine.name}`."
         )
-    what = f"Nothing that is quarantined has {text!r} in it" if text else "Nothing of it is quarantined any more"
-    return f"{what}. Go back and look again."
+    reason = f"Nothing that is quarantined has {text!r} in it" if text else "Nothing of it is quarantined any more"
+    return f"{reason}. Go back and look again."
 
 
 async def actions(request: Request) -> dict[str, Any]:
@@ -160,7 +158,7 @@ async def jobs(request: Request) -> dict[str, Any]:
         "chosen": ActionRequest.of(names).names,
         "engines": CHOICES,
         "running_max": RUNNING_MAX,
-        "kept_max": KEPT_MAX,
+        "ended_max": ENDED_MAX,
     }
 
 
@@ -184,7 +182,7 @@ async def job_live(request: Request) -> Response:
 
 def _id_of(request: Request) -> str:
     action_id = query_text(request, "id", 100)
-    if not _ID.fullmatch(action_id):
+    if not ACTION_ID.fullmatch(action_id):
         raise HTTPException(400, "An action, or its job, is named by 32 hexadecimal digits.")
     return action_id
 

@@ -31,7 +31,7 @@ from eventjet.text import cut, printable
 
 PAGE_MAX = 50
 """Versions of one page of a history."""
-_UNASKED_MAX = 2_000
+_DEFAULT_FOLDED_MAX = 2_000
 """The most events that are folded for a page without a requested version."""
 
 
@@ -91,7 +91,7 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
     sources: Sources = request.app.state.sources
     kind, aggregate_id = values["kind"], values["id"]
     log, ends = head.value
-    upto = min(values["upto_asked"] or ends.version, ends.version)
+    upto = min(values["requested_upto"] or ends.version, ends.version)
 
     async def rows() -> list[dict[str, Any]]:
         skipped = await log.jet.skipped()
@@ -127,7 +127,7 @@ async def aggregate_state(request: Request) -> dict[str, Any] | Response:
     if head.value is None:
         return page(request, "fault_part.html", fault=head.fault or "It has no events any more.")
     log, ends = head.value
-    values["version_asked"] = values["version_asked"] or ends.version
+    values["requested_version"] = values["requested_version"] or ends.version
     state = await _state(request.app.state.sources, log, values, ends, remaining_s)
     return {**values, **state, "head": ends}
 
@@ -154,9 +154,9 @@ async def _head(request: Request) -> tuple[dict[str, Any], float, Result[tuple[O
         "kind": kind,
         "id": aggregate_id,
         "token": token,
-        "version_asked": query_number(request, "version", least=1),
-        "other_asked": query_number(request, "with"),
-        "upto_asked": query_number(request, "upto", least=1),
+        "requested_version": query_number(request, "version", least=1),
+        "requested_other": query_number(request, "with"),
+        "requested_upto": query_number(request, "upto", least=1),
     }
     started = time.monotonic()
 
@@ -174,8 +174,8 @@ async def _state(
 ) -> dict[str, Any]:
     """Return what the page shows of the state: the event and both states, or why they are not known."""
     entity, travel = (query["kind"], query["id"]), log.travel
-    version_asked, other_asked = query["version_asked"], query["other_asked"]
-    version = min(version_asked or head.version, head.version)
+    requested_version, requested_other = query["requested_version"], query["requested_other"]
+    version = min(requested_version or head.version, head.version)
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
         return values
@@ -183,8 +183,8 @@ async def _state(
         "The server", History(log.repositories.store, *entity).record(version, head.last), remaining_s
     )
     if travel.knows(entity[0]):
-        other = version - 1 if other_asked is None else min(other_asked, head.version)
-        folded_max = FOLDED_MAX if version_asked is not None else _UNASKED_MAX
+        other = version - 1 if requested_other is None else min(requested_other, head.version)
+        folded_max = FOLDED_MAX if requested_version is not None else _DEFAULT_FOLDED_MAX
         state_look = sources.attempt("The server", _compared(log, entity, version, other, folded_max), remaining_s)
         state, record = await asyncio.gather(state_look, record_look)
         values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": travel.snapshots(entity[0])}

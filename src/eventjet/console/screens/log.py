@@ -208,7 +208,7 @@ def _time(name: str, text: str) -> datetime | None:
         raise HTTPException(400, f"`{name}` is not {wants}. Write times as 2026-01-31T12:00, in UTC.") from None
 
 
-KEPT = 100
+TAIL_ROWS = 100
 """The most rows of a page that follows the log."""
 _STEP_MAX = 200
 """The most records of one step; of more, the newest are shown and one row stands for the others."""
@@ -227,7 +227,7 @@ class Tail:
     """
 
     def __init__(self, app: str, conditions: LogFilter) -> None:
-        self.rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.rows: deque[dict[str, Any]] = deque(maxlen=TAIL_ROWS)
         self.next: int | None = None
         """The next position to read; None before the first step."""
         self.begin = 1
@@ -252,7 +252,7 @@ class Tail:
         if records:
             following = records[-1][0] + 1
             matching = [record for record in records if self._conditions.takes(record)]
-            newest = matching[-KEPT:]
+            newest = matching[-TAIL_ROWS:]
             self._take(await rows_of(jet, client, newest))
             self.next = following
 

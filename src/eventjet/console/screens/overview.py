@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from eventjet.console.live import LiveResponse
 from eventjet.console.pages import number
-from eventjet.console.status_poller import KEPT_S, StatusPoller
+from eventjet.console.status_poller import HISTORY_S, StatusPoller
 from eventjet.findings import Level
 from eventjet.subscriptions.work_status import PROJECTION, Condition, WorkStatus, labels
 from eventjet.text import counted, duration
@@ -68,7 +68,7 @@ def _chart(poller: StatusPoller, status: WorkStatus) -> dict[str, str] | None:
     """
     now = time.monotonic()
     samples = [(now - at, lag) for at, lag in poller.history.lags(status.name, status.revision)]
-    samples = [sample for sample in samples if sample[0] <= KEPT_S] or samples[-1:]
+    samples = [sample for sample in samples if sample[0] <= HISTORY_S] or samples[-1:]
     if not samples:
         return None
     gaps = [index for index in range(1, len(samples)) if samples[index - 1][0] - samples[index][0] > _GAP_S]
@@ -76,7 +76,7 @@ def _chart(poller: StatusPoller, status: WorkStatus) -> dict[str, str] | None:
     stride = -(-len(samples) // _POINTS_MAX)
     shown = [*samples[:-1:stride], samples[-1]]
     top = max(_TOP_MIN, *(lag for _, lag in samples))
-    points = [(_WIDTH * (1 - min(1.0, age_s / KEPT_S)), 1 + (_HEIGHT - 2) * (1 - lag / top)) for age_s, lag in shown]
+    points = [(_WIDTH * (1 - min(1.0, age_s / HISTORY_S)), 1 + (_HEIGHT - 2) * (1 - lag / top)) for age_s, lag in shown]
     points = [(min(points[0][0], _WIDTH - _SHORTEST), points[0][1]), *points[1:], (_WIDTH, points[-1][1])]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     first_s, first_lag = samples[0]

@@ -85,8 +85,8 @@ async def model(request: Request) -> dict[str, Any]:
     }
 
 
-_KEPT_MAX = 4
-_KEPT_S = 300.0
+_SEARCHES_MAX = 4
+_SEARCH_S = 300.0
 _SearchKey: TypeAlias = tuple[str, str, int | None, int | None, int | None]
 
 
@@ -99,13 +99,13 @@ class Searches:
     def take(self, key: _SearchKey, read_to: int) -> RowSearch | None:
         """Remove and return the search that has read to this position; None if there is none."""
         at, search = self._searches.pop(key, (0.0, None))
-        fits = search is not None and search.read_to == read_to and time.monotonic() - at < _KEPT_S
+        fits = search is not None and search.read_to == read_to and time.monotonic() - at < _SEARCH_S
         return search if fits else None
 
     def keep(self, key: _SearchKey, search: RowSearch) -> None:
         """Keep a search, in place of the oldest if there are too many."""
         self._searches[key] = time.monotonic(), search
-        while len(self._searches) > _KEPT_MAX:
+        while len(self._searches) > _SEARCHES_MAX:
             self._searches.popitem(last=False)
 
 
