@@ -71,6 +71,8 @@ _RECORD = ("position", "time_ns", "subject", "headers", "coalesce(cast(body as b
 """Expressions that make a record, as the source `jetstream` has it, of a row of the table `events`."""
 _RECORD_COLUMNS = {"time_ns": "int", "subject": "str", "headers": "bytes"}
 """The columns of `events` from which records are decoded again; the others are those of `eventjet.spark.events`."""
+_TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Spark's own type is one that other programs read as nanoseconds since 1970, which end in the year 2262."""
 _CHUNK = 10_000
 """The maximum number of rows of a read model in one Arrow batch."""
 
@@ -163,7 +165,7 @@ class _Declaring:
 
         schema = _struct(ddl_of(_events_columns()))
 
-        @dp.table(name=EVENTS, comment=comment)
+        @dp.table(name=EVENTS, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
             return self._log().mapInArrow(task, schema)
 
@@ -174,7 +176,9 @@ class _Declaring:
         names = ", ".join(f"'{wire_name}'" for wire_name in (info.name, *info.formerly))
         schema = _struct(ddl_of(recorded_columns(cls, left_out)))
 
-        @dp.table(name=name, comment=_sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}."))
+        comment = _sentence_of(cls, f"Events {info.name} of {self.app.name}, schema {info.schema}.")
+
+        @dp.table(name=name, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
             if left_out:
                 # The table of all records has no bodies of these events.
@@ -195,7 +199,7 @@ class _Declaring:
         schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."
 
-        @dp.materialized_view(name=resolved.name, comment=comment, spark_conf=CONF)
+        @dp.materialized_view(name=resolved.name, comment=comment, spark_conf={**CONF, **_TIMES})
         def _() -> DataFrame:
             records = self._records(self.spark.read.table(EVENTS))
             if not resolved.reads:
