@@ -7,13 +7,12 @@ three. Every acknowledgement is awaited, and counts are checked.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 
 from benchmarks import peers
-from benchmarks.laps import told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import result_of
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import PYEVENTSOURCING, python
 from benchmarks.stores import Stores
 
@@ -25,7 +24,6 @@ AIM = 3.0
 
 
 def main(runs: int, count: int) -> int:
-    started = time.monotonic()
     print(conditions())
     figures = Figures("bulk append", "events/s", higher_is_better=True)
     theirs = f"{PYEVENTSOURCING} on PostgreSQL, 500 a save"
@@ -34,33 +32,30 @@ def main(runs: int, count: int) -> int:
         for _ in range(runs):
             for name, job in ((OURS, "import"), (AGAIN, "again"), (LIMIT, "fill"), (BATCHES, "batches")):
                 with stores.nats_always() as nats:
-                    _note(figures, name, told(python("append_ours")(job, nats, count)), count)
+                    _note(figures, name, result_of(python("append_ours")(job, nats, count)), count)
             for name, job in ((OURS, "import"), (BATCHES, "batches")):
                 with stores.nats_replicas() as nats:
-                    found = told(python("append_ours")(job, nats, count, 3))
-                    _note(figures, f"{name}, three replicas", found, count)
+                    result = result_of(python("append_ours")(job, nats, count, 3))
+                    _note(figures, f"{name}, three replicas", result, count)
             if executable is not None:
                 with stores.postgres() as store:
-                    _note(figures, theirs, told(python("append_pyeventsourcing", executable)(store, count)), count)
-    figures.show()
+                    result = result_of(python("append_pyeventsourcing", executable)(store, count))
+                    _note(figures, theirs, result, count)
     comparisons = [
         Comparison(figures, OURS, name, AIM if name == theirs else None) for name in figures.values if name != OURS
     ]
-    show(comparisons)
-    keep([figures], comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    report([figures], comparisons)
     return 0
 
 
-def _note(figures: Figures, name: str, found: dict[str, float], count: int) -> None:
-    if found["count"] != count:
-        raise RuntimeError(f"{name} stored {found['count']:.0f} of {count} events")
-    figures.add(name, count / found["wall_s"])
+def _note(figures: Figures, name: str, result: dict[str, float], count: int) -> None:
+    if result["count"] != count:
+        raise RuntimeError(f"{name} stored {result['count']:.0f} of {count} events")
+    figures.add(name, count / result["wall_s"])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=20_000)
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.count))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.count))

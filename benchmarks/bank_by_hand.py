@@ -33,7 +33,9 @@ asking = SqlProjection("account_balance", tables=[table])
 
 @writing.handler
 async def posted(events: Sequence[Recorded[Deposited | Withdrawn]], connection: AsyncConnection) -> None:
-    await connection.execute(_ADD, [{"account_id": one.aggregate_id, "balance": _signed(one.data)} for one in events])
+    await connection.execute(
+        _ADD, [{"account_id": event.aggregate_id, "balance": _signed(event.data)} for event in events]
+    )
 
 
 def _signed(posting: Deposited | Withdrawn) -> int:

@@ -6,16 +6,16 @@ digest of what came out is compared with that of the file.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.measure import conditions
+from benchmarks.options import parser_of
+from benchmarks.usage import own_peak_mb
 from eventjet import Blob
 from eventjet.dev.nats import NatsServer
 from tests.blobs import Document, documents
@@ -32,7 +32,7 @@ async def carry(url: str, folder: Path, megabytes: int) -> None:
         await jet.init()
         documents_of_jet = jet.repository(Document)
         await documents_of_jet.execute("small", Document.file, Blob.of(b"small"))
-        before = _most_megabytes()
+        before_mb = own_peak_mb()
         began = time.perf_counter()
         blob = await asyncio.to_thread(Blob.from_file, source)
         hashed = time.perf_counter()
@@ -41,15 +41,11 @@ async def carry(url: str, folder: Path, megabytes: int) -> None:
         assert done.state.scan is not None
         await jet.blobs.save(done.state.scan, target)
         saved = time.perf_counter()
-    after = _most_megabytes()
+    after_mb = own_peak_mb()
     assert Blob.from_file(target).digest == blob.digest
     rates = [f"{megabytes / seconds:,.0f} MB/s" for seconds in (hashed - began, stored - hashed, saved - stored)]
     print(f"{megabytes:,} MB: digest {rates[0]}, stored {rates[1]}, read and saved {rates[2]}")
-    print(f"memory of the process at most: {after:,.0f} MB, and {before:,.0f} MB after a body of 5 bytes")
-
-
-def _most_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"memory of the process at most: {after_mb:,.0f} MB, and {before_mb:,.0f} MB after a body of 5 bytes")
 
 
 def main(megabytes: int) -> int:
@@ -60,6 +56,6 @@ def main(megabytes: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=2_000)
     sys.exit(main(parser.parse_args().megabytes))

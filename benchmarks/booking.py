@@ -6,14 +6,13 @@ one atomic append on both aggregates.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 
 from benchmarks import peers
 from benchmarks.bookings import TASKS_MAX
-from benchmarks.laps import told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import result_of
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import PYEVENTSOURCING, Program, python
 from benchmarks.stores import Store, Stores
 
@@ -24,29 +23,24 @@ TASKS = (1, TASKS_MAX)
 
 
 def main(runs: int, count: int) -> int:
-    started = time.monotonic()
     print(conditions())
     figures: list[Figures] = []
     comparisons: list[Comparison] = []
     with Stores.opened() as stores:
         for tasks in TASKS:
-            found = _measured(stores, runs, count, tasks)
-            figures += found
+            rate, p50, p99 = _measured(stores, runs, count, tasks)
+            figures += [rate, p50, p99]
             comparisons += [
-                Comparison(one, OURS, name, 1.0 if tasks > 1 and one is found[0] and name == ON_POSTGRES else None)
-                for one in found[:2]
-                for name in one.values
+                Comparison(each, OURS, name, 1.0 if tasks > 1 and each is rate and name == ON_POSTGRES else None)
+                for each in (rate, p50)
+                for name in each.values
                 if name != OURS
             ]
-    for one in figures:
-        one.show()
-    show(comparisons)
-    keep(figures, comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    report(figures, comparisons)
     return 0
 
 
-def _measured(stores: Stores, runs: int, count: int, tasks: int) -> list[Figures]:
+def _measured(stores: Stores, runs: int, count: int, tasks: int) -> tuple[Figures, Figures, Figures]:
     """Rate, and the times of single bookings, of all subjects in turns."""
     job = f"course booking, {tasks} task{'s' if tasks > 1 else ''}"
     rate = Figures(job, "ops/s", higher_is_better=True)
@@ -55,16 +49,16 @@ def _measured(stores: Stores, runs: int, count: int, tasks: int) -> list[Figures
     for _ in range(runs):
         for name, (store, program) in _subjects(stores, tasks).items():
             with store() as url:
-                found = told(program(url, count, tasks))
-            rate.add(name, found["count"] / found["wall_s"])
-            p50.add(name, found["p50_ms"])
-            p99.add(name, found["p99_ms"])
-    return [rate, p50, p99]
+                result = result_of(program(url, count, tasks))
+            rate.add(name, result["count"] / result["wall_s"])
+            p50.add(name, result["p50_ms"])
+            p99.add(name, result["p99_ms"])
+    return rate, p50, p99
 
 
 def _subjects(stores: Stores, tasks: int) -> dict[str, tuple[Store, Program]]:
     own = python("book_ours")
-    found: dict[str, tuple[Store, Program]] = {
+    subjects: dict[str, tuple[Store, Program]] = {
         OURS: (stores.nats_always, own),
         f"{OURS}, synced every 2 minutes": (stores.nats_default, own),
         REPLICATED: (stores.nats_replicas, own),
@@ -72,17 +66,16 @@ def _subjects(stores: Stores, tasks: int) -> dict[str, tuple[Store, Program]]:
     executable = peers.pyeventsourcing_python()
     if executable is None:
         peers.left_out(PYEVENTSOURCING)
-        return found
+        return subjects
     program = python("book_pyeventsourcing", executable)
-    found[ON_POSTGRES] = (stores.postgres, program)
+    subjects[ON_POSTGRES] = (stores.postgres, program)
     if tasks == 1:
-        found[f"{PYEVENTSOURCING} on SQLite"] = (stores.sqlite, program)
-    return found
+        subjects[f"{PYEVENTSOURCING} on SQLite"] = (stores.sqlite, program)
+    return subjects
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=1_000, help="bookings asked for (%(default)s)")
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.count))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.count))

@@ -29,24 +29,24 @@ def bookings(count: int, tasks: int = 1, seed: int = 42) -> list[list[Booking]]:
     """What each task asks for; about one in eight is refused."""
     chance = random.Random(seed)
     students, courses = sizes(count)
-    found: list[list[Booking]] = [[] for _ in range(tasks)]
+    by_task: list[list[Booking]] = [[] for _ in range(tasks)]
     for _ in range(count):
         student, course = chance.randrange(students), chance.randrange(courses)
         task = student % tasks
         course += task - course % tasks
-        found[task].append((student, course if course < courses else course - tasks))
-    return found
+        by_task[task].append((student, course if course < courses else course - tasks))
+    return by_task
 
 
 def accepted(count: int, tasks: int = 1) -> int:
     """How many of them must be accepted when those of a task come one after the other."""
     of_student: Counter[int] = Counter()
     of_course: Counter[int] = Counter()
-    known: set[Booking] = set()
+    stood: set[Booking] = set()
     for student, course in chain.from_iterable(bookings(count, tasks)):
-        if (student, course) in known or of_student[student] >= PER_STUDENT or of_course[course] >= PER_COURSE:
+        if (student, course) in stood or of_student[student] >= PER_STUDENT or of_course[course] >= PER_COURSE:
             continue
-        known.add((student, course))
+        stood.add((student, course))
         of_student[student] += 1
         of_course[course] += 1
-    return len(known)
+    return len(stood)

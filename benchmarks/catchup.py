@@ -8,10 +8,8 @@ subject gets in a lap follows from its speed; `--help` names the sizes, each wit
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,7 +20,8 @@ from benchmarks import bank_by_hand, message_db, peers
 from benchmarks.bank import bank
 from benchmarks.laps import APP, Lap, lap, last_line, worker_lap
 from benchmarks.log import fill
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import add_size, parser_of
 from benchmarks.peers import python
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
@@ -54,18 +53,19 @@ class Databases:
 
     postgres: PostgresServer
     folder: Path
-    made: int = 0
+    count: int = 0
     current: list[str] = field(default_factory=list[str])
 
     def new(self, kind: str) -> str:
-        self.made += 1
+        self.count += 1
+        name = f"bench{self.count}"
         if kind == "SQLite":
-            return f"sqlite:///{self.folder / f'bench{self.made}.db'}"
-        url = self.postgres.create_database(f"bench{self.made}")
-        self.current.append(f"bench{self.made}")
+            return f"sqlite:///{self.folder / name}.db"
+        url = self.postgres.create_database(name)
+        self.current.append(name)
         return url
 
-    def kept(self, kind: str) -> str:
+    def lasting(self, kind: str) -> str:
         """One that laps do not drop."""
         url = self.new(kind)
         self.current.clear()
@@ -131,7 +131,7 @@ class Job:
 
     def comparisons(self) -> list[Comparison]:
         """By the clock, with what is aimed at, and by the client's CPU, in which a peer's waiting does not count."""
-        others = [one.name for one in self.subjects if one.name not in OURS]
+        others = [subject.name for subject in self.subjects if subject.name not in OURS]
         targets = TARGETS[self.database]
         return [
             *[Comparison(self.rate, WORKER, name, targets.get(name)) for name in others],
@@ -167,20 +167,20 @@ def _peers(databases: Databases, kind: str, sizes: argparse.Namespace) -> list[S
         (PYEVENTSOURCING, "peer_pyeventsourcing", peers.pyeventsourcing_python(), sizes.peer_events),
         (PROTEAN, "peer_protean", peers.protean_python(), sizes.slow_peer_events),
     )
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     for name, module, executable, count in python_peers:
         if name == PROTEAN and kind != "PostgreSQL":
             continue
         if executable is None:
             peers.left_out(name)
             continue
-        store = databases.kept(kind)
+        store = databases.lasting(kind)
         if name == PROTEAN:
             message_db.install(store)
         program = python(module, executable)
         _say(name, last_line(program("fill", store, store, count)), count, kind)
-        found.append(Subject(name, count, lambda url, f=program, s=store, c=count: lap(f("run", s, url, c))))
-    return [*found, *_emmett(databases, sizes.peer_events)] if kind == "PostgreSQL" else found
+        subjects.append(Subject(name, count, lambda url, f=program, s=store, c=count: lap(f("run", s, url, c))))
+    return [*subjects, *_emmett(databases, sizes.peer_events)] if kind == "PostgreSQL" else subjects
 
 
 def _emmett(databases: Databases, count: int) -> list[Subject]:
@@ -189,7 +189,7 @@ def _emmett(databases: Databases, count: int) -> list[Subject]:
     if fill is None or run is None:
         peers.left_out(EMMETT)
         return []
-    store = databases.kept("PostgreSQL")
+    store = databases.lasting("PostgreSQL")
     _say(EMMETT, last_line(fill(store, count)), count, "PostgreSQL")
     return [Subject(EMMETT, count, lambda _: lap(run(store, count)), view=store)]
 
@@ -210,7 +210,6 @@ def _context(nats: str, count: int) -> list[Subject]:
 
 
 def main(sizes: argparse.Namespace) -> int:
-    started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="eventjet-bench-") as folder,
         NatsServer(sync_interval="2m") as nats,
@@ -248,7 +247,6 @@ def main(sizes: argparse.Namespace) -> int:
                 context.note(subject.name, subject.run(""))
         memory = _memory(databases, sizes.memory) if sizes.memory else None
     _report(jobs, context, memory)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
     return 0
 
 
@@ -268,24 +266,14 @@ def _memory(databases: Databases, count: int) -> Figures:
 
 
 def _report(jobs: list[Job], context: Job, memory: Figures | None) -> None:
-    figures = [one for job in [*jobs, context] for one in (job.rate, job.cpu)] + [job.startup for job in jobs]
+    figures = [each for job in [*jobs, context] for each in (job.rate, job.cpu)] + [job.startup for job in jobs]
     figures += [memory] if memory is not None else []
-    for one in figures:
-        one.show()
-    comparisons = [one for job in jobs for one in job.comparisons()]
-    show(comparisons)
-    keep(figures, comparisons)
+    report(figures, [comparison for job in jobs for comparison in job.comparisons()])
 
 
 def _sizes() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def size(name: str, default: int, what: str) -> None:
-        variable = f"EVENTJET_BENCH_{name.upper()}"
-        flag = f"--{name.replace('_', '-')}"
-        value = int(os.environ.get(variable, default))
-        parser.add_argument(flag, type=int, default=value, help=f"{what} ({value:,}; {variable})")
-
+    parser = parser_of(__doc__)
+    size = partial(add_size, parser, "EVENTJET_BENCH")
     size("runs", 3, "laps of each subject")
     size("events", 200_000, "events in the log, for eventjet and the floors")
     size("by_hand_events", 30_000, "events in the log of SQL by hand that only writes")

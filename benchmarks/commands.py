@@ -10,17 +10,16 @@ replica beside them, of the same turns. `--only` names the tables to make.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import peers
-from benchmarks.laps import told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import result_of
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import EMMETT, EVENTSOURCE, PROTEAN, PYEVENTSOURCING, Program, python
 from benchmarks.stores import Store, Stores
 
@@ -55,7 +54,6 @@ class Job:
     targets: dict[tuple[str, str], float]
     times: int = 1
     """So many times the commands of other jobs: with many tasks most would be the first on their account."""
-    figures: list[Figures] = field(default_factory=list[Figures])
 
     def __post_init__(self) -> None:
         self.rate = Figures(self.name, "ops/s", higher_is_better=True)
@@ -65,13 +63,13 @@ class Job:
 
     def lap(self, subject: Subject, count: int) -> None:
         with subject.store() as store:
-            found = told(subject.program(store, self.times * count // subject.share, self.tasks))
-        self.rate.add(subject.name, found["count"] / found["wall_s"])
-        self.p50.add(subject.name, found["p50_ms"])
-        self.p99.add(subject.name, found["p99_ms"])
+            result = result_of(subject.program(store, self.times * count // subject.share, self.tasks))
+        self.rate.add(subject.name, result["count"] / result["wall_s"])
+        self.p50.add(subject.name, result["p50_ms"])
+        self.p99.add(subject.name, result["p99_ms"])
 
     def comparisons(self) -> list[Comparison]:
-        others = [one.name for one in self.subjects if one.name != EXECUTE]
+        others = [subject.name for subject in self.subjects if subject.name != EXECUTE]
         return [Comparison(self.rate, EXECUTE, name, self.targets.get((EXECUTE, name))) for name in others]
 
 
@@ -98,10 +96,10 @@ def jobs(stores: Stores, folder: Path) -> list[Job]:
 def _replicated(stores: Stores, tasks: int, times: int) -> Job:
     """Three replicas beside one, both synced before every answer."""
     warm = Subject(WARM, stores.nats_replicas, _ours("warm"))
-    stands = {"": stores.nats_replicas, f", {ONE_REPLICA}": stores.nats_always}
+    setups = {"": stores.nats_replicas, f", {ONE_REPLICA}": stores.nats_always}
     subjects = [
-        Subject(f"{name}{where}", store, _ours(job))
-        for where, store in stands.items()
+        Subject(f"{name}{setup}", store, _ours(job))
+        for setup, store in setups.items()
         for name, job in ((EXECUTE, "execute"), (LIMIT, "publish"))
     ]
     subjects.insert(1, warm)
@@ -117,13 +115,13 @@ def _ours(job: str) -> Callable[[str, int, int], list[str]]:
 
 def _peers(stores: Stores, folder: Path, tasks: int) -> list[Subject]:
     """On the stores they recommend; those that write one after the other have no row with several tasks."""
-    found: list[Subject] = []
+    subjects: list[Subject] = []
 
     def add(name: str, store: Store, program: Program | None, share: int = 1) -> None:
         if program is None:
             peers.left_out(name)
         else:
-            found.append(Subject(name, store, program, share))
+            subjects.append(Subject(name, store, program, share))
 
     executable = peers.pyeventsourcing_python()
     own = None if executable is None else python("commands_pyeventsourcing", executable)
@@ -141,32 +139,25 @@ def _peers(stores: Stores, folder: Path, tasks: int) -> list[Subject]:
         own = None if executable is None else python("peer_protean", executable)
         program = None if own is None else lambda store, count, _: own("commands", store, "-", count)
         add(f"{PROTEAN} on Message DB", stores.message_db, program, SLOW_SHARE)
-    return found
+    return subjects
 
 
 def main(runs: int, count: int, only: str) -> int:
-    started = time.monotonic()
     print(conditions())
     with Stores.opened() as stores, TemporaryDirectory(prefix="eventjet-bench-") as folder:
-        every = [job for job in jobs(stores, Path(folder)) if only in job.name]
+        chosen = [job for job in jobs(stores, Path(folder)) if only in job.name]
         for _ in range(runs):
-            for job in every:
+            for job in chosen:
                 for subject in job.subjects:
                     job.lap(subject, count)
-    figures = [one for job in every for one in job.figures]
-    for one in figures:
-        one.show()
-    comparisons = [one for job in every for one in job.comparisons()]
-    show(comparisons)
-    keep(figures, comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    figures = [each for job in chosen for each in job.figures]
+    report(figures, [comparison for job in chosen for comparison in job.comparisons()])
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=1_000, help="commands of a lap (%(default)s)")
     parser.add_argument("--only", default="", metavar="WORDS", help="the tables with these words in their name")
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.count, given.only))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.count, options.only))

@@ -7,7 +7,6 @@ size is that of the blocks in the folder; `bytes` of the stream's state knows no
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from decimal import Decimal
@@ -16,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.bank import Account, bank
 from benchmarks.log import Filling
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.postings import CURRENCY, Posting, shares
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
@@ -57,25 +57,21 @@ async def lap(compression: str, count: int, folder: Path) -> tuple[float, float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=4_000, help="commands of a lap")
-    parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(conditions())
     written = Figures("a log with compression: commands by 64 tasks", "cmd/s", higher_is_better=True)
     read = Figures("a log with compression: read", "ev/s", higher_is_better=True)
     size = Figures("a log with compression: size", "MB", higher_is_better=False)
-    for _ in range(given.runs):
+    figures = [written, read, size]
+    for _ in range(options.runs):
         for compression in (NONE, S2):
             with TemporaryDirectory() as folder:
-                figures = asyncio.run(lap(compression, given.count, Path(folder)))
-            for each, value in zip((written, read, size), figures, strict=True):
+                values = asyncio.run(lap(compression, options.count, Path(folder)))
+            for each, value in zip(figures, values, strict=True):
                 each.add(compression, value)
-    for each in (written, read, size):
-        each.show()
-    comparisons = [Comparison(each, S2, NONE) for each in (written, read, size)]
-    show(comparisons)
-    keep([written, read, size], comparisons)
+    report(figures, [Comparison(each, S2, NONE) for each in figures])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """How long pages of the console take over a long log: `python -m benchmarks.console --events N --aggregates M`.
 
 The log is written as the store writes it, but without commands; then `eventjet rebuild` makes the read model. Every
-page is asked for once, and then twenty times more: the first time is told, and the median and the worst of the others.
+page is requested once, and then twenty times more: printed are the first time, and the median and the worst of the
+others.
 Ends with status 1 when a page is slower than it may be.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -16,71 +16,54 @@ import sys
 import tempfile
 import time
 import urllib.request
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
-from benchmarks.log import await_acks
+from benchmarks.log import fill
+from benchmarks.options import parser_of
+from benchmarks.usage import resident_mb
 from eventjet.codec.headers import header_block
 from eventjet.dev import NatsServer, PostgresServer
-from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.topology import IDENTITY, stream_config
-from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import publish_frame
-from eventjet.settings import Settings
+from eventjet.domain.identity import new_event_id
 
 WARM_MAX_S = 0.3
 TIMES = 20
 APP = "benchmarks.console_bank:bank"
 _STREAM = "console_bank"
-_WINDOW = 5_000
 _HOT = 100_000
 """Events of one account, the last ones of the log."""
 
 
 def main() -> int:
     """The program."""
-    options = argparse.ArgumentParser(prog="benchmarks.console", description=__doc__)
-    options.add_argument("--events", type=int, default=10_000_000)
-    options.add_argument("--aggregates", type=int, default=1_000_000)
-    options.add_argument("--postgres", action="store_true", help="rows in PostgreSQL instead of SQLite")
-    given = options.parse_args()
+    parser = parser_of(__doc__)
+    parser.add_argument("--events", type=int, default=10_000_000)
+    parser.add_argument("--aggregates", type=int, default=1_000_000)
+    parser.add_argument("--postgres", action="store_true", help="rows in PostgreSQL instead of SQLite")
+    options = parser.parse_args()
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-console-")))
         server = ending.enter_context(closing(NatsServer(sync_interval="1m"))).start()
         database = f"sqlite:///{folder}/read.db"
-        if given.postgres:
+        if options.postgres:
             database = ending.enter_context(closing(PostgresServer())).start().url.replace("+psycopg", "", 1)
-        here = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
-        environ = {**here, "EVENTJET_SERVERS": server.url, "EVENTJET_DATABASE": database, "EVENTJET_APP": APP}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+        environ = {**inherited, "EVENTJET_SERVERS": server.url, "EVENTJET_DATABASE": database, "EVENTJET_APP": APP}
         began = time.monotonic()
-        _fill(server.url, given.events, given.aggregates)
-        print(f"{given.events:,} events of {given.aggregates:,} accounts: {time.monotonic() - began:.0f} s", flush=True)
+        # Message ids are remembered for a moment only: two minutes of them would fill the memory.
+        records = _records(options.events, options.aggregates)
+        fill(server.url, options.events, _STREAM, records, duplicate_window=1_000_000_000)
+        print(
+            f"{options.events:,} events of {options.aggregates:,} accounts: {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         for command in (["init", "--repair"], ["rebuild", "balances", "--engine", "local"]):
             began = time.monotonic()
             subprocess.run([sys.executable, "-m", "eventjet.cli", *command], env=environ, check=True, stdout=sys.stderr)
             print(f"eventjet {' '.join(command)}: {time.monotonic() - began:.0f} s", flush=True)
-        return _measured(environ, given.events, given.aggregates)
-
-
-def _fill(url: str, events: int, accounts: int) -> None:
-    with closing(NatsConnection.open(Endpoint.of(Settings(servers=(url,))))) as link:
-        # Message ids are remembered for a moment only: two minutes of them would fill the memory.
-        config = {**stream_config(_STREAM, 1), "duplicate_window": 1_000_000_000}
-        link.api(f"STREAM.CREATE.{_STREAM}", {**config, "metadata": {IDENTITY: str(uuid.uuid4())}})
-        reply = f"{link.inbox}.acks"
-        sid = link.subscribe(reply)
-        records = _records(events, accounts)
-        while window := list(islice(records, _WINDOW)):
-            link.send(
-                b"".join(
-                    publish_frame(subject, body, reply=reply.encode(), headers=block) for subject, block, body in window
-                )
-            )
-            await_acks(link, sid, len(window))
+        return _measured(environ, options.events, options.aggregates)
 
 
 def _records(events: int, accounts: int) -> Iterator[tuple[str, bytes, bytes]]:
@@ -102,7 +85,7 @@ def _records(events: int, accounts: int) -> Iterator[tuple[str, bytes, bytes]]:
 def _record(account: str, version: int, before: int, kind: str, body: bytes) -> tuple[str, bytes, bytes]:
     block = header_block(
         [
-            ("Nats-Msg-Id", _event_id()),
+            ("Nats-Msg-Id", new_event_id()),
             ("Nats-Expected-Last-Subject-Sequence", str(before)),
             ("Ej-Type", kind),
             ("Ej-Schema", "1"),
@@ -111,34 +94,28 @@ def _record(account: str, version: int, before: int, kind: str, body: bytes) -> 
             ("Ej-Meta-actor", "benchmark"),
         ]
     )
-    return f"{_STREAM}.account.{account}", block, body
-
-
-def _event_id() -> str:
-    """A UUIDv7 of now (RFC 9562)."""
-    random = uuid.uuid4().int & ~(0xFFFFFFFFFFFF << 80) & ~(0xF << 76) & ~(0b11 << 62)
-    return str(uuid.UUID(int=(time.time_ns() // 1_000_000) << 80 | 7 << 76 | 0b10 << 62 | random))
+    return f"account.{account}", block, body
 
 
 def _pages(events: int, accounts: int) -> Mapping[str, str]:
-    some = f"a-{accounts // 2:07}"
-    key = quote(json.dumps([some]))
+    account = f"a-{accounts // 2:07}"
+    key = quote(json.dumps([account]))
     return {
         "overview": "/",
         "aggregates by prefix": "/aggregates?type=account&id=a-00",
-        "aggregates, whole id": f"/aggregates?type=account&id={some}",
-        "aggregate": f"/aggregates/one?type=account&id={some}",
+        "aggregates, whole id": f"/aggregates?type=account&id={account}",
+        "aggregate": f"/aggregates/one?type=account&id={account}",
         "aggregate of 100,000 events": "/aggregates/one?type=account&id=busy",
         "its version 50,000": "/aggregates/one?type=account&id=busy&upto=50000",
-        "time travel": f"/aggregates/one?type=account&id={some}&version=3",
+        "time travel": f"/aggregates/one?type=account&id={account}&version=3",
         "event": f"/events/one?position={events // 2}",
         "log": "/log",
-        "log of an aggregate": f"/log?aggregate=account&id={some}",
+        "log of an aggregate": f"/log?aggregate=account&id={account}",
         "log of an actor": "/log?actor=nobody",
         "log, from a position": f"/log?at={events // 3}",
         "read models": "/models",
         "read model": "/models/one?name=balances",
-        "read model, deep": f"/models/one?name=balances&start={some}",
+        "read model, deep": f"/models/one?name=balances&start={account}",
         "row": f"/models/row?name=balances&key={key}",
         "quarantine": "/quarantine",
         "processes": "/processes",
@@ -156,12 +133,12 @@ def _measured(environ: Mapping[str, str], events: int, accounts: int) -> int:
             slow: list[str] = []
             print(f"{'page':<30} {'first':>8} {'median':>8} {'worst':>8}  ms, of {TIMES}")
             for name, path in _pages(events, accounts).items():
-                first, *others = (_asked(url + path) for _ in range(TIMES + 1))
+                first, *others = (_fetch(url + path) for _ in range(TIMES + 1))
                 median = statistics.median(others)
                 print(f"{name:<30} {first * 1e3:>8.0f} {median * 1e3:>8.0f} {max(others) * 1e3:>8.0f}", flush=True)
                 if median > WARM_MAX_S:
                     slow.append(name)
-            print(f"memory of the console: {_memory_mb(console.pid):.0f} MB")
+            print(f"memory of the console: {resident_mb(console.pid):.0f} MB")
         finally:
             console.terminate()
     if slow:
@@ -169,16 +146,11 @@ def _measured(environ: Mapping[str, str], events: int, accounts: int) -> int:
     return int(bool(slow))
 
 
-def _asked(url: str) -> float:
+def _fetch(url: str) -> float:
     began = time.perf_counter()
     with urllib.request.urlopen(url, timeout=60) as answer:
         answer.read()
     return time.perf_counter() - began
-
-
-def _memory_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 if __name__ == "__main__":

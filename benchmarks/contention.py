@@ -7,19 +7,19 @@ command once, and none may have failed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from benchmarks.bank import Account, bank
-from benchmarks.laps import ROOT, told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import ROOT, result_of
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import python
 from eventjet.dev import NatsServer
 
@@ -63,20 +63,20 @@ class Job:
     def lap(self, crowd: Crowd, seconds: int) -> None:
         with NatsServer() as server:
             asyncio.run(_init(server.url))
-            found = run(server.url, crowd, seconds)
+            results = run(server.url, crowd, seconds)
             total = asyncio.run(_total(server.url, crowd.aggregates))
-        each_of = [latencies for one in found for latencies in one["latencies_ms"]]
-        latencies = sorted(each for latencies in each_of for each in latencies)
-        count, failed = len(latencies), sum(one["failed"] for one in found)
+        by_connection = [latencies for result in results for latencies in result["latencies_ms"]]
+        latencies = sorted(chain.from_iterable(by_connection))
+        count, failed = len(latencies), sum(result["failed"] for result in results)
         if failed or total != count:
             raise RuntimeError(f"{crowd.name}: {failed} of {count} commands failed, and {total} were recorded")
-        wall_s = max(one["ended"] for one in found) - min(one["began"] for one in found)
+        wall_s = max(result["ended"] for result in results) - min(result["began"] for result in results)
         self.rate.add(crowd.name, count / wall_s)
-        self.lost.add(crowd.name, sum(one["conflicts"] for one in found) / count)
+        self.lost.add(crowd.name, sum(result["conflicts"] for result in results) / count)
         self.p50.add(crowd.name, latencies[count // 2])
         self.p99.add(crowd.name, latencies[min(count - 1, count * 99 // 100)])
         self.worst.add(crowd.name, latencies[-1])
-        self.least.add(crowd.name, min(map(len, each_of)))
+        self.least.add(crowd.name, min(map(len, by_connection)))
 
 
 def run(server: str, crowd: Crowd, seconds: int) -> list[dict[str, Any]]:
@@ -118,39 +118,32 @@ async def _total(server: str, aggregates: int) -> int:
 
 def ids(figures: Figures, events: int) -> None:
     with NatsServer() as server:
-        found = told(python("known_ids")(server.url, events, 20))
-    figures.add(f"{events:,} ids known", found["p50_ms"])
+        result = result_of(python("known_ids")(server.url, events, 20))
+    figures.add(f"{events:,} ids known", result["p50_ms"])
 
 
 def main(runs: int, seconds: int, only: Sequence[str]) -> int:
-    started = time.monotonic()
     print(conditions())
-    job, known = Job(), Figures("contention: command(id) on one aggregate, p50", "ms", higher_is_better=False)
-    chosen = [one for one in CROWDS if not only or any(each in one.name for each in only)]
+    job, with_id = Job(), Figures("contention: command(id) on one aggregate, p50", "ms", higher_is_better=False)
+    chosen = [crowd for crowd in CROWDS if not only or any(part in crowd.name for part in only)]
     for _ in range(runs):
         for crowd in chosen:
             job.lap(crowd, seconds)
         for events in () if only else (100, 10_000):
-            ids(known, events)
-    figures = [one for one in (*job.figures, known) if one.values]
-    for one in figures:
-        one.show()
+            ids(with_id, events)
+    figures = [each for each in (*job.figures, with_id) if each.values]
     comparisons = [
         Comparison(job.rate, crowd.name, ALONE, crowd.target)
         for crowd in chosen
         if crowd.name != ALONE and ALONE in job.rate.values
     ]
-    show(comparisons)
-    if not only:
-        keep(figures, comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    report(figures, comparisons, is_kept=not only)
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--seconds", type=int, default=5, help="of a lap (%(default)s)")
     parser.add_argument("--only", action="append", default=[], help="a part of a row's name; nothing is kept then")
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.seconds, given.only))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.seconds, options.only))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -24,7 +23,9 @@ from sqlalchemy import select
 
 from benchmarks.laps import worker_lap
 from benchmarks.log import chained, fill
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
+from benchmarks.usage import own_cpu_s
 from eventjet import App, AppRef, Key, Recorded, aggregate, by_state, event, projection
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.rebuild import rebuild
@@ -115,7 +116,7 @@ def main(sizes: argparse.Namespace) -> int:
         print(f"{conditions()}; a log of {sizes.events:,} events of {sizes.events // _EVENTS_EACH:,} orders")
         for number in range(sizes.runs):
             for kind in ("PostgreSQL", "SQLite"):
-                made: list[list[tuple[Any, ...]]] = []
+                tables: list[list[tuple[Any, ...]]] = []
                 for key, (place, app) in APPS.items():
                     name = f"b{number}_{place}"
                     url = (
@@ -128,36 +129,25 @@ def main(sizes: argparse.Namespace) -> int:
                     subject = f"{key}, {kind}"
                     catch_up.add(subject, lap.count / lap.wall_s)
                     catch_up_cpu.add(subject, lap.client_cpu_s / lap.count * 1e6)
-                    made.append(rows_of(url))
-                    began, cpu_s = time.monotonic(), _cpu_s()
+                    tables.append(rows_of(url))
+                    began, cpu_s = time.monotonic(), own_cpu_s()
                     settings = Settings(servers=(nats.url,), database=url)
                     asyncio.run(rebuild(AppRef.parse(f"{_MODULE}:{place}"), ["spend"], settings, engine="local"))
                     local.add(subject, sizes.events / (time.monotonic() - began))
-                    local_cpu.add(subject, (_cpu_s() - cpu_s) / sizes.events * 1e6)
-                    made.append(rows_of(url))
-                if any(rows != made[0] for rows in made) or sum(row[2] for row in made[0]) != sizes.events:
+                    local_cpu.add(subject, (own_cpu_s() - cpu_s) / sizes.events * 1e6)
+                    tables.append(rows_of(url))
+                if any(rows != tables[0] for rows in tables) or sum(row[2] for row in tables[0]) != sizes.events:
                     raise RuntimeError(f"rows differ on {kind}")
     figures = [catch_up, catch_up_cpu, local, local_cpu]
-    for one in figures:
-        one.show()
-    comparisons = [
-        Comparison(one, f"{STATE}, {kind}", f"{EVENT}, {kind}") for one in figures for kind in ("PostgreSQL", "SQLite")
-    ]
-    show(comparisons)
-    keep(figures, comparisons)
+    kinds = ("PostgreSQL", "SQLite")
+    report(figures, [Comparison(each, f"{STATE}, {kind}", f"{EVENT}, {kind}") for each in figures for kind in kinds])
     return 0
 
 
 _MODULE = "benchmarks.joined"
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, runs=2)
     parser.add_argument("--events", type=int, default=100_000, help="events in the log (%(default)s)")
-    parser.add_argument("--runs", type=int, default=2, help="laps of each (%(default)s)")
     sys.exit(main(parser.parse_args()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 
 from benchmarks import peers
-from benchmarks.laps import initialise, running_worker, told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import initialise, result_of, running_worker
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import PYEVENTSOURCING, python
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
@@ -22,20 +21,19 @@ def _ours(stores: Stores, count: int, per_s: int) -> dict[str, float]:
     with stores.nats_always() as nats, stores.postgres() as database:
         initialise(nats, database)
         with running_worker(nats, database):
-            found = told(python("lag_ours")(nats, database, count, per_s))
+            result = result_of(python("lag_ours")(nats, database, count, per_s))
         check(database, balances(count), in_cents=False)
-    return found
+    return result
 
 
 def _theirs(stores: Stores, executable: str, count: int, per_s: int) -> dict[str, float]:
     with stores.postgres() as store, stores.postgres() as view:
-        found = told(python("lag_pyeventsourcing", executable)(store, view, count, per_s))
+        result = result_of(python("lag_pyeventsourcing", executable)(store, view, count, per_s))
         check(view, balances(count), in_cents=True)
-    return found
+    return result
 
 
 def main(runs: int, count: int, per_s: int) -> int:
-    started = time.monotonic()
     print(conditions())
     p50 = Figures(f"command to row at {per_s}/s: p50", "ms", higher_is_better=False)
     p99 = Figures(f"command to row at {per_s}/s: p99", "ms", higher_is_better=False)
@@ -44,32 +42,26 @@ def main(runs: int, count: int, per_s: int) -> int:
     if executable is None:
         peers.left_out(PYEVENTSOURCING)
 
-    def note(name: str, found: dict[str, float]) -> None:
-        if found["count"] != count:
-            raise RuntimeError(f"{name} saw {found['count']:.0f} of {count} rows")
-        p50.add(name, found["p50_ms"])
-        p99.add(name, found["p99_ms"])
-        reached.add(name, count / found["wall_s"])
+    def note(name: str, result: dict[str, float]) -> None:
+        if result["count"] != count:
+            raise RuntimeError(f"{name} saw {result['count']:.0f} of {count} rows")
+        p50.add(name, result["p50_ms"])
+        p99.add(name, result["p99_ms"])
+        reached.add(name, count / result["wall_s"])
 
     with Stores.opened() as stores:
         for _ in range(runs):
             note(OURS, _ours(stores, count, per_s))
             if executable is not None:
                 note(PYEVENTSOURCING, _theirs(stores, executable, count, per_s))
-    for one in (p50, p99, reached):
-        one.show()
-    print(f"  aimed at: p99 of {OURS} at most {P99_MAX_MS:g} ms")
-    comparisons = [Comparison(one, OURS, name) for one in (p50, p99) for name in one.values if name != OURS]
-    show(comparisons)
-    keep([p50, p99, reached], comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    comparisons = [Comparison(each, OURS, name) for each in (p50, p99) for name in each.values if name != OURS]
+    report([p50, p99, reached], comparisons, f"  aimed at: p99 of {OURS} at most {P99_MAX_MS:g} ms")
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=1_200)
     parser.add_argument("--per-s", type=int, default=200)
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.count, given.per_s))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.count, options.per_s))

@@ -7,9 +7,7 @@ turns in this process. CPU holds for a busy machine, too; rates only for a quiet
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import resource
 import shutil
 import tempfile
 import time
@@ -25,7 +23,9 @@ from pyiceberg.catalog import load_catalog
 
 from benchmarks.bank import bank
 from benchmarks.log import fill
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
+from benchmarks.usage import own_cpu_s, own_peak_mb
 from eventjet.codec.headers import MSG_ID, TYPE, VERSION, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
 from eventjet.dev import NatsServer
@@ -62,9 +62,8 @@ def by_hand(url: str, count: int, folder: Path, append: Append) -> None:
     def flush(position: int) -> None:
         for name, pending in rows.items():
             schema = _WHOLE if name == "events" else _TYPED
-            arrays = [
-                pa.array(values, one.type) for values, one in zip(zip(*pending, strict=True), schema, strict=True)
-            ]
+            columns = zip(zip(*pending, strict=True), schema, strict=True)
+            arrays = [pa.array(values, field.type) for values, field in columns]
             append(name, pa.Table.from_arrays(arrays, schema=schema))
         rows.clear()
         (folder / "position").write_text(str(position))
@@ -103,11 +102,6 @@ def rows_in(folder: Path) -> int:
     return DeltaTable(folder / "events").count()
 
 
-def cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def main(events: int, runs: int) -> int:
     print(conditions())
     rates = Figures(f"a lake of {events:,} events", "events/s", higher_is_better=True)
@@ -128,10 +122,10 @@ def main(events: int, runs: int) -> int:
         for _ in range(runs):
             for name, run in subjects.items():
                 folder = Path(tempfile.mkdtemp(dir=place))
-                started, used = time.perf_counter(), cpu_s()
+                started, cpu_s = time.perf_counter(), own_cpu_s()
                 run(folder)
                 rates.add(name, events / (time.perf_counter() - started))
-                costs.add(name, (cpu_s() - used) / events * 1e6)
+                costs.add(name, (own_cpu_s() - cpu_s) / events * 1e6)
                 if name == "eventjet lake sync, Delta":
                     assert asyncio.run(verify(bank, str(folder), settings)).sound
                 if "Delta" in name:
@@ -139,11 +133,8 @@ def main(events: int, runs: int) -> int:
                 shutil.rmtree(folder)
     ours_and_theirs = [(f"eventjet lake sync, {kind}", f"by hand, {kind}, not exactly once") for kind in _KINDS]
     comparisons = [Comparison(each, mine, theirs) for each in (rates, costs) for mine, theirs in ours_and_theirs]
-    for each in (rates, costs):
-        each.show()
-    print(f"\nlargest resident memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
-    show(comparisons)
-    keep([rates, costs], comparisons)
+    note = f"\nlargest resident memory of this process: {own_peak_mb():.0f} MB"
+    report([rates, costs], comparisons, note)
     return 0
 
 
@@ -156,8 +147,7 @@ async def _synced(folder: Path, settings: Settings, kind: str, events: int) -> N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, runs=2)
     parser.add_argument("--events", type=int, default=200_000)
-    parser.add_argument("--runs", type=int, default=2)
-    chosen = parser.parse_args()
-    raise SystemExit(main(chosen.events, chosen.runs))
+    options = parser.parse_args()
+    raise SystemExit(main(options.events, options.runs))

@@ -8,11 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -45,21 +44,21 @@ class Lap:
 def lap(command: list[str]) -> Lap:
     """Run a program that prints what `Clock` prints."""
     started = time.monotonic()
-    found = told(command)
-    startup_s = time.monotonic() - started - found["wall_s"]
-    count = int(found["count"])
-    return Lap(count, count, found["wall_s"], found["cpu_s"], startup_s)
+    result = result_of(command)
+    startup_s = time.monotonic() - started - result["wall_s"]
+    count = int(result["count"])
+    return Lap(count, count, result["wall_s"], result["cpu_s"], startup_s)
 
 
-def told(command: list[str]) -> dict[str, float]:
-    """Run a program; what its last line tells."""
-    found: dict[str, float] = json.loads(last_line(command))
-    return found
+def result_of(command: list[str]) -> dict[str, float]:
+    """Run a program, and return the JSON of its last line."""
+    result: dict[str, float] = json.loads(last_line(command))
+    return result
 
 
 def last_line(command: list[str]) -> str:
-    """Run a program; the last line it prints."""
-    return _run(command).splitlines()[-1]
+    """Run a program, and return the last line it prints."""
+    return _run(command, _environment()).splitlines()[-1]
 
 
 def worker_lap(server: str, database: str, count: int, app: str = APP) -> Lap:
@@ -85,7 +84,7 @@ def running_worker(server: str, database: str, app: str = APP) -> Generator[subp
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**_environment(), **_settings(server, database, app)},
+        env=environment_of(server, database, app),
     )
     try:
         _await_ready(process)
@@ -97,21 +96,27 @@ def running_worker(server: str, database: str, app: str = APP) -> Generator[subp
 
 def initialise(server: str, database: str) -> None:
     """`eventjet init`."""
-    _run([sys.executable, "-m", "eventjet.cli", "init"], _settings(server, database))
+    _run([sys.executable, "-m", "eventjet.cli", "init"], environment_of(server, database))
 
 
-def _settings(server: str, database: str, app: str = APP) -> dict[str, str]:
-    return {"EVENTJET_APP": app, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+def environment_of(server: str, database: str, app: str = APP) -> dict[str, str]:
+    """Return the environment of a program of eventjet."""
+    return {**_environment(), "EVENTJET_APP": app, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment with this folder first, so that a peer's own Python finds the programs here."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def _await_ready(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     for line in process.stderr:
-        said.append(line.rstrip())
+        lines.append(line.rstrip())
         if line.startswith("ready:"):
             return
-    raise RuntimeError(f"the worker ended before it was ready: {' '.join(said)}")
+    raise RuntimeError(f"the worker ended before it was ready: {' '.join(lines)}")
 
 
 @contextmanager
@@ -128,20 +133,14 @@ def _position(database: str) -> Generator[Callable[[], int]]:
         connection.close()
 
 
-def _run(command: list[str], more: Mapping[str, str] = MappingProxyType({})) -> str:
-    environment = {**_environment(), **more}
+def _run(command: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, timeout=_LIMIT_S, check=False
     )
     if done.returncode:
-        shown = " ".join(part for part in command if "://" not in part)
-        raise RuntimeError(f"{shown} ended with status {done.returncode}; see above")
+        words = " ".join(part for part in command if "://" not in part)
+        raise RuntimeError(f"{words} ended with status {done.returncode}; see above")
     return done.stdout
-
-
-def _environment() -> dict[str, str]:
-    """This folder first, so that a peer's own environment finds the programs here."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def _cpu_s(pid: int) -> float:

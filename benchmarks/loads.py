@@ -6,14 +6,13 @@ without a row for snapshots have them, but take them by hand.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from dataclasses import dataclass
 
 from benchmarks import peers
-from benchmarks.laps import told
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.laps import result_of
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.peers import EVENTSOURCE, PYEVENTSOURCING, Program, python
 from benchmarks.stores import Store, Stores
 
@@ -37,62 +36,56 @@ class Subject:
 
 
 def _subjects(stores: Stores, snapshots: bool) -> list[Subject]:
-    found = [Subject(OURS, stores.nats_always, python("load_ours"))]
+    subjects = [Subject(OURS, stores.nats_always, python("load_ours"))]
     executable = peers.pyeventsourcing_python()
     if executable is not None:
         name = f"{PYEVENTSOURCING} on PostgreSQL"
-        found.append(Subject(name, stores.postgres, python("load_pyeventsourcing", executable)))
+        subjects.append(Subject(name, stores.postgres, python("load_pyeventsourcing", executable)))
     executable = None if snapshots else peers.eventsource_python()
     if executable is not None:
         name = f"{EVENTSOURCE} on PostgreSQL"
-        found.append(Subject(name, stores.postgres, python("load_eventsource", executable)))
-    return found
+        subjects.append(Subject(name, stores.postgres, python("load_eventsource", executable)))
+    return subjects
 
 
 def _lap(subject: Subject, figures: Figures, length: int, snapshots: bool) -> None:
     repeats = max(5, min(200, 20_000 // length)) if not snapshots else 100
     with subject.store() as store:
-        found = told(subject.program(store, length, int(snapshots), repeats))
-    figures.add(subject.name, found["p50_ms"])
+        result = result_of(subject.program(store, length, int(snapshots), repeats))
+    figures.add(subject.name, result["p50_ms"])
 
 
 def _limit(stores: Stores, figures: Figures) -> None:
     with stores.nats_always() as store:
-        figures.add(LIMIT, told(python("get")(store, 200))["p50_ms"])
+        figures.add(LIMIT, result_of(python("get")(store, 200))["p50_ms"])
 
 
 def main(runs: int, lengths: list[int]) -> int:
-    started = time.monotonic()
     print(conditions())
-    every: list[tuple[int, bool, Figures]] = []
+    jobs: list[tuple[int, bool, Figures]] = []
     for snapshots in (False, True):
         for length in lengths:
             name = f"load of {length:,} events{', with snapshots' if snapshots else ''}"
-            every.append((length, snapshots, Figures(name, "ms", higher_is_better=False)))
+            jobs.append((length, snapshots, Figures(name, "ms", higher_is_better=False)))
     with Stores.opened() as stores:
         for _ in range(runs):
-            for length, snapshots, figures in every:
+            for length, snapshots, figures in jobs:
                 for subject in _subjects(stores, snapshots):
                     _lap(subject, figures, length, snapshots)
                 if snapshots:
                     _limit(stores, figures)
     comparisons = [
         Comparison(figures, OURS, name, _TARGETS.get((figures.job, name.removesuffix(" on PostgreSQL"))))
-        for _, _, figures in every
+        for _, _, figures in jobs
         for name in figures.values
         if name != OURS
     ]
-    for _, _, figures in every:
-        figures.show()
-    show(comparisons)
-    keep([figures for _, _, figures in every], comparisons)
-    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    report([figures for _, _, figures in jobs], comparisons)
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="(%(default)s)")
-    given = parser.parse_args()
-    sys.exit(main(given.runs, [int(one) for one in given.lengths.split(",")]))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, [int(length) for length in options.lengths.split(",")]))

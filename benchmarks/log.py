@@ -27,23 +27,25 @@ Records = Iterator[tuple[str, bytes, bytes]]
 """(subject after the app's name, header block, body) of each event."""
 
 
-def fill(url: str, count: int, app: str = bank.name, records: Records | None = None) -> tuple[int, int]:
+def fill(
+    url: str, count: int, app: str = bank.name, records: Records | None = None, **config: object
+) -> tuple[int, int]:
     """A fresh stream with the first `count` postings, or other `records`; returns the least and the largest body."""
-    with Filling(url, count, app, records) as filling:
+    with Filling(url, count, app, records, **config) as filling:
         return filling.to(count)
 
 
 class Filling:
-    """A fresh stream that is filled step by step, with the first of `total` postings."""
+    """A fresh stream with its own `config`, which is filled step by step with the first of `total` postings."""
 
     def __init__(
-        self, url: str, total: int, app: str = bank.name, records: Records | None = None, compression: str = "none"
+        self, url: str, total: int, app: str = bank.name, records: Records | None = None, **config: object
     ) -> None:
         self.stored = 0
         self._app = app
         self._link = NatsConnection.open(Endpoint.of(Settings(servers=(url,))))
-        config = {**stream_config(app, 1), "compression": compression, "metadata": {IDENTITY: str(uuid.uuid4())}}
-        self._link.api(f"STREAM.CREATE.{app}", config)
+        stream = {**stream_config(app, 1), **config, "metadata": {IDENTITY: str(uuid.uuid4())}}
+        self._link.api(f"STREAM.CREATE.{app}", stream)
         self._reply = f"{self._link.inbox}.acks"
         self._sid = self._link.subscribe(self._reply)
         self._records = bank_records(total) if records is None else records
@@ -66,15 +68,15 @@ class Filling:
             self._link.send(b"".join(frames))
             self.stored += len(window)
             await_acks(self._link, self._sid, len(window))
-        found = self._link.api(f"STREAM.INFO.{self._app}")["state"]
-        if (found["first_seq"], found["last_seq"], found["messages"]) != (1, count, count):
-            raise RuntimeError(f"the log of {count} events came out as {found}")
+        state = self._link.api(f"STREAM.INFO.{self._app}")["state"]
+        if (state["first_seq"], state["last_seq"], state["messages"]) != (1, count, count):
+            raise RuntimeError(f"the log of {count} events came out as {state}")
         return self._smallest, self._largest
 
 
 def bank_records(count: int) -> Records:
     """Return the first `count` postings as records of the bank."""
-    return chained(bank, "account", ((str(posting[0]), _event(posting)) for posting in postings(count)), _ids(count))
+    return chained(bank, "account", ((str(posting[0]), event_of(posting)) for posting in postings(count)), _ids(count))
 
 
 def _ids(count: int) -> Iterator[str]:
@@ -100,10 +102,10 @@ def chained(app: App, aggregate: str, events: Iterable[tuple[str, object]], ids:
         yield f"{aggregate}.{encode_id(aggregate_id)}", block, encoded.body
 
 
-def _event(posting: Posting) -> Deposited | Withdrawn:
+def event_of(posting: Posting) -> Deposited | Withdrawn:
     _, is_deposit, tx_id, amount, memo = posting
-    made = Deposited if is_deposit else Withdrawn
-    return made(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
+    event_class = Deposited if is_deposit else Withdrawn
+    return event_class(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
 
 
 def await_acks(link: NatsConnection, sid: bytes, expected: int) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,28 @@ class Comparison:
         print(f"  {self.subject} against {self.versus:<48} {self.ratio:>6.2f} {spread}{target}")
 
     def result(self) -> dict[str, Any]:
-        (mine,) = [one for one in self.figures.results() if one["subject"] == self.subject]
-        found = {"ratio": self.ratio, "ratio_min": min(self.ratios), "ratio_max": max(self.ratios)}
-        spread = {name: round(value, 3) for name, value in found.items()}
-        aimed = {} if self.target is None else {"target": round(self.target, 3)}
-        return {**mine, "versus": self.versus, **spread, **aimed}
+        (mine,) = [result for result in self.figures.results() if result["subject"] == self.subject]
+        ratios = {"ratio": self.ratio, "ratio_min": min(self.ratios), "ratio_max": max(self.ratios)}
+        if self.target is not None:
+            ratios["target"] = self.target
+        return {**mine, "versus": self.versus, **{name: round(value, 3) for name, value in ratios.items()}}
 
 
-def show(comparisons: Iterable[Comparison]) -> None:
+def report(
+    figures: Sequence[Figures], comparisons: Sequence[Comparison] = (), note: str = "", *, is_kept: bool = True
+) -> None:
+    """Print the figures, a note on them, and the comparisons, write them down, and say how long all of it took."""
+    for each in figures:
+        each.show()
+    if note:
+        print(note)
+    _show(comparisons)
+    if is_kept:
+        _keep(figures, comparisons)
+    print(f"took {time.monotonic() - _STARTED:.0f} s; {conditions()}")
+
+
+def _show(comparisons: Iterable[Comparison]) -> None:
     """Print them under their jobs; above 1 the first is better."""
     job = ""
     for comparison in comparisons:
@@ -103,15 +118,16 @@ def show(comparisons: Iterable[Comparison]) -> None:
         comparison.show()
 
 
-def keep(figures: Sequence[Figures], comparisons: Iterable[Comparison] = ()) -> None:
+def _keep(figures: Iterable[Figures], comparisons: Iterable[Comparison]) -> None:
     """Write the results down, in the place of earlier ones of the same jobs."""
-    found = [each for one in figures for each in one.results()] + [one.result() for one in comparisons]
-    fresh = [{**one, "when_it_began": _BEGAN} for one in found]
-    jobs = {one["job"] for one in fresh}
-    known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    kept = [one for one in known if one["job"] not in jobs]
+    results = [result for each in figures for result in each.results()]
+    results += [comparison.result() for comparison in comparisons]
+    jobs = {result["job"] for result in results}
+    earlier = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    lines = [result for result in earlier if result["job"] not in jobs]
+    lines += [{**result, "when_it_began": _BEGAN} for result in results]
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text("".join(json.dumps(one) + "\n" for one in kept + fresh))
+    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"\nkept in {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
 
 
@@ -120,11 +136,4 @@ def conditions() -> str:
     return f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
 
 
-_BEGAN = conditions()
-
-
-async def interleave(runs: int, *subjects: Callable[[], Awaitable[None]]) -> None:
-    """A B A B …, so that what else the machine does falls on all alike."""
-    for _ in range(runs):
-        for subject in subjects:
-            await subject()
+_STARTED, _BEGAN = time.monotonic(), conditions()

@@ -7,7 +7,6 @@ leader is the CPU of its process for each command; the rate of commands says mor
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import sys
@@ -21,7 +20,8 @@ from typing import Any
 
 from benchmarks.bank import Account, bank
 from benchmarks.log import fill
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.usage import SERVER, Parts
 from eventjet.dev import NatsServer
 from eventjet.jetstream.reader import read_range
@@ -50,15 +50,12 @@ def main(runs: int, count: int, seconds: float) -> int:
             ):
                 lap(regions, subject, count, seconds, (rate, cpu, read, copied))
     figures = [rate, cpu, read, copied]
-    for one in figures:
-        one.show()
     comparisons = [
-        *(Comparison(one, MIRRORED, ALONE) for one in (rate, cpu)),
-        *(Comparison(one, ON_MIRROR, MIRRORED) for one in (rate, cpu)),
-        *(Comparison(one, ON_MIRROR, ON_LEADER) for one in (rate, cpu, read)),
+        *(Comparison(each, MIRRORED, ALONE) for each in (rate, cpu)),
+        *(Comparison(each, ON_MIRROR, MIRRORED) for each in (rate, cpu)),
+        *(Comparison(each, ON_MIRROR, ON_LEADER) for each in (rate, cpu, read)),
     ]
-    show(comparisons)
-    keep(figures, comparisons)
+    report(figures, comparisons)
     return 0
 
 
@@ -137,9 +134,8 @@ def _cpu_s(server: NatsServer) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=8.0)
-    chosen = parser.parse_args()
-    sys.exit(main(chosen.runs, chosen.count, chosen.seconds))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.count, options.seconds))

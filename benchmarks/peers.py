@@ -68,5 +68,5 @@ def _file(folder: Path, count: int) -> str:
 
 
 def _own(name: str) -> str | None:
-    found = Path(sys.prefix) / name / "bin" / "python"
-    return str(found) if found.exists() else None
+    executable = Path(sys.prefix) / name / "bin" / "python"
+    return str(executable) if executable.exists() else None

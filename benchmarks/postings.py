@@ -42,18 +42,18 @@ def postings(count: int, seed: int = 42) -> Iterator[Posting]:
 
 def balances(count: int, seed: int = 42) -> dict[str, tuple[Decimal, int]]:
     """What every read model of the first `count` postings must hold: account → (balance, postings)."""
-    found: dict[UUID, tuple[Decimal, int]] = {}
+    rows: dict[UUID, tuple[Decimal, int]] = {}
     for account, is_deposit, _, amount, _ in postings(count, seed):
-        balance, number = found.get(account, (Decimal(0), 0))
-        found[account] = (balance + (Decimal(amount) if is_deposit else -Decimal(amount)), number + 1)
-    return {str(account): row for account, row in found.items()}
+        balance, number = rows.get(account, (Decimal(0), 0))
+        rows[account] = (balance + (Decimal(amount) if is_deposit else -Decimal(amount)), number + 1)
+    return {str(account): row for account, row in rows.items()}
 
 
 def shares(count: int, tasks: int) -> list[list[Posting]]:
     """The first `count` postings for so many tasks that write at once, each to accounts of its own, in their order."""
-    found: list[list[Posting]] = [[] for _ in range(tasks)]
+    by_task: list[list[Posting]] = [[] for _ in range(tasks)]
     owner: dict[UUID, int] = {}
     for posting in postings(count):
         task = owner.setdefault(posting[0], len(owner) % tasks)
-        found[task].append(posting)
-    return found
+        by_task[task].append(posting)
+    return by_task

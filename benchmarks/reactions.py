@@ -9,7 +9,6 @@ without many others pending.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import statistics
@@ -20,13 +19,14 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from multiprocessing.synchronize import Event
-from pathlib import Path
 
 import nats
 from nats.aio.msg import Msg
 from nats.js.api import DeliverPolicy
 
-from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import parser_of
+from benchmarks.usage import resident_mb
 from eventjet import App, Jet, Reaction, Recorded, reactor
 from eventjet.codec.headers import TYPE
 from eventjet.codec.subjects import timer_stream, type_subjects
@@ -173,14 +173,14 @@ async def opened(settings: Settings, prefix: str, count: int) -> list[str]:
 
 async def lag(jet: Jet, settings: Settings, count: int, per_s: int, p50: Figures, p99: Figures) -> None:
     """From the answer of a command to the call of the handler."""
-    asked = jet.repository(Transfer)
+    transfers = jet.repository(Transfer)
     answered: dict[str, float] = {}
     async with worker_here(settings, "watch"):
         began = time.perf_counter()
         for number in range(count):
             await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
             name = f"z{time.time_ns()}"
-            await asked.execute(name, Transfer.request, name, "nobody", "nobody", Decimal(1), until=FAR)
+            await transfers.execute(name, Transfer.request, name, "nobody", "nobody", Decimal(1), until=FAR)
             answered[name] = time.perf_counter()
         while not answered.keys() <= CLOCK.called.keys():
             await asyncio.sleep(0.01)
@@ -191,7 +191,7 @@ async def lag(jet: Jet, settings: Settings, count: int, per_s: int, p50: Figures
 
 async def deadlines(jet: Jet, settings: Settings, count: int, figures: Figures, subject: str) -> None:
     """How late processes decide whose targets are frozen."""
-    accounts, asked = jet.repository(Account), jet.repository(Transfer)
+    accounts, transfers = jet.repository(Account), jet.repository(Transfer)
     await accounts.execute("frozen", Account.freeze)
     names = [f"d{time.time_ns()}-{number}" for number in range(count)]
     for name in names:
@@ -200,15 +200,16 @@ async def deadlines(jet: Jet, settings: Settings, count: int, figures: Figures, 
         now = datetime.now(UTC)
         until = {name: now + timedelta(seconds=4 + 6 * number / count) for number, name in enumerate(names)}
         for name in names:
-            await asked.execute(name, Transfer.request, name, f"s{name}", "frozen", Decimal(1), until=until[name])
+            await transfers.execute(name, Transfer.request, name, f"s{name}", "frozen", Decimal(1), until=until[name])
         for name in names:
-            while (await asked.load(name)).stage is not Stage.ENDED:
+            while (await transfers.load(name)).stage is not Stage.ENDED:
                 await asyncio.sleep(0.05)
     late: list[float] = []
     for name in names:
-        gave_up = [one for one in await asked.history(name) if type(one.data).__name__ == "CreditRefused"]
-        late += [(one.recorded_at - until[name]).total_seconds() for one in gave_up]
-        assert any(isinstance(one.data, Debited) for one in await asked.history(name))
+        history = await transfers.history(name)
+        refusals = [event for event in history if type(event.data).__name__ == "CreditRefused"]
+        late += [(event.recorded_at - until[name]).total_seconds() for event in refusals]
+        assert any(isinstance(event.data, Debited) for event in history)
     figures.add(f"{subject}: p50", statistics.median(late))
     figures.add(f"{subject}: at most", max(late))
 
@@ -217,7 +218,7 @@ async def pend(jet: Jet, server: NatsServer, count: int, figures: Figures) -> No
     """What so many pending timers cost."""
     assert jet.client is not None
     timers = JetStreamTimers(jet.client, jet.name)
-    before = resident_mb(server)
+    before_mb = resident_mb(server.pid)
     started, room = time.perf_counter(), asyncio.Semaphore(256)
 
     async def set_one(number: int) -> None:
@@ -227,13 +228,8 @@ async def pend(jet: Jet, server: NatsServer, count: int, figures: Figures) -> No
     await asyncio.gather(*map(set_one, range(count)))
     figures.add(f"{count:,} timers set, a second", count / (time.perf_counter() - started))
     state = await jet.client.ask(stream_info(timer_stream(jet.name)))
-    figures.add(f"{count:,} timers: server's memory, MB", resident_mb(server) - before)
+    figures.add(f"{count:,} timers: server's memory, MB", resident_mb(server.pid) - before_mb)
     figures.add(f"{count:,} timers: disk, MB", state.bytes / 1e6)
-
-
-def resident_mb(server: NatsServer) -> float:
-    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
 
 
 async def run(runs: int, count: int, per_s: int, pending: int) -> int:
@@ -258,23 +254,17 @@ async def run(runs: int, count: int, per_s: int, pending: int) -> int:
             await pend(jet, server, pending, cost)
             await deadlines(jet, settings, 100, late, f"the same beside {pending:,} pending")
     figures = [alone, many, p50, p99, late, cost]
-    for one in figures:
-        one.show()
-    compared = [Comparison(alone, OURS, FLOOR), Comparison(many, OURS, FLOOR)]
-    show(compared)
-    keep(figures, compared)
-    print(conditions())
+    report(figures, [Comparison(alone, OURS, FLOOR), Comparison(many, OURS, FLOOR)])
     return 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reactions", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=400, help="transfers of a lap at 64 at once; a tenth alone")
     parser.add_argument("--per-s", type=int, default=200)
     parser.add_argument("--pending", type=int, default=100_000)
-    given = parser.parse_args()
-    return asyncio.run(run(given.runs, given.count, given.per_s, given.pending))
+    options = parser.parse_args()
+    return asyncio.run(run(options.runs, options.count, options.per_s, options.pending))
 
 
 if __name__ == "__main__":

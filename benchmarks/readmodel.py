@@ -37,14 +37,14 @@ def libpq(url: str) -> str:
 
 def check(url: str, expected: Mapping[str, tuple[Decimal, int]], *, in_cents: bool) -> None:
     """Raise `RuntimeError` unless the read model holds exactly these rows."""
-    found = _from_sqlite(path_of(url), in_cents) if url.startswith("sqlite") else _from_postgres(libpq(url))
-    if found == expected:
+    rows = _from_sqlite(path_of(url), in_cents) if url.startswith("sqlite") else _from_postgres(libpq(url))
+    if rows == expected:
         return
-    wrong = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
+    wrong = [key for key in expected.keys() | rows.keys() if expected.get(key) != rows.get(key)]
     first = min(wrong)
     raise RuntimeError(
-        f"{len(wrong)} of {len(expected)} rows are wrong, {len(found)} were found; "
-        f"{first} is {found.get(first)} and must be {expected.get(first)}"
+        f"{len(wrong)} of {len(expected)} rows are wrong, {len(rows)} were found; "
+        f"{first} is {rows.get(first)} and must be {expected.get(first)}"
     )
 
 

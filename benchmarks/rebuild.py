@@ -9,11 +9,8 @@ Python workers, …) also for a busy one, and it is what scales on a cluster. `-
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,13 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.bank import bank
-from benchmarks.laps import ROOT, Lap, lap
+from benchmarks.laps import Lap, lap, last_line
 from benchmarks.log import fill
-from benchmarks.measure import Comparison, Figures, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, report
+from benchmarks.options import add_size, parser_of
 from benchmarks.peers import python
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
-from benchmarks.rebuilder import Made, Program, Rebuilder, make_archive, run_program, settings_of
+from benchmarks.rebuilder import ProgramRun, Rebuild, Rebuilder, make_archive, run_program
 from benchmarks.usage import DRIVER, JVM, POSTGRES, SERVER, WORKERS
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.sql.database import Database
@@ -80,49 +78,44 @@ class Tables:
         self.memory = Figures(f"{job}: most memory by part", "MB", higher_is_better=False)
         self.first_task = Figures(f"{job}: from nothing to the first read", "s", higher_is_better=False)
 
-    def made(self, name: str, one: Made) -> None:
-        self.rate.add(name, one.events / one.wall_s)
-        self.cpu.add(name, one.cpu_us_an_event)
+    def rebuild(self, name: str, rebuild: Rebuild) -> None:
+        self.rate.add(name, rebuild.events / rebuild.wall_s)
+        self.cpu.add(name, rebuild.cpu_us_an_event)
         for part in (SERVER, POSTGRES, DRIVER, JVM, WORKERS):
-            if part in one.cpu_s:
-                self.parts.add(f"{name}: {part}", one.cpu_s[part] / one.events * 1e6)
-                self.memory.add(f"{name}: {part}", one.peak_mb[part])
+            if part in rebuild.cpu_s:
+                self.parts.add(f"{name}: {part}", rebuild.cpu_s[part] / rebuild.events * 1e6)
+                self.memory.add(f"{name}: {part}", rebuild.peak_mb[part])
 
-    def program(self, name: str, one: Program) -> None:
-        self.rate.add(name, self.events / one.wall_s)
-        self.first_task.add(name, one.first_task_s)
+    def program(self, name: str, run: ProgramRun) -> None:
+        self.rate.add(name, self.events / run.wall_s)
+        self.first_task.add(name, run.first_task_s)
 
-    def read(self, name: str, one: Lap) -> None:
+    def read(self, name: str, lap: Lap) -> None:
         """A reader's own CPU alone."""
-        self.rate.add(name, one.count / one.wall_s)
-        self.parts.add(f"{name}: reader", one.client_cpu_s / one.count * 1e6)
+        self.rate.add(name, lap.count / lap.wall_s)
+        self.parts.add(f"{name}: reader", lap.client_cpu_s / lap.count * 1e6)
 
-    def peer(self, one: Lap) -> None:
+    def peer(self, lap: Lap) -> None:
         """From another store, so of its CPU only the client's is known, which says nothing here."""
-        self.rate.add(PEER, one.count / one.wall_s)
+        self.rate.add(PEER, lap.count / lap.wall_s)
 
     def comparisons(self) -> list[Comparison]:
-        known = self.rate.values
         pairs = [*TARGETS, *((name, PEER, target) for name, target in PEER_TARGETS)]
-        found = [Comparison(self.rate, one, other, to) for one, other, to in pairs if {one, other} <= known.keys()]
-        return found + [
-            Comparison(self.cpu, one, other) for one, other, _ in TARGETS if {one, other} <= self.cpu.values.keys()
+        return [
+            Comparison(figures, name, other, target if figures is self.rate else None)
+            for figures, compared in ((self.rate, pairs), (self.cpu, TARGETS))
+            for name, other, target in compared
+            if {name, other} <= figures.values.keys()
         ]
 
     def report(self) -> None:
         figures = [self.rate, self.cpu, self.parts, self.memory, self.first_task]
-        for one in figures:
-            one.show()
         first_s = self.first_task.median(SPARK_PROGRAM)
         verdict = "met" if first_s <= FIRST_TASK_MAX_S else f"missed by {first_s - FIRST_TASK_MAX_S:.1f} s"
-        print(f"  (target for Spark <= {FIRST_TASK_MAX_S:g} s: {verdict})")
-        comparisons = self.comparisons()
-        show(comparisons)
-        keep(figures, comparisons)
+        report(figures, self.comparisons(), f"  (target for Spark <= {FIRST_TASK_MAX_S:g} s: {verdict})")
 
 
 def main(sizes: argparse.Namespace) -> int:
-    started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-bench-")))
         nats = stack.enter_context(NatsServer(sync_interval="2m"))
@@ -130,7 +123,7 @@ def main(sizes: argparse.Namespace) -> int:
         smallest, largest = fill(nats.url, sizes.events)
         truth = balances(sizes.events)
         print(
-            f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; a log of {sizes.events:,} events "
+            f"{conditions()}; a log of {sizes.events:,} events "
             f"with bodies of {smallest} to {largest} bytes; PostgreSQL fsyncs; Spark's master is {sizes.master}",
             flush=True,
         )
@@ -153,13 +146,12 @@ def main(sizes: argparse.Namespace) -> int:
             # The first of each road finds nothing warm and does not count.
             rebuilders[engine].rebuild(engine, source)
             warm = partial(_warm, partial(rebuilders[engine].warm, engine, source), url, truth)
-            laps.append(lambda name=name, warm=warm: tables.made(name, warm()))
+            laps.append(lambda name=name, warm=warm: tables.rebuild(name, warm()))
         laps += _peer(postgres, sizes, tables)
         for _ in range(sizes.runs):
             for each in laps:
                 each()
     tables.report()
-    print(f"took {time.monotonic() - started:.0f} s, load average {os.getloadavg()[0]:.1f}")
     return 0
 
 
@@ -212,12 +204,12 @@ def _programs(
     ]
 
 
-def _warm(rebuild: Callable[[], Made], url: str, truth: Mapping[str, tuple[Decimal, int]]) -> Made:
-    made = rebuild()
+def _warm(run: Callable[[], Rebuild], url: str, truth: Mapping[str, tuple[Decimal, int]]) -> Rebuild:
+    rebuild = run()
     check(url, truth, in_cents=False)
-    if made.rows != len(truth):
-        raise RuntimeError(f"the rebuild tells of {made.rows} rows, and there are {len(truth)}")
-    return made
+    if rebuild.rows != len(truth):
+        raise RuntimeError(f"the rebuild tells of {rebuild.rows} rows, and there are {len(truth)}")
+    return rebuild
 
 
 def _peer(postgres: PostgresServer, sizes: argparse.Namespace, tables: Tables) -> list[Callable[[], None]]:
@@ -227,8 +219,7 @@ def _peer(postgres: PostgresServer, sizes: argparse.Namespace, tables: Tables) -
         return []
     store = postgres.create_database("peerstore")
     truth = balances(count)
-    command = python("peer_pyeventsourcing")("fill", store, store, count)
-    subprocess.run(command, cwd=ROOT, env=settings_of("", ""), stdout=subprocess.DEVNULL, check=True)
+    last_line(python("peer_pyeventsourcing")("fill", store, store, count))
 
     def catch_up() -> None:
         url = postgres.create_database("peer")
@@ -241,15 +232,8 @@ def _peer(postgres: PostgresServer, sizes: argparse.Namespace, tables: Tables) -
 
 
 def _sizes() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def size(name: str, default: int, what: str) -> None:
-        variable = f"EVENTJET_BENCH_REBUILD_{name.upper()}"
-        value = int(os.environ.get(variable, default))
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, default=value, help=f"{what} ({value:,}; {variable})"
-        )
-
+    parser = parser_of(__doc__)
+    size = partial(add_size, parser, "EVENTJET_BENCH_REBUILD")
     size("runs", 3, "laps of each subject")
     size("events", 100_000, "events in the log")
     size("peer_events", 10_000, "events in the store of pyeventsourcing, 0 to leave it out")

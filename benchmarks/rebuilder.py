@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.bank import balances, bank
-from benchmarks.laps import APP, ROOT
+from benchmarks.laps import ROOT, environment_of
 from benchmarks.usage import Parts, difference, peak_of
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.jetstream.connection import NatsConnection
@@ -32,7 +31,7 @@ _SECONDS_A_MILLION = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Rebuild:
     """One rebuild."""
 
     events: int
@@ -65,7 +64,7 @@ class Rebuilder:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=settings_of(nats.url, database),
+            env=environment_of(nats.url, database),
         )
         self._parts = Parts(nats.pid, postgres.pid, self._process.pid)
 
@@ -80,7 +79,7 @@ class Rebuilder:
             self._process.kill()
             self._process.communicate()
 
-    def warm(self, engine: str, archive: Path | None = None) -> Made:
+    def warm(self, engine: str, archive: Path | None = None) -> Rebuild:
         """As `rebuild`, after one that does not count where the last was long ago: Spark ends Python workers that idle.
 
         They have a minute, of which the rebuild itself takes some.
@@ -89,7 +88,7 @@ class Rebuilder:
             self.rebuild(engine, archive)
         return self.rebuild(engine, archive)
 
-    def rebuild(self, engine: str, archive: Path | None = None) -> Made:
+    def rebuild(self, engine: str, archive: Path | None = None) -> Rebuild:
         """Raises `RuntimeError` when the process ends instead, having written why, and when it takes far too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -104,14 +103,12 @@ class Rebuilder:
         if not answer:
             raise RuntimeError(f"the rebuild by {engine} ended with status {self._process.wait()}; see above")
         self._used_at = time.monotonic()
-        told = json.loads(answer)
         cpu_s = difference(before, self._parts.cpu_s())
-        figures = {name: told[name] for name in ("events", "rows", "wall_s", "session_s", "phases_s")}
-        return Made(**figures, cpu_s=cpu_s, peak_mb=peak.resident_mb)
+        return Rebuild(**json.loads(answer), cpu_s=cpu_s, peak_mb=peak.resident_mb)
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramRun:
     """One run of `eventjet rebuild`, from nothing."""
 
     wall_s: float
@@ -120,7 +117,7 @@ class Program:
     """Until the first consumer of the log was there, its own or a task's."""
 
 
-def run_program(nats: NatsServer, database: str, *options: str, limit_s: float = 600.0) -> Program:
+def run_program(nats: NatsServer, database: str, *options: str, limit_s: float = 600.0) -> ProgramRun:
     """Raises `RuntimeError` when it does not end well."""
     started = time.monotonic()
     process = subprocess.Popen(
@@ -129,32 +126,26 @@ def run_program(nats: NatsServer, database: str, *options: str, limit_s: float =
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**settings_of(nats.url, database), "EVENTJET_APP": APP},
+        env=environment_of(nats.url, database),
     )
     limit = threading.Timer(limit_s, process.kill)
     limit.start()
     try:
         first_task_s = _until_read(nats.url, process) - started
-        told, _ = process.communicate()
+        output, _ = process.communicate()
     finally:
         limit.cancel()
         process.kill()
         process.wait()
     if process.returncode or first_task_s == math.inf:
-        raise RuntimeError(f"eventjet rebuild ended with status {process.returncode}, having said: {told}")
-    return Program(time.monotonic() - started, first_task_s)
+        raise RuntimeError(f"eventjet rebuild ended with status {process.returncode}, having said: {output}")
+    return ProgramRun(time.monotonic() - started, first_task_s)
 
 
 def make_archive(nats: NatsServer, folder: Path, master: str, *options: str) -> None:
     """What there is of the log, sealed by `eventjet archive`; goes on with an archive that is there."""
     command = [sys.executable, "-m", "eventjet.cli", "archive", str(folder), "--master", master, *options]
-    subprocess.run(command, cwd=ROOT, env={**settings_of(nats.url, ""), "EVENTJET_APP": APP}, check=True)
-
-
-def settings_of(server: str, database: str) -> dict[str, str]:
-    """The environment of a program of eventjet, which finds this folder first."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+    subprocess.run(command, cwd=ROOT, env=environment_of(nats.url, ""), check=True)
 
 
 def _until_read(server: str, process: subprocess.Popen[str]) -> float:

@@ -6,13 +6,13 @@ laps taken in turns, each on a server of its own. Every lap checks that each sav
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from statistics import median
 
-from benchmarks.laps import told
+from benchmarks.laps import result_of
 from benchmarks.measure import conditions
+from benchmarks.options import parser_of
 from benchmarks.peers import python
 from benchmarks.stores import Stores
 
@@ -37,17 +37,16 @@ def main(runs: int, seconds: float) -> int:
                 rates: dict[str, list[float]] = {job: [] for job in JOBS}
                 for job in runs * JOBS:
                     with store() as url:
-                        found = told(program(job, url, seconds, tasks))
-                    rates[job].append(found["count"] / found["wall_s"])
-                shown = " | ".join(f"{median(one):,.0f}" for one in rates.values())
-                print(f"| {name if tasks == TASKS[0] else ''} | {tasks} | {shown} |", flush=True)
+                        result = result_of(program(job, url, seconds, tasks))
+                    rates[job].append(result["count"] / result["wall_s"])
+                medians = " | ".join(f"{median(values):,.0f}" for values in rates.values())
+                print(f"| {name if tasks == TASKS[0] else ''} | {tasks} | {medians} |", flush=True)
     print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="laps of each kind (%(default)s)")
+    parser = parser_of(__doc__, runs=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a lap (%(default)s)")
-    given = parser.parse_args()
-    sys.exit(main(given.runs, given.seconds))
+    options = parser.parse_args()
+    sys.exit(main(options.runs, options.seconds))

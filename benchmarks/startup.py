@@ -5,7 +5,6 @@ Each in a fresh interpreter, in turns, with the imports of the peers that are in
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import time
 
 from benchmarks import peers
 from benchmarks.laps import initialise, running_worker
-from benchmarks.measure import Figures, conditions, keep
+from benchmarks.measure import Figures, conditions, report
+from benchmarks.options import parser_of
 from benchmarks.stores import Stores
 
 _FRONT_DOOR = "from eventjet import App, aggregate, event"
@@ -26,11 +26,7 @@ def main(runs: int) -> int:
     programs = {
         "python, nothing imported": [sys.executable, "-c", "pass"],
         "import eventjet": [sys.executable, "-c", "import eventjet"],
-        _FRONT_DOOR: [
-            sys.executable,
-            "-c",
-            "from eventjet import App, aggregate, event",
-        ],
+        _FRONT_DOOR: [sys.executable, "-c", _FRONT_DOOR],
         "eventjet --help": [sys.executable, "-m", "eventjet.cli", "--help"],
     }
     others = {
@@ -38,7 +34,7 @@ def main(runs: int) -> int:
         "eventsource": peers.eventsource_python(),
         "protean": peers.protean_python(),
     }
-    programs |= {f"import {name}": [found, "-c", f"import {name}"] for name, found in others.items() if found}
+    programs |= {f"import {name}": [python, "-c", f"import {name}"] for name, python in others.items() if python}
     with Stores.opened() as stores, stores.nats_always() as nats, stores.postgres() as database:
         initialise(nats, database)
         for _ in range(runs):
@@ -49,14 +45,12 @@ def main(runs: int) -> int:
             started = time.perf_counter()
             with running_worker(nats, database):
                 figures.add("eventjet worker, until it is ready", time.perf_counter() - started)
-    figures.show()
-    for name, most in AIMED_AT.items():
-        print(f"  {name}: {figures.median(name):.2f} s, aimed at {most:g} s at most")
-    keep([figures])
+    targets = [
+        f"  {name}: {figures.median(name):.2f} s, aimed at {limit_s:g} s at most" for name, limit_s in AIMED_AT.items()
+    ]
+    report([figures], note="\n".join(targets))
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=7)
-    sys.exit(main(parser.parse_args().runs))
+    sys.exit(main(parser_of(__doc__, runs=7).parse_args().runs))

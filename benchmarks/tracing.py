@@ -14,7 +14,6 @@ lines `SDK:` make a span or record a histogram beside each command, with no span
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import random
@@ -37,6 +36,7 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from benchmarks.bank import Account, bank
 from benchmarks.measure import conditions
+from benchmarks.options import parser_of
 from benchmarks.postings import CURRENCY, Posting, shares
 from eventjet import Jet
 from eventjet.dev.nats import NatsServer
@@ -77,8 +77,8 @@ class Line:
 
         walls = [of(with_it) / of(without) for without, with_it in self.pairs]
         cpus = [with_it.cpu / without.cpu for without, with_it in self.pairs]
-        us = [statistics.median(one[side].cpu for one in self.pairs) / count * 1e6 for side in (0, 1)]
-        waits = [statistics.median(of(one[side]) for one in self.pairs) * 1e6 for side in (0, 1)]
+        us = [statistics.median(pair[side].cpu for pair in self.pairs) / count * 1e6 for side in (0, 1)]
+        waits = [statistics.median(of(pair[side]) for pair in self.pairs) * 1e6 for side in (0, 1)]
         missed = "  beyond 1.03" if self.aims and statistics.median(walls) > TARGET else ""
         print(
             f"{tasks:>3}  {self.name:<34} {waits[0]:>5.0f} {waits[1]:>5.0f} µs {interval(walls)}   "
@@ -98,7 +98,7 @@ async def block(jet: Jet, work: list[list[Posting]], line: Line, *, is_with: boo
     beside = line.beside if is_with else None
     waited: list[float] = []
 
-    async def one(postings: list[Posting]) -> None:
+    async def execute(postings: list[Posting]) -> None:
         for account, is_deposit, tx_id, amount, memo in postings:
             decision = Account.deposit if is_deposit else Account.withdraw
             began = time.perf_counter()
@@ -110,7 +110,7 @@ async def block(jet: Jet, work: list[list[Posting]], line: Line, *, is_with: boo
 
     gc.collect()
     began, began_cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*map(one, work))
+    await asyncio.gather(*map(execute, work))
     if is_with and line.telemetry is not None:
         line.telemetry.report()
     return Block(statistics.median(waited), time.perf_counter() - began, time.process_time() - began_cpu)
@@ -121,22 +121,22 @@ class Providers:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        self._all: list[TracerProvider] = []
+        self._providers: list[TracerProvider] = []
 
     def tracers(self, sampler: Sampler) -> TracerProvider:
-        made = TracerProvider(sampler=sampler)
-        made.add_span_processor(BatchSpanProcessor(self.exporter))
-        self._all.append(made)
-        return made
+        provider = TracerProvider(sampler=sampler)
+        provider.add_span_processor(BatchSpanProcessor(self.exporter))
+        self._providers.append(provider)
+        return provider
 
     def flush(self) -> None:
-        for one in self._all:
-            one.force_flush()
+        for provider in self._providers:
+            provider.force_flush()
         self.exporter.clear()  # what it keeps would only make collections of garbage longer
 
     def shutdown(self) -> None:
-        for one in self._all:
-            one.shutdown()
+        for provider in self._providers:
+            provider.shutdown()
 
 
 def lines(providers: Providers) -> list[Line]:
@@ -169,15 +169,15 @@ def lines(providers: Providers) -> list[Line]:
 
 async def measure(server: str, tasks: int, count: int, rounds: int) -> None:
     providers = Providers()
-    told = lines(providers)
+    all_lines = lines(providers)
     async with bank.connect(servers=server) as jet:
         await jet.init()
         work = shares(count, tasks)
-        for line in told:
+        for line in all_lines:
             await block(jet, work, line, is_with=False)
         gc.freeze()
         for number in range(rounds):
-            for line in told:
+            for line in all_lines:
                 done: dict[bool, Block] = {}
                 for is_with in (True, False) if number % 2 else (False, True):
                     with ExitStack() as within:
@@ -188,7 +188,7 @@ async def measure(server: str, tasks: int, count: int, rounds: int) -> None:
                 line.pairs.append((done[False], done[True]))
     gc.unfreeze()
     providers.shutdown()
-    for line in told:
+    for line in all_lines:
         line.show(tasks, count)
 
 
@@ -202,8 +202,8 @@ def main(count: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=128, help="commands of a block (%(default)s)")
     parser.add_argument("--rounds", type=int, default=100, help="pairs of blocks a line (%(default)s)")
-    given = parser.parse_args()
-    main(given.count, given.rounds)
+    options = parser.parse_args()
+    main(options.count, options.rounds)

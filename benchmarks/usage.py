@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,36 +37,36 @@ class Parts:
 
     def cpu_s(self) -> dict[str, float]:
         """By part, since its processes began."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for part, process in self._each():
             # What a JVM starts are Python workers, and so were those that ended.
             if part == JVM:
-                found[WORKERS] = found.get(WORKERS, 0.0) + process.reaped_s
-                found[JVM] = found.get(JVM, 0.0) + process.own_s
+                seconds[WORKERS] = seconds.get(WORKERS, 0.0) + process.reaped_s
+                seconds[JVM] = seconds.get(JVM, 0.0) + process.own_s
             else:
-                found[part] = found.get(part, 0.0) + process.own_s + process.reaped_s
-        return found
+                seconds[part] = seconds.get(part, 0.0) + process.own_s + process.reaped_s
+        return seconds
 
     def resident_mb(self) -> dict[str, float]:
         """By part; pages that forked processes share count in each of them."""
-        found: dict[str, float] = {}
+        megabytes: dict[str, float] = {}
         for part, process in self._each():
-            found[part] = found.get(part, 0.0) + process.resident_mb
-        return found
+            megabytes[part] = megabytes.get(part, 0.0) + process.resident_mb
+        return megabytes
 
     def _each(self) -> Iterator[tuple[str, _Process]]:
         children: dict[int, list[_Process]] = {}
-        known = {one.pid: one for one in _processes()}
-        for one in known.values():
-            children.setdefault(one.parent, []).append(one)
+        processes = {process.pid: process for process in _processes()}
+        for process in processes.values():
+            children.setdefault(process.parent, []).append(process)
         waiting = [(SERVER, self.server), (POSTGRES, self.postgres), (DRIVER, self.driver)]
         while waiting:
             part, pid = waiting.pop()
-            if pid not in known:
+            if pid not in processes:
                 continue
-            if part == DRIVER and known[pid].program == "java":
+            if part == DRIVER and processes[pid].program == "java":
                 part = JVM
-            yield part, known[pid]
+            yield part, processes[pid]
             below = WORKERS if part == JVM else part
             waiting += [(below, child.pid) for child in children.get(pid, ())]
 
@@ -77,8 +78,8 @@ class Peak:
         self.resident_mb: dict[str, float] = {}
 
     def look(self, parts: Parts) -> None:
-        for part, held in parts.resident_mb().items():
-            self.resident_mb[part] = max(held, self.resident_mb.get(part, 0.0))
+        for part, megabytes in parts.resident_mb().items():
+            self.resident_mb[part] = max(megabytes, self.resident_mb.get(part, 0.0))
 
 
 @contextmanager
@@ -98,6 +99,22 @@ def peak_of(parts: Parts) -> Generator[Peak]:
         done.set()
         thread.join()
         peak.look(parts)
+
+
+def own_cpu_s() -> float:
+    """Return the CPU time of this process, all threads, without its children."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def own_peak_mb() -> float:
+    """Return the most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident_mb(pid: int) -> float:
+    """Return the memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
 
 
 def difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

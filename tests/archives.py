@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from eventjet.archive.reading import ArchivedFile, ArchiveReader, Segment, dump_segment
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 
 _PAGE = 333
 """Records of a page: an odd size."""
@@ -32,16 +32,15 @@ class MemoryFiles:
         first, end = self._records[0], self._records[-1]
         files = (ArchivedFile("events/part", first[0], self._last, 0, ""),)
         ids = (self._stream, self._log)
-        last_id = header(end[3], MSG_ID) or ""
-        segment = Segment(*ids, first[0], self._last, first[1], end[1], last_id, files, self._continues)
+        segment = Segment(*ids, first[0], self._last, first[1], end[1], event_id_of(end), files, self._continues)
         return [dump_segment(segment)]
 
     def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
         return dict.fromkeys(paths, (0, ""))
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
-        for at in range(0, len(self._records), _PAGE):
-            yield batch_of(self._records[at : at + _PAGE])
+        for start in range(0, len(self._records), _PAGE):
+            yield batch_of(self._records[start : start + _PAGE])
 
 
 def archive_of(
@@ -58,12 +57,12 @@ def archive_of(
 
 def batch_of(records: Sequence[RawRecord]) -> pa.RecordBatch:
     """Records as an archive's file holds them."""
-    position, time_ns, subject, headers, body = zip(*records, strict=True)
+    positions, times_ns, subjects, headers, bodies = zip(*records, strict=True)
     columns: dict[str, Any] = {
-        "position": pa.array(position, pa.int64()),
-        "time_ns": pa.array(time_ns, pa.int64()),
-        "subject": pa.array([one.decode() for one in subject], pa.string()),
+        "position": pa.array(positions, pa.int64()),
+        "time_ns": pa.array(times_ns, pa.int64()),
+        "subject": pa.array([subject.decode() for subject in subjects], pa.string()),
         "headers": pa.array(headers, pa.binary()),
-        "body": pa.array(body, pa.binary()),
+        "body": pa.array(bodies, pa.binary()),
     }
     return pa.RecordBatch.from_pydict(columns)

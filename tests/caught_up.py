@@ -7,11 +7,11 @@ from eventjet.sql.waiting import Checkpoints, Waiting
 
 
 async def wait_caught_up(database: str, resolved: AnyResolved, position: int, timeout_s: float) -> None:
-    """As `Jet.caught_up`, by looking alone."""
-    look = Checkpoints(database)
-    waiting = Waiting("", look)
+    """As `Jet.caught_up`, which reads the checkpoint again and again."""
+    checkpoints = Checkpoints(database)
+    waiting = Waiting("", checkpoints)
     try:
         await waiting.caught_up(resolved, position, timeout_s)
     finally:
         await waiting.close()
-        await look.close()
+        await checkpoints.close()

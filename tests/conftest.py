@@ -35,10 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     `EVENTJET_TEST_TIMEOUT_S` replaces the timeout of every test, for busy machines.
     """
-    bound_s = os.environ.get("EVENTJET_TEST_TIMEOUT_S")
+    timeout_s = os.environ.get("EVENTJET_TEST_TIMEOUT_S")
     for item in items:
-        if bound_s is not None:
-            item.add_marker(pytest.mark.timeout(float(bound_s)), append=False)
+        if timeout_s is not None:
+            item.add_marker(pytest.mark.timeout(float(timeout_s)), append=False)
         if wants_spark(item) or FAULTS in item.path.parents:
             item.add_marker(pytest.mark.slow)
     files = {item.path for item in items if wants_spark(item)}

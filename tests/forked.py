@@ -54,8 +54,10 @@ class Forked:
     ) -> None:
         """`path`: what comes before the interpreter's own places for modules, and PYTHONPATH."""
         self.args = [module, *arguments]
-        given = (module, list(arguments), str(folder), dict(environ), list(path), str(out), str(err), start_new_session)
-        self._process = context().Process(target=_become, args=given, daemon=True)
+        own_arguments = (
+            module, list(arguments), str(folder), dict(environ), list(path), str(out), str(err), start_new_session,
+        )  # fmt: skip
+        self._process = context().Process(target=_become, args=own_arguments, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -89,8 +91,8 @@ class ForkedWorker:
     """A process that prints `ready` when it is; killed at the end."""
 
     def __init__(self, module: str, arguments: Sequence[str], **more: str) -> None:
-        self._place = tempfile.TemporaryDirectory()
-        self._out, self._err = (Path(self._place.name, name) for name in ("out", "err"))
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
         environ = {**os.environ, **more}
         self.process = Forked(
             module, arguments, folder=ROOT, environ=environ, out=self._out, err=self._err, path=[str(ROOT)]
@@ -121,15 +123,15 @@ class ForkedWorker:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait(STARTS_S)
-        self._place.cleanup()
+        self._folder.cleanup()
 
 
 def run(
     module: str, arguments: Sequence[str], *, folder: Path, environ: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """What it printed, once it has ended; killed when it does not."""
-    with tempfile.TemporaryDirectory() as place:
-        out, err = Path(place, "out"), Path(place, "err")
+    with tempfile.TemporaryDirectory() as temporary:
+        out, err = Path(temporary, "out"), Path(temporary, "err")
         process = Forked(module, arguments, folder=folder, environ=environ, out=out, err=err)
         try:
             status = process.wait(timeout_s)
@@ -139,11 +141,11 @@ def run(
 
 
 def context() -> ForkServerContext:
-    """Of `multiprocessing`, whose processes are forked so."""
-    made = multiprocessing.get_context("forkserver")
+    """Return the context of `multiprocessing` that forks such processes."""
+    forkserver = multiprocessing.get_context("forkserver")
     # Has an effect before the first fork only.
-    made.set_forkserver_preload(IMPORTED)
-    return made
+    forkserver.set_forkserver_preload(IMPORTED)
+    return forkserver
 
 
 def _become(
@@ -159,20 +161,20 @@ def _become(
     """In the new process: what an interpreter finds when it starts."""
     if start_new_session:
         os.setsid()
-    # A shell's background jobs ignore the one, what `nohup` starts the other, and so would all their processes.
+    # Background jobs of a shell ignore SIGINT, programs under `nohup` ignore SIGHUP, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     for number, file in enumerate((os.devnull, out, err)):
-        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(opened, number)
-        os.close(opened)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     # pytest has put the project's folder there, which no program finds by itself.
-    own = [place for place in sys.path if place and Path(place).resolve() != ROOT]
-    given = [place for place in environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [*path, *given, *(place for place in own if place not in given)]
+    inherited = [entry for entry in sys.path if entry and Path(entry).resolve() != ROOT]
+    python_path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [*path, *python_path, *(entry for entry in inherited if entry not in python_path)]
     sys.argv = [module, *arguments]
     # What was read from the other environment.
     importlib.reload(failpoints)

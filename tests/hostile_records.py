@@ -136,14 +136,14 @@ def outcome(read: Any, record: RawRecord) -> Any:
     try:
         return read(record)
     except (UndecodableEvent, UnknownEvent) as error:
-        found = error
-    assert found.position == record[0]
-    assert len(str(found)) < 2_000
-    return found
+        failure = error
+    assert failure.position == record[0]
+    assert len(str(failure)) < 2_000
+    return failure
 
 
 def _as_direct_get(record: RawRecord) -> bytes:
     """The header block as nats-server 2.15 answers it: its own headers over the last two bytes of what is stored."""
-    told = b"Nats-Stream: app\r\nNats-Subject: app.a.b\r\nNats-Sequence: %d\r\n" % record[0]
-    told += b"Nats-Time-Stamp: 2026-01-01T00:00:00Z\r\n\r\n"
-    return record[3][:-2] + told if len(record[3]) > 2 else b"NATS/1.0\r\n" + told
+    lines = b"Nats-Stream: app\r\nNats-Subject: app.a.b\r\nNats-Sequence: %d\r\n" % record[0]
+    lines += b"Nats-Time-Stamp: 2026-01-01T00:00:00Z\r\n\r\n"
+    return record[3][:-2] + lines if len(record[3]) > 2 else b"NATS/1.0\r\n" + lines

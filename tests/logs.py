@@ -79,10 +79,12 @@ class _Histories:
         """The headers as the next ones of a subject: with its version, and its last position if that is known."""
         if subject not in self._versions:
             self._look(subject)
-        told, position = number_of(headers, VERSION), self._positions[subject]
+        version, position = number_of(headers, VERSION), self._positions[subject]
         self._positions[subject] = None  # until it is acknowledged
-        if told is not None or header(headers, VERSION) != NEXT:
-            self._versions[subject] = self._versions[subject] if told is None else told
+        if version is not None:
+            self._versions[subject] = version
+            return headers
+        if header(headers, VERSION) != NEXT:
             return headers
         self._versions[subject] += 1
         lines = b"Ej-Version: %d" % self._versions[subject]
@@ -91,7 +93,7 @@ class _Histories:
         return headers.replace(b"Ej-Version: next", lines)
 
     def stored(self, subject: str, position: int) -> None:
-        """Told after an acknowledgement."""
+        """Note where an acknowledged record is."""
         self._positions[subject] = position or None
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class NatsCluster:
         """Start what is not running; returns once JetStream and all streams have leaders, known everywhere."""
         deadline = time.monotonic() + timeout_s
         if not self.servers:
-            self.servers = self._made([self._routes.enter_context(reserved_port()) for _ in range(_SIZE)])
+            self.servers = self._new_servers([self._routes.enter_context(reserved_port()) for _ in range(_SIZE)])
         try:
             for server in self.servers:
                 server.start(max(0.0, deadline - time.monotonic()))
@@ -121,16 +121,16 @@ class NatsCluster:
         """The same, as one string separated by commas."""
         return ",".join(self.urls)
 
-    def _made(self, route_ports: list[int]) -> list[NatsServer]:
+    def _new_servers(self, route_ports: list[int]) -> list[NatsServer]:
         routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in route_ports)
         group = f"cluster {{ name: eventjet, listen: 127.0.0.1:%d, routes: [{routes}] }}"
-        made = [
+        servers = [
             NatsServer(sync_interval=self._sync_interval, config=f"server_name: n{number}\n{group % port}")
             for number, port in enumerate(route_ports, start=1)
         ]
-        for server, data in zip(made, self._data, strict=False):
+        for server, data in zip(servers, self._data, strict=False):
             (server.directory / "data").symlink_to(data)
-        return made
+        return servers
 
 
 def wait_agreed(servers: Sequence[NatsServer], timeout_s: float = 60.0) -> None:
@@ -161,7 +161,7 @@ def _healthy(server: NatsServer) -> bool:
 def _leaders_by(server: NatsServer) -> dict[str, str | None]:
     """Who leads each stream that this server holds, by its word."""
     accounts: list[dict[str, Any]] = _get(server, "/jsz?accounts=true&streams=true").get("account_details", [])
-    streams: list[dict[str, Any]] = [one for account in accounts for one in account.get("stream_detail", [])]
+    streams: list[dict[str, Any]] = [stream for account in accounts for stream in account.get("stream_detail", [])]
     return {stream["name"]: _leader_of(stream.get("cluster")) for stream in streams}
 
 

@@ -23,10 +23,10 @@ BUSY_LOOP = "while True: pass"
 
 def running_under(root: int) -> list[int]:
     """A process and its descendants: those that are neither stopped nor ended, oldest first."""
-    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     children: defaultdict[int, list[int]] = defaultdict(list)
     states: dict[int, str] = {}
-    for pid, parent, state in (line.split()[:3] for line in shown.splitlines()):
+    for pid, parent, state in (line.split()[:3] for line in listing.splitlines()):
         children[int(parent)].append(int(pid))
         states[int(pid)] = state[0]
     family = [root]
@@ -48,17 +48,17 @@ def stopped(pid: int) -> Generator[None]:
 
 
 def shake(command: subprocess.Popen[bytes], chance: random.Random, pause_s: float, longest_s: float) -> int:
-    """Stop processes until the command has ended; how often."""
+    """Stop processes until the command has ended; returns how often."""
     stalls = 0
     while True:
         with suppress(subprocess.TimeoutExpired):
             command.wait(chance.uniform(0.0, 2 * pause_s))
             return stalls
-        length_s, which = chance.uniform(0.0, longest_s), chance.random()
+        length_s, draw = chance.uniform(0.0, longest_s), chance.random()
         family = running_under(command.pid)
         if family:
             stalls += 1
-            with stopped(family[int(which * len(family))]):
+            with stopped(family[int(draw * len(family))]):
                 time.sleep(length_s)
 
 

@@ -21,7 +21,7 @@ from eventjet.observability.otel import Telemetry
 def traced(
     sampler: Sampler = DEFAULT_ON,
 ) -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader, TracerProvider]]:
-    """All that is told within the block; commands are when their connection is closed."""
+    """Collect what is reported within the block; commands are when their connection is closed."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers, meters = TracerProvider(sampler=sampler), MeterProvider([reader])
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
@@ -35,8 +35,8 @@ def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpa
     """The finished spans of a kind; a command's is called after its decision."""
     finished = exporter.get_finished_spans()
     if kind is spans.COMMAND:
-        return [one for one in finished if one.name in ("cup.fill", "cup.wash")]
-    return [one for one in finished if one.name.partition(" ")[0] == kind.name]
+        return [span for span in finished if span.name in ("cup.fill", "cup.wash")]
+    return [span for span in finished if span.name.partition(" ")[0] == kind.name]
 
 
 def ids(span: ReadableSpan) -> tuple[int, int]:
@@ -48,10 +48,12 @@ def metrics_of(reader: InMemoryMetricReader) -> dict[str, int]:
     """How often each metric was recorded, or what it counted."""
     data = reader.get_metrics_data()
     assert data is not None
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for resource in data.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 points: Any = metric.data.data_points
-                found[metric.name] = sum(getattr(one, "count", None) or getattr(one, "value", 0) for one in points)
-    return found
+                counts[metric.name] = sum(
+                    getattr(point, "count", None) or getattr(point, "value", 0) for point in points
+                )
+    return counts

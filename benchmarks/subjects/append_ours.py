@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
 
-from benchmarks.bank import Account, Deposited, Withdrawn, bank
-from benchmarks.log import await_acks, bank_records, fill
-from benchmarks.postings import CURRENCY, Posting, postings
+from benchmarks.bank import Account, bank
+from benchmarks.log import await_acks, bank_records, event_of, fill
+from benchmarks.postings import postings
 from benchmarks.subjects.clock import Clock
 from eventjet import Imported
 from eventjet.jetstream.connection import NatsConnection
@@ -24,21 +22,15 @@ from eventjet.settings import Settings
 _EXPECTED = b"Nats-Expected-Last-Subject-Sequence: "
 
 
-def _events(given: Sequence[Posting]) -> Iterator[Imported]:
-    for account, is_deposit, tx_id, amount, memo in given:
-        made = Deposited if is_deposit else Withdrawn
-        event = made(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
-        yield Imported(Account, str(account), event)
-
-
 async def imported(servers: str, count: int, replicas: int, runs: int) -> None:
-    given = list(postings(count))
+    all_postings = list(postings(count))
     async with bank.connect(servers=servers.split(","), replicas=replicas) as jet:
         await jet.init()
         for run in range(runs):
             clock = Clock()
             clock.start()
-            report = await jet.append_many(_events(given), source="bench")
+            events = (Imported(Account, str(posting[0]), event_of(posting)) for posting in all_postings)
+            report = await jet.append_many(events, source="bench")
             if run == runs - 1:
                 clock.stop(report.skipped if run else report.stored)
 

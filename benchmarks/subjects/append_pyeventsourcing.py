@@ -12,9 +12,9 @@ from benchmarks.subjects.peer_pyeventsourcing import fill
 
 if __name__ == "__main__":
     store, count = sys.argv[1:]
-    given = list(postings(int(count)))
+    all_postings = list(postings(int(count)))
     clock = Clock()
     clock.start()
     with contextlib.redirect_stdout(io.StringIO()):
-        fill(store, given)
+        fill(store, all_postings)
     clock.stop(int(count))

@@ -90,14 +90,14 @@ async def main(server: str, count: int, tasks: int) -> None:
         latencies: list[float] = []
         clock = Clock()
 
-        async def one(task: int, wanted: list[Booking]) -> int:
-            """How many bookings stood."""
+        async def book(task: int, requests: list[Booking]) -> int:
+            """Return how many bookings stood."""
             for number in range(task, sizes(count)[0], tasks):
                 await students.execute(f"s-{number}", Student.sign_up, f"Student {number}")
             for number in range(task, sizes(count)[1], tasks):
                 await courses.execute(f"c-{number}", Course.open, f"Course {number}")
             stood = 0
-            for student, course in wanted:
+            for student, course in requests:
                 started = time.perf_counter()
                 try:
                     await jet.transact(
@@ -112,12 +112,12 @@ async def main(server: str, count: int, tasks: int) -> None:
 
         work = bookings(count, tasks)
         clock.start()
-        stood = sum(await asyncio.gather(*(one(task, wanted) for task, wanted in enumerate(work))))
+        stood = sum(await asyncio.gather(*(book(task, requests) for task, requests in enumerate(work))))
         clock.stop(count + sum(sizes(count)), latencies)
-        held = [len((await students.load(f"s-{number}")).courses) for number in range(sizes(count)[0])]
+        booked = [len((await students.load(f"s-{number}")).courses) for number in range(sizes(count)[0])]
         due = accepted(count, tasks)
-        if not stood == sum(held) == due:
-            raise RuntimeError(f"{stood} bookings stood, students hold {sum(held)}, and {due} are due")
+        if not stood == sum(booked) == due:
+            raise RuntimeError(f"{stood} bookings stood, students hold {sum(booked)}, and {due} are due")
 
 
 if __name__ == "__main__":

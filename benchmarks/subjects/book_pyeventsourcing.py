@@ -16,9 +16,7 @@ from eventsourcing.domain import Aggregate, event
 
 from benchmarks.bookings import PER_COURSE, PER_STUDENT, Booking, accepted, bookings, sizes
 from benchmarks.subjects.clock import Clock
-from benchmarks.subjects.peer_pyeventsourcing import environment
-
-POOL = {"POSTGRES_POOL_SIZE": "16", "POSTGRES_MAX_OVERFLOW": "48"}
+from benchmarks.subjects.peer_pyeventsourcing import POOL, environment
 
 
 class FullError(Exception):
@@ -94,13 +92,13 @@ def main(store: str, count: int, tasks: int) -> None:
     school = School({**environment(store), **(POOL if tasks > 1 else {})})
     latencies: list[float] = []
 
-    def one(task: int, wanted: list[Booking]) -> int:
+    def book(task: int, requests: list[Booking]) -> int:
         for number in range(task, sizes(count)[0], tasks):
             school.sign_up(number)
         for number in range(task, sizes(count)[1], tasks):
             school.open(number)
         stood = 0
-        for student, course in wanted:
+        for student, course in requests:
             started = time.perf_counter()
             try:
                 school.book(student, course)
@@ -114,15 +112,15 @@ def main(store: str, count: int, tasks: int) -> None:
     clock = Clock()
     with ThreadPoolExecutor(tasks) as threads:
         clock.start()
-        stood = sum(threads.map(one, range(tasks), work))
+        stood = sum(threads.map(book, range(tasks), work))
         clock.stop(count + sum(sizes(count)), latencies)
-    held = 0
+    booked = 0
     for number in range(sizes(count)[0]):
-        found: Student = school.repository.get(student_id(number))
-        held += len(found.courses)
+        signed_up: Student = school.repository.get(student_id(number))
+        booked += len(signed_up.courses)
     due = accepted(count, tasks)
-    if not stood == held == due:
-        raise RuntimeError(f"{stood} bookings stood, students hold {held}, and {due} are due")
+    if not stood == booked == due:
+        raise RuntimeError(f"{stood} bookings stood, students hold {booked}, and {due} are due")
     school.close()
 
 

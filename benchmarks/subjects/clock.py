@@ -19,11 +19,11 @@ class Clock:
     def stop(self, count: int, latencies_s: Sequence[float] = ()) -> None:
         """Print what `count` events or calls took, and the percentiles of single calls where they were timed."""
         wall, cpu = time.monotonic() - self._wall, time.process_time() - self._cpu
-        told = {"count": count, "wall_s": wall, "cpu_s": cpu}
+        result = {"count": count, "wall_s": wall, "cpu_s": cpu}
         if latencies_s:
             ordered = sorted(latencies_s)
-            told |= {
+            result |= {
                 f"p{percent}_ms": ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] * 1e3
                 for percent in (50, 99)
             }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result), flush=True)

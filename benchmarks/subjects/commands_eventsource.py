@@ -48,9 +48,9 @@ class Account(DeciderAggregate[State, Post]):
 
     @staticmethod
     def decide(command: Post, state: State) -> list[DomainEvent]:  # noqa: ARG004 - a posting may overdraw
-        made = Deposited if isinstance(command, Deposit) else Withdrawn
+        event_class = Deposited if isinstance(command, Deposit) else Withdrawn
         return [
-            made(
+            event_class(
                 aggregate_id=command.account_id,
                 tx_id=command.tx_id,
                 amount=command.amount,
@@ -76,23 +76,25 @@ async def main(store_url: str, count: int, tasks: int) -> None:
     accounts = AggregateRepository(event_store=store, aggregate_factory=Account, enable_tracing=False)
     latencies: list[float] = []
 
-    async def one(postings: list[Posting]) -> None:
+    async def execute(postings: list[Posting]) -> None:
         for account, is_deposit, tx_id, amount, memo in postings:
             started = time.perf_counter()
-            made = Deposit if is_deposit else Withdraw
-            command = made(account_id=account, tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
+            command_class = Deposit if is_deposit else Withdraw
+            command = command_class(
+                account_id=account, tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo
+            )
             await accounts.execute(account, command)
             latencies.append(time.perf_counter() - started)
 
     work = shares(count, tasks)
     clock = Clock()
     clock.start()
-    await asyncio.gather(*map(one, work))
+    await asyncio.gather(*map(execute, work))
     clock.stop(len(latencies), latencies)
     for name, (balance, _) in list(balances(count).items())[:100]:
-        held = (await accounts.load(UUID(name))).state.balance
-        if held != balance:
-            raise RuntimeError(f"{name} holds {held} and must hold {balance}")
+        loaded = (await accounts.load(UUID(name))).state.balance
+        if loaded != balance:
+            raise RuntimeError(f"{name} holds {loaded} and must hold {balance}")
     await close(store, engine)
 
 

@@ -16,9 +16,7 @@ from eventsourcing.application import AggregateNotFoundError
 
 from benchmarks.postings import CURRENCY, Posting, balances, shares
 from benchmarks.subjects.clock import Clock
-from benchmarks.subjects.peer_pyeventsourcing import Account, Bank, environment
-
-POOL = {"POSTGRES_POOL_SIZE": "16", "POSTGRES_MAX_OVERFLOW": "48"}
+from benchmarks.subjects.peer_pyeventsourcing import POOL, Account, Bank, environment
 
 
 class Teller(Bank):
@@ -43,7 +41,7 @@ def main(store: str, count: int, tasks: int) -> None:
     teller = Teller({**environment(store), **(POOL if tasks > 1 else {})})
     latencies: list[float] = []
 
-    def one(postings: list[Posting]) -> None:
+    def post(postings: list[Posting]) -> None:
         for posting in postings:
             started = time.perf_counter()
             teller.post(posting)
@@ -53,12 +51,12 @@ def main(store: str, count: int, tasks: int) -> None:
     clock = Clock()
     with ThreadPoolExecutor(tasks) as threads:
         clock.start()
-        list(threads.map(one, work))
+        list(threads.map(post, work))
         clock.stop(len(latencies), latencies)
     for account, (balance, _) in list(balances(count).items())[:100]:
-        held = teller.repository.get(UUID(account)).balance
-        if held != balance:
-            raise RuntimeError(f"{account} holds {held} and must hold {balance}")
+        loaded = teller.repository.get(UUID(account)).balance
+        if loaded != balance:
+            raise RuntimeError(f"{account} holds {loaded} and must hold {balance}")
     teller.close()
 
 

@@ -65,10 +65,10 @@ def _frames(endpoint: Endpoint, count: int) -> Iterator[int]:
         deliveries = Deliveries(link, consumer, 0, batch=5_000, window=20_000, heartbeat_s=5, dense=False)
         while left > 0:
             deliveries.ask(left - deliveries.outstanding)
-            got = sum(1 for frame in link.receive(10) if frame[2])
-            deliveries.outstanding = max(0, deliveries.outstanding - got)
-            left -= got
-            yield got
+            received = sum(1 for frame in link.receive(10) if frame[2])
+            deliveries.outstanding = max(0, deliveries.outstanding - received)
+            left -= received
+            yield received
         link.api(f"CONSUMER.DELETE.{bank.name}.frames")
 
 

@@ -21,7 +21,7 @@ async def main(server: str, database: str, count: int, per_s: float) -> None:
         accounts = jet.repository(Account)
         latencies: list[float] = []
 
-        async def one(posting: Posting) -> None:
+        async def execute_and_wait(posting: Posting) -> None:
             account, is_deposit, tx_id, amount, memo = posting
             decision = Account.deposit if is_deposit else Account.withdraw
             done = await accounts.execute(str(account), decision, tx_id, Decimal(amount), CURRENCY, memo)
@@ -35,7 +35,7 @@ async def main(server: str, database: str, count: int, per_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
             for number, posting in enumerate(postings(count)):
                 await asyncio.sleep(max(0.0, begun + number / per_s - time.monotonic()))
-                tasks.create_task(one(posting))
+                tasks.create_task(execute_and_wait(posting))
         clock.stop(len(latencies), latencies)
 
 

@@ -15,8 +15,8 @@ from eventsourcing.utils import retry
 
 from benchmarks.postings import Posting, postings
 from benchmarks.subjects.clock import Clock
-from benchmarks.subjects.commands_pyeventsourcing import POOL, Teller
-from benchmarks.subjects.peer_pyeventsourcing import Balances, BalancesView, environment
+from benchmarks.subjects.commands_pyeventsourcing import Teller
+from benchmarks.subjects.peer_pyeventsourcing import POOL, Balances, BalancesView, environment
 
 THREADS = 16
 
@@ -32,7 +32,7 @@ def main(store: str, view: str, count: int, per_s: float) -> None:
         # Two threads may write to one account: then the library's own decorator tries again.
         post = retry(IntegrityError, max_attempts=50)(teller.post)
 
-        def one(posting: Posting) -> None:
+        def post_and_wait(posting: Posting) -> None:
             position = post(posting)
             started = time.perf_counter()
             runner.wait(position, timeout=30)
@@ -45,7 +45,7 @@ def main(store: str, view: str, count: int, per_s: float) -> None:
         with ThreadPoolExecutor(THREADS) as threads:
             for number, posting in enumerate(postings(count)):
                 time.sleep(max(0.0, begun + number / per_s - time.monotonic()))
-                waiting.append(threads.submit(one, posting))
+                waiting.append(threads.submit(post_and_wait, posting))
         for each in waiting:
             each.result()
         clock.stop(len(latencies), latencies)

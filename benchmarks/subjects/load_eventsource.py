@@ -36,10 +36,10 @@ async def main(store_url: str, length: int, repeats: int) -> None:
     clock.start()
     for _ in range(repeats):
         started = time.perf_counter()
-        found = await accounts.load(name)
+        loaded = await accounts.load(name)
         latencies.append(time.perf_counter() - started)
-        if found.state.balance != each * length:
-            raise RuntimeError(f"it holds {found.state.balance} and must hold {each * length}")
+        if loaded.state.balance != each * length:
+            raise RuntimeError(f"it holds {loaded.state.balance} and must hold {each * length}")
     clock.stop(repeats, latencies)
     await close(store, engine)
 

@@ -45,21 +45,21 @@ class Account:
         return Account(balance=self.balance + event.amount)
 
 
-def _some(number: int) -> list[Deposited]:
-    return [Deposited(tx_id=f"{at:032x}", amount=Decimal("12.50"), currency="EUR", memo=MEMO) for at in range(number)]
+def _deposits(count: int) -> list[Deposited]:
+    return [Deposited(tx_id=f"{n:032x}", amount=Decimal("12.50"), currency="EUR", memo=MEMO) for n in range(count)]
 
 
 async def main(server: str, length: int, snapshots: bool, repeats: int) -> None:
-    made: Any = Account if snapshots else Plain
-    app = App("benchload", aggregates=[made])
+    account_class: Any = Account if snapshots else Plain
+    app = App("benchload", aggregates=[account_class])
     async with app.connect(servers=server) as jet:
         await jet.init()
-        accounts = jet.repository(made)
+        accounts = jet.repository(account_class)
         left = length
         while left > 0:
             # The last save leaves a tail behind the snapshot, as it usually is.
             chunk = min(CHUNK, left) if left <= TAIL or left > CHUNK else left - min(TAIL, left // 2)
-            await accounts.execute("a", lambda _, n=chunk: _some(n))
+            await accounts.execute("a", lambda _, n=chunk: _deposits(n))
             left -= chunk
         due = Decimal("12.50") * length
         latencies: list[float] = []

@@ -33,10 +33,10 @@ def main(store: str, length: int, snapshots: bool, repeats: int) -> None:
     clock.start()
     for _ in range(repeats):
         started = time.perf_counter()
-        found: Account = application.repository.get(account.id)
+        loaded: Account = application.repository.get(account.id)
         latencies.append(time.perf_counter() - started)
-        if found.balance != each * length:
-            raise RuntimeError(f"it holds {found.balance} and must hold {each * length}")
+        if loaded.balance != each * length:
+            raise RuntimeError(f"it holds {loaded.balance} and must hold {each * length}")
     clock.stop(repeats, latencies)
     application.close()
 

@@ -37,7 +37,7 @@ async def main(job: str, server: str, count: int, tasks: int) -> None:
         latencies: list[float] = []
         clock = Clock()
 
-        async def one(postings: list[Posting]) -> None:
+        async def execute(postings: list[Posting]) -> None:
             for posting in postings:
                 started = time.perf_counter()
                 await call(posting)
@@ -45,7 +45,7 @@ async def main(job: str, server: str, count: int, tasks: int) -> None:
 
         work = shares(count, tasks)
         clock.start()
-        await asyncio.gather(*map(one, work))
+        await asyncio.gather(*map(execute, work))
         clock.stop(len(latencies), latencies)
         if job != "publish":
             await _check(jet, count)
@@ -67,14 +67,14 @@ def _executor(jet: Jet, *, cached: bool) -> Call:
 
 def _publisher(jet: Jet) -> Call:
     assert jet.client is not None
-    client, known = jet.client, dict[UUID, int]()
+    client, sequences = jet.client, dict[UUID, int]()
 
     async def call(posting: Posting) -> object:
         account, _, tx_id, amount, memo = posting
         body = orjson.dumps({"tx_id": tx_id, "amount": amount, "currency": CURRENCY, "memo": memo})
-        headers = header_block([(MSG_ID, str(uuid4())), (EXPECTED, str(known.get(account, 0)))])
+        headers = header_block([(MSG_ID, str(uuid4())), (EXPECTED, str(sequences.get(account, 0)))])
         answer = await client.request(f"{bank.name}.account.{account}", body, headers)
-        known[account] = orjson.loads(answer[4])["seq"]
+        sequences[account] = orjson.loads(answer[4])["seq"]
         return answer
 
     return call
@@ -84,9 +84,9 @@ async def _check(jet: Jet, count: int) -> None:
     expected = balances(count)
     accounts = jet.repository(Account)
     for name in list(expected)[:100]:
-        held = (await accounts.load(name)).balance
-        if held != expected[name][0]:
-            raise RuntimeError(f"{name} holds {held} and must hold {expected[name][0]}")
+        balance = (await accounts.load(name)).balance
+        if balance != expected[name][0]:
+            raise RuntimeError(f"{name} holds {balance} and must hold {expected[name][0]}")
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ async def fill(store_url: str, count: int) -> None:
 
 def _event(posting: Posting) -> DomainEvent:
     account, is_deposit, tx_id, amount, memo = posting
-    made = Deposited if is_deposit else Withdrawn
-    return made(aggregate_id=account, tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
+    event_class = Deposited if is_deposit else Withdrawn
+    return event_class(aggregate_id=account, tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
 
 
 def _row(event: DomainEvent, number: int, *, lite: bool) -> dict[str, object]:

@@ -67,9 +67,9 @@ class Account:
         return account
 
     def post(self, command: Any) -> None:
-        made = Deposited if isinstance(command, Deposit) else Withdrawn
+        event_class = Deposited if isinstance(command, Deposit) else Withdrawn
         self.raise_(
-            made(
+            event_class(
                 account_id=str(command.account_id),
                 tx_id=command.tx_id,
                 amount=command.amount,
@@ -157,8 +157,8 @@ class Balances:
 
 def post(posting: Posting) -> None:
     account, is_deposit, tx_id, amount, memo = posting
-    made = Deposit if is_deposit else Withdraw
-    command = made(account_id=str(account), tx_id=tx_id, amount=Number(amount), currency=CURRENCY, memo=memo)
+    command_class = Deposit if is_deposit else Withdraw
+    command = command_class(account_id=str(account), tx_id=tx_id, amount=Number(amount), currency=CURRENCY, memo=memo)
     domain.process(command, asynchronous=False)
 
 
@@ -173,9 +173,9 @@ def commands(count: int) -> None:
         latencies.append(time.perf_counter() - started)
     clock.stop(len(latencies), latencies)
     for account, (balance, _) in list(balances(count).items())[:100]:
-        held = domain.repository_for(Account).get(account).balance
-        if Number(str(held)) != balance:
-            raise RuntimeError(f"{account} holds {held} and must hold {balance}")
+        loaded = domain.repository_for(Account).get(account).balance
+        if Number(str(loaded)) != balance:
+            raise RuntimeError(f"{account} holds {loaded} and must hold {balance}")
 
 
 def fill(count: int) -> None:

@@ -29,6 +29,8 @@ from benchmarks.postings import CURRENCY, Posting, postings
 from benchmarks.readmodel import POSTGRESQL, SQLITE, cents, path_of
 from benchmarks.subjects.clock import Clock
 
+POOL = {"POSTGRES_POOL_SIZE": "16", "POSTGRES_MAX_OVERFLOW": "48"}
+"""Settings of PostgreSQL for sixteen threads."""
 PER_SAVE = 500
 SECTION = 100
 """Events in one pull; its default of 10 is slower."""
@@ -133,12 +135,12 @@ class BalancesProcess(ProcessApplication[UUID]):
         processing_event.saved_kwargs["posting"] = (domain_event.originator_id, _signed(domain_event))
 
 
-def fill(store: str, given: Sequence[Posting]) -> None:
-    count = len(given)
+def fill(store: str, all_postings: Sequence[Posting]) -> None:
+    count = len(all_postings)
     application = Bank(environment(store))
     accounts: dict[UUID, Account] = {}
     touched: dict[UUID, Account] = {}
-    for number, (account_id, is_deposit, tx_id, text, memo) in enumerate(given, 1):
+    for number, (account_id, is_deposit, tx_id, text, memo) in enumerate(all_postings, 1):
         amount = Decimal(text)
         account = accounts.get(account_id)
         if account is None:
@@ -182,10 +184,10 @@ def run_sqlite(store: str, view: str) -> None:
 
 def environment(url: str, prefix: str = "") -> dict[str, str]:
     if url.startswith("sqlite"):
-        found = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": path_of(url)}
+        settings = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": path_of(url)}
     else:
         place = urlsplit(url)
-        found = {
+        settings = {
             "PERSISTENCE_MODULE": "eventsourcing.postgres",
             "POSTGRES_DBNAME": place.path.lstrip("/"),
             "POSTGRES_HOST": place.hostname or "",
@@ -193,7 +195,7 @@ def environment(url: str, prefix: str = "") -> dict[str, str]:
             "POSTGRES_USER": place.username or "",
             "POSTGRES_PASSWORD": place.password or "",
         }
-    return {prefix + name: value for name, value in found.items()}
+    return {prefix + name: value for name, value in settings.items()}
 
 
 if __name__ == "__main__":

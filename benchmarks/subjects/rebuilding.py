@@ -39,14 +39,14 @@ def main(master: str) -> None:
             chosen = EngineOptions("spark" if engine == "spark" else "local")
             options: dict[str, Any] = {"engine": chosen, **({"from_archive": archive[0]} if archive else {})}
             report = asyncio.run(rebuild(APP, [balances.name], settings, **options))
-            told = {
+            result = {
                 "events": report.events,
                 "rows": report.rows,
                 "wall_s": time.monotonic() - started,
                 "session_s": session_s,
                 "phases_s": dict(report.seconds),
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from eventjet.errors import ConcurrencyConflict
 async def main(server: str, number: int, connections: int, aggregates: int, seconds: int) -> None:
     async with AsyncExitStack() as stack:
         rivals = [
-            Rival(await stack.enter_async_context(bank.connect(servers=server)), number * connections + one)
-            for one in range(connections)
+            Rival(await stack.enter_async_context(bank.connect(servers=server)), number * connections + index)
+            for index in range(connections)
         ]
         for rival in rivals:
             await rival.accounts.load("a0")
@@ -32,15 +32,15 @@ async def main(server: str, number: int, connections: int, aggregates: int, seco
         await asyncio.to_thread(sys.stdin.readline)
         started, cpu = time.time(), time.process_time()
         await asyncio.gather(*(rival.run(aggregates, seconds) for rival in rivals))
-        told = {
+        result = {
             "began": started,
             "ended": time.time(),
             "cpu_s": time.process_time() - cpu,
             "conflicts": sum(rival.conflicts for rival in rivals),
             "failed": sum(rival.failed for rival in rivals),
-            "latencies_ms": [[round(each * 1e3, 3) for each in rival.latencies] for rival in rivals],
+            "latencies_ms": [[round(latency * 1e3, 3) for latency in rival.latencies] for rival in rivals],
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 class Rival:

@@ -25,11 +25,11 @@ _AMOUNT = Decimal(1)
 async def main(job: str, server: str, seconds: float, tasks: int) -> None:
     async with bank.connect(servers=server, replicas=3 if "," in server else 1) as jet:
         await jet.init()
-        what, _, alone = job.partition("-")
+        unit, _, alone = job.partition("-")
         if alone:
             sender = cast("Any", jet.repository(Account).executor.store)._sender
             sender.send = partial(sender.send, alone=True)
-        save = _two_events if what == "events" else _two_aggregates
+        save = _two_events if unit == "events" else _two_aggregates
         until = time.monotonic() + WARM_UP_S
         first = await asyncio.gather(*(_saves(save, jet, task, until) for task in range(tasks)))
         clock = Clock()
@@ -37,7 +37,7 @@ async def main(job: str, server: str, seconds: float, tasks: int) -> None:
         until = time.monotonic() + seconds
         saved = await asyncio.gather(*(_saves(save, jet, task, until) for task in range(tasks)))
         clock.stop(sum(saved))
-        await _check(jet, [one + other for one, other in zip(first, saved, strict=True)])
+        await _check(jet, list(map(sum, zip(first, saved, strict=True))))
 
 
 async def _saves(save: Any, jet: Jet, task: int, until: float) -> int:
@@ -62,15 +62,15 @@ async def _two_events(jet: Jet, task: int) -> None:
 
 async def _two_aggregates(jet: Jet, task: int) -> None:
     accounts = jet.repository(Account)
-    await jet.transact(*(accounts.decide(f"{task}-{one}", _deposit) for one in "ab"))
+    await jet.transact(*(accounts.decide(f"{task}-{name}", _deposit) for name in "ab"))
 
 
 async def _check(jet: Jet, saved: list[int]) -> None:
     accounts = jet.repository(Account)
     for task, count in enumerate(saved):
-        held = sum([(await accounts.load(f"{task}-{one}")).balance for one in "ab"])
-        if held != 2 * count * _AMOUNT:
-            raise RuntimeError(f"task {task} made {count} saves, and its accounts hold {held}")
+        balance = sum([(await accounts.load(f"{task}-{name}")).balance for name in "ab"])
+        if balance != 2 * count * _AMOUNT:
+            raise RuntimeError(f"task {task} made {count} saves, and its accounts hold {balance}")
 
 
 if __name__ == "__main__":

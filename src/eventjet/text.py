@@ -80,11 +80,11 @@ NAMED_MAX = 10
 """Names that a message lists; further names are only counted."""
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], limit: int = NAMED_MAX) -> str:
     """Return names as a list without repetitions: `balances, postings and 3 more`; `none` if there are none."""
     distinct = list(dict.fromkeys(names))
-    remaining = len(distinct) - NAMED_MAX
-    return (", ".join(distinct[:NAMED_MAX]) or "none") + (f" and {remaining:,} more" if remaining > 0 else "")
+    remaining = len(distinct) - limit
+    return (", ".join(distinct[:limit]) or "none") + (f" and {remaining:,} more" if remaining > 0 else "")
 
 
 def meant(name: str, names: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def test_caches_that_tools_have_left_in_the_template_are_not_copied(tmp_path: Pa
     package = tmp_path / "places/eventjet"
     shutil.copytree(Path(eventjet.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
     for cache in (".ruff_cache/0.17", "starter/__pycache__"):
-        (package / "starter" / cache).mkdir(parents=True)
+        (package / "starter" / cache).mkdir(parents=True, exist_ok=True)
         (package / "starter" / cache / "entry").write_bytes(b"\xff")
     ended = subprocess.run(
         [sys.executable, "-m", "eventjet.cli", "new", "shop"],

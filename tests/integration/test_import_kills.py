@@ -104,7 +104,8 @@ async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas:
             struck = servers if isinstance(servers, NatsServer) else servers.stream_leader(name)
             assert struck is not None
             before = await asyncio.to_thread(logs.records_of, Endpoint(tuple(urls)), name)
-            assert len(before) > stored, "the last run had stored some more"
+            # A run that was not killed stored all; the servers are killed under later ones while they compare.
+            assert len(before) > stored or stored == COUNT, "the last run had stored some more"
             stored = len(before)
             await asyncio.to_thread(struck.kill)
             kills += 1

@@ -141,7 +141,7 @@ async def test_a_save_that_was_sent_before_the_log_was_known_is_told(tmp_path: P
         store, client = at.jet.store, at.jet.client
         assert isinstance(store, JetStreamStore)
         assert client is not None
-        await client.ready("bank", 60.0)
+        await client.wait_for_room("bank", 60.0)
         new = NewEvent(new_event_id(), EncodedEvent("account.deposited", 1, b'{"amount":"1"}'))
         with pytest.raises(LogReplaced, match=rf"has stored it, up to position {expected + 1}") as caught:
             await store.append([Append("account", "a-1", expected, 6, (new,))])

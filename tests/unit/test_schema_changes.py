@@ -153,7 +153,7 @@ def written(app: App, contract: Contract, declared: Shape) -> list[bytes]:
 
 def refused(app: App, name: str, schema: int, written: Sequence[bytes]) -> bool:
     """Whether an app cannot read one of these bodies; a retired event is passed over."""
-    if app.catalog.is_retired(name):
+    if name in app.catalog.retired:
         return False
     resolved = app.catalog.resolve(name, schema)
     if resolved is None:

@@ -25,6 +25,7 @@ from eventjet.cli.unique import unbuilt
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable, UsageError
+from eventjet.text import listed
 
 if TYPE_CHECKING:
     from eventjet.dev.nats import NatsServer
@@ -86,13 +87,13 @@ def dev(
 async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
     if not reload:
         await prepare_here(at)
-    shown = at.settings.shown()
-    note(f"NATS at {shown['servers']}, {shown['database']}")
+    settings = at.settings.shown()
+    note(f"NATS at {settings['servers']}, {settings['database']}")
     note("In another shell:")
     # Print a file to source instead of the variables: one of them holds PostgreSQL's password.
     file = stack.write_exports(at.reference)
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    print(f". {shlex.quote(str(shown))}", flush=True)
+    path = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    print(f". {shlex.quote(str(path))}", flush=True)
     environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
     console = ConsoleProcess(at, environ, _console_port(stack), allow_actions=allow_actions) if ui else None
@@ -223,8 +224,7 @@ async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
 
 def _paths_text(paths: set[str], folder: Path) -> str:
     names = sorted(str(Path(path).relative_to(folder)) for path in paths if Path(path).is_relative_to(folder))
-    remaining = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {remaining:,} more" if remaining > 0 else "")
+    return listed(names, _NAMED_MAX)
 
 
 class ConsoleProcess:

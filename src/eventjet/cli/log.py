@@ -120,11 +120,11 @@ def line(event: Mapping[str, Any], *, with_aggregate: bool) -> str:
         data = jsonlib.dumps(cut_values(data), ensure_ascii=False, separators=(",", ":"))
     head = printable(f"{event['position']:>7}  {when}  {owner}{version}  {event['type']}{schema}")
     skipped = f"  skipped: {event['void']}" if "void" in event else ""
-    rest = printable(cut(data, _DATA_MAX) + (f"  unreadable: {event['fault']}" if "fault" in event else skipped))
+    body = printable(cut(data, _DATA_MAX) + (f"  unreadable: {event['fault']}" if "fault" in event else skipped))
     width = terminal_width()
-    if columns_of(f"{head}  {rest}") <= width:
-        return f"{head}  {rest}"
-    lines = [filled(head, width, indent=_INDENT), filled(rest, width, indent=_INDENT, first=_INDENT)]
+    if columns_of(f"{head}  {body}") <= width:
+        return f"{head}  {body}"
+    lines = [filled(head, width, indent=_INDENT), filled(body, width, indent=_INDENT, first=_INDENT)]
     return "\n".join(filter(None, lines))
 
 
@@ -180,12 +180,12 @@ def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawReco
     from eventjet.nats.endpoint import Endpoint
 
     app = at.app()
-    what = f"The skip marker of position {record[0]}"
+    title = f"The skip marker of position {record[0]}"
     aggregate = record[2].decode("utf-8", "replace").split(".")[1]
     is_event = header(record[3], TYPE) is not None and is_name(aggregate)
     if is_event and aggregate not in app.catalog.aggregates:
         fault = f"this application does not declare its aggregate {aggregate!r}, so the event may be sound"
-        raise Refused(what, fault, unknown_aggregate_remedy(aggregate))
+        raise Refused(title, fault, unknown_aggregate_remedy(aggregate))
     try:
         with PredecessorReader(Endpoint.of(at.settings), app.name) as predecessors:
             chained(app.catalog.of_log(skipped), None, predecessors)(record)
@@ -193,5 +193,5 @@ def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawReco
         return
     except UnknownEvent as error:
         fault = str(error).split(". ")[0]
-        raise Refused(what, fault, "A deploy that declares it reads it; that is no garbage.") from None
-    raise Refused(what, "it is an event that can be read", "Record another event that puts right what it says.")
+        raise Refused(title, fault, "A deploy that declares it reads it; that is no garbage.") from None
+    raise Refused(title, "it is an event that can be read", "Record another event that puts right what it says.")

@@ -200,12 +200,12 @@ def wrapped(text: str) -> str:
 
 def filled(text: str, width: int, *, indent: str = "", first: str = "", break_words: bool = True) -> str:
     """Wrap text to lines of `width` terminal columns, counting two for wide characters; `first` indents line one."""
-    shown = printable(text)
+    visible = printable(text)
     # textwrap counts characters, so each wide one is followed by a placeholder for its second column.
-    spread = shown if shown.isascii() else "".join(char + _SECOND * (columns_of(char) - 1) for char in shown)
+    spread = visible if visible.isascii() else "".join(char + _SECOND * (columns_of(char) - 1) for char in visible)
     lines = textwrap.fill(
         spread,
-        width - (len(spread) > len(shown)),
+        width - (len(spread) > len(visible)),
         initial_indent=first,
         subsequent_indent=indent,
         replace_whitespace=False,

@@ -109,7 +109,7 @@ class Interruption:
         """Ignore signals from now on, since the clean-up has begun for another reason."""
         self._is_stopping = True
 
-    def ask(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
         if self._is_stopping:
             return
@@ -141,7 +141,7 @@ def _exit_timer(seconds: float) -> threading.Timer:
 def interruptible(bound_s: float) -> Generator[Interruption]:
     """Let the ending signals end the work within the block, and the process `bound_s` after the signal."""
     interruption = Interruption(bound_s)
-    with _handling(interruption.ask):
+    with _handling(interruption.on_signal):
         try:
             yield interruption
         finally:
@@ -253,7 +253,7 @@ async def run_until_stopped(
         note(f"not done within {STOP_S:g} s: ended; what was not committed is read again by the next worker")
         running.cancel()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             running.cancel()
             return
@@ -264,12 +264,12 @@ async def run_until_stopped(
         stop.set()
         loop.call_later(STOP_S, cut_off)
 
-    def hear(_number: int, _frame: FrameType | None) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
         if exit_timer.ident is None:
             exit_timer.start()  # not in the loop, which may be blocked; never cancelled, so it also covers the threads
-        loop.call_soon_threadsafe(asked)
+        loop.call_soon_threadsafe(on_signal)
 
-    with _handling(hear):
+    with _handling(handle):
         try:
             await running
         except asyncio.CancelledError as error:
@@ -302,12 +302,12 @@ async def until_signalled() -> None:
     """Wait for a signal that asks the process to end; a second signal ends it at once."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             os._exit(INTERRUPTED)
         stop.set()
 
-    with _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)):
+    with _handling(lambda _number, _frame: loop.call_soon_threadsafe(on_signal)):
         await stop.wait()
 
 

@@ -103,17 +103,17 @@ def check(
     log = None if against_log is None else run_async(_read_log(at, against_log))
     is_fine = (log is None or log.readable) and (compared is None or _passes(compared[1], readers_stopped))
 
-    shown: list[Block] = []
+    blocks: list[Block] = []
     if compared is not None:
-        shown += _change_blocks(*compared, readers_stopped=readers_stopped)
+        blocks += _change_blocks(*compared, readers_stopped=readers_stopped)
     if log is not None:
-        shown += _log_lines(log)
+        blocks += _log_lines(log)
     value: dict[str, Any] = {"passes": is_fine}
     if compared is not None:
         value |= {"against": compared[0], "events": [_as_json(change) for change in compared[1]]}
     if log is not None:
         value["log"] = {**asdict(log), "readable": log.readable}
-    return Answer(value, shown, ok=is_fine)
+    return Answer(value, blocks, ok=is_fine)
 
 
 def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[EventChange]]:
@@ -196,12 +196,12 @@ def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: b
 def _log_lines(log: LogCheck) -> Iterator[str]:
     judgement = "can be read" if log.readable else "can NOT be read"
     extent = "all of its events" if log.is_whole else "its beginning, its end and places evenly between"
-    extent = f"{log.events:,} events up to position {log.last:,} ({extent}), and {log.histories:,} histories"
-    yield f"{log.stream} {judgement} by this app, as far as was looked: {extent}"
+    counts = f"{log.events:,} events up to position {log.last:,} ({extent}), and {log.histories:,} histories"
+    yield f"{log.stream} {judgement} by this app, as far as was looked: {counts}"
     for kind in log.event_types:
-        seen = f"{counted(kind.events, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
+        events_text = f"{counted(kind.events, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
         folded = f"; {kind.folded:,} {'history' if kind.folded == 1 else 'histories'} folded" if kind.folded else ""
-        yield f"  - {kind.type} schema {kind.schema}: {seen}{folded}"
+        yield f"  - {kind.type} schema {kind.schema}: {events_text}{folded}"
     for fault in log.faults:
         repeats = f" (and {fault.count - 1:,} more like it)" if fault.count > 1 else ""
         yield f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{repeats}"

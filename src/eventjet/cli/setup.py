@@ -137,7 +137,7 @@ def _faults(at: AppTarget) -> list[str]:
         missing = missing_range(state)
         faults = [link.run(log_fault(state, checkpoint)) for checkpoint in checkpoints]
         unread = unknown_events(link, state, at.app().catalog)
-        faults += [cursor_fault(link, state, seen.cursor) for seen in cursors_seen(link, at.app())]
+        faults += [cursor_fault(link, state, stored.cursor) for stored in cursors_seen(link, at.app())]
     lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
     return list(dict.fromkeys(map(str, [*lost, *filter(None, faults), *unread])))
 

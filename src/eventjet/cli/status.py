@@ -243,5 +243,5 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
         # People copy commands from a fix, so its words are never broken.
         is_fix = label == "fix"
         if text:
-            shown = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not is_fix)
-            yield from shown.splitlines()
+            lines = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not is_fix)
+            yield from lines.splitlines()

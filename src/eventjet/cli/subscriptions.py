@@ -283,19 +283,19 @@ def drop_cursor(
     """
     if _is_declared(at, name):
         raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
-    cursors = [seen for seen in _cursors(at) if name in (seen.cursor.name, declared_name(seen.cursor.name))]
+    cursors = [stored for stored in _cursors(at) if name in (stored.cursor.name, declared_name(stored.cursor.name))]
     if not cursors:
         names = [undeclared.name for undeclared in undeclared_cursors(at)]
         raise UsageError(
             f"There is no cursor {name!r}. {meant(name, names)}Those that the app no longer declares: {listed(names)}."
         )
-    for seen in cursors:
-        if seen.cursor.owner is not None and not seen.has_lost_owner:
+    for stored in cursors:
+        if stored.cursor.owner is not None and not stored.has_lost_owner:
             raise UsageError(
-                f"The worker {seen.cursor.owner} is at {seen.cursor.name!r}, and was seen {seen.silent_s:.0f} s ago. "
-                "End it, then try again."
+                f"The worker {stored.cursor.owner} is at {stored.cursor.name!r}, and was seen {stored.silent_s:.0f} s "
+                "ago. End it, then try again."
             )
-    position = min(seen.cursor.position for seen in cursors)
+    position = min(stored.cursor.position for stored in cursors)
     question = f"Remove the cursor of {name}, which stands at position {position:,}, and what is quarantined there?"
     confirm(question, yes=yes, otherwise="Nothing was removed.")
     parked = run_async(_drop(at, cursors))
@@ -308,8 +308,8 @@ def drop_cursor(
 def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
     """Return the names that have a cursor and are no longer declared, sorted by name."""
     positions: dict[str, int] = {}
-    for seen in _cursors(at):
-        name, position = declared_name(seen.cursor.name), seen.cursor.position
+    for stored in _cursors(at):
+        name, position = declared_name(stored.cursor.name), stored.cursor.position
         if not _is_declared(at, name):
             positions[name] = min(position, positions.get(name, position))
     return [UndeclaredCursor(name, position) for name, position in sorted(positions.items())]
@@ -324,13 +324,13 @@ async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
 
     parked = 0
     async with at.cursors() as store:
-        for seen in cursors:
-            entries = await store.parked(seen.cursor.name, resolved=True)
+        for stored in cursors:
+            entries = await store.parked(stored.cursor.name, resolved=True)
             try:
-                await store.drop(StoredCursor(seen.cursor, seen.sequence), entries)
+                await store.drop(StoredCursor(stored.cursor, stored.sequence), entries)
             except CursorFenced:
                 raise UsageError(
-                    f"Somebody wrote the cursor {seen.cursor.name!r} just now. Look, and try again."
+                    f"Somebody wrote the cursor {stored.cursor.name!r} just now. Look, and try again."
                 ) from None
             parked += sum(entry.is_open for entry in entries)
     return parked
@@ -344,11 +344,11 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
     from eventjet.jetstream.api import delete_consumer
     from eventjet.subscriptions.declarations import INBOX
 
-    for seen in cursors:
-        if seen.cursor.kind == INBOX:
-            durable = f"{at.app().name}-{seen.cursor.name}"
+    for stored in cursors:
+        if stored.cursor.kind == INBOX:
+            durable = f"{at.app().name}-{stored.cursor.name}"
             note(f"Its durable {durable} stays in the stream that it followed; delete it there.")
-    names = [seen.cursor.name for seen in cursors if seen.cursor.kind != INBOX]
+    names = [stored.cursor.name for stored in cursors if stored.cursor.kind != INBOX]
     if not names:
         return
     try:

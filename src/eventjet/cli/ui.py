@@ -69,7 +69,7 @@ def ui(
         option("--public-url", "URL", "Under which a proxy shows it: its host, path and https."),
     ] = None,
     monitoring: MonitoringOption = None,
-    told: Annotated[bool, switch("--told", "", hidden=True)] = False,
+    is_announced: Annotated[bool, switch("--told", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
@@ -79,7 +79,8 @@ def ui(
     check_installed()
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from eventjet.console import console
+    from eventjet.console.access import read_only
+    from eventjet.console.site import console
 
     log_to_stderr(logs)
     public = None if public_url is None else _public(public_url)
@@ -91,18 +92,19 @@ def ui(
             f"Others can reach {where}, and nothing would ask them who they are. Give --access module:name, a function "
             "of the request that says who may look and who may act, or leave it out."
         )
-    may = _access(at, access) if access is not None else _owner if allow_actions else None
-    options = {} if may is None else {"access": may}
-    site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **options)
+    decide: Access = _owner if allow_actions else read_only
+    if access is not None:
+        decide = _access(at, access)
+    site = console(at.app(), settings=at.settings, access=decide, monitoring=monitoring or ())
     # Check the host name: by DNS rebinding a page of another site could make a browser send requests to this machine.
     hosts = [*_HERE, "[::1]", *([] if public is None else [public.host])]
     served: ASGIApp = TrustedHostMiddleware(site, hosts) if host in _HERE else site
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
-        shown = f"[{host}]" if ":" in host else host
-        if not told:  # `dev --ui` prints the URL itself
-            show(f"http://{shown}:{listening.getsockname()[1]}/")
+        address = f"[{host}]" if ":" in host else host
+        if not is_announced:  # `dev --ui` prints the URL itself
+            show(f"http://{address}:{listening.getsockname()[1]}/")
         run_async(_serve(served, site.state.streams.end, listening))
 
 

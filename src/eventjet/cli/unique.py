@@ -99,7 +99,7 @@ async def _run(
     return reports
 
 
-def _progress(what: str) -> Callable[[int], None]:
+def _progress(title: str) -> Callable[[int], None]:
     """Return a callback that prints on standard error, now and then, how many aggregates were read."""
     next_note = _NOTE_EVERY
 
@@ -107,7 +107,7 @@ def _progress(what: str) -> Callable[[int], None]:
         nonlocal next_note
         if aggregates >= next_note:
             next_note += _NOTE_EVERY
-            note(f"{what}: {aggregates:,} looked at")
+            note(f"{title}: {aggregates:,} looked at")
 
     return progress
 
@@ -132,16 +132,16 @@ def _lines(reports: Sequence[ClaimReport], *, mends: bool) -> Iterator[str]:
     if not reports:
         yield "No aggregate of the app has unique values."
     for report in reports:
-        what = f"{report.aggregate} {report.constraint}"
+        title = f"{report.aggregate} {report.constraint}"
         state = "is kept" if report.built else "is NOT kept yet"
         counts = f"{counted(report.aggregates, 'aggregate')} with {counted(report.values, 'value')}"
-        yield f"{what} {state}: {counts}"
+        yield f"{title} {state}: {counts}"
         done = ("claimed now", "released now") if mends else ("not claimed", "claimed and not had")
         yield from _mismatches("value", done[0], report.missing)
         yield from _mismatches("value", done[1], report.stale)
         yield from _mismatches("value", "that more than one has", report.shared)
         yield from _mismatches("aggregate", "that cannot be read", report.unreadable)
-        build = f"`eventjet unique build {what}`"
+        build = f"`eventjet unique build {title}`"
         if report.unreadable.count:
             yield "`eventjet audit` says what is wrong with them."
         if report.shared.count:
@@ -151,9 +151,9 @@ def _lines(reports: Sequence[ClaimReport], *, mends: bool) -> Iterator[str]:
             yield f"{build} puts it right."
 
 
-def _mismatches(noun: str, what: str, mismatches: Mismatches) -> Iterator[str]:
+def _mismatches(noun: str, predicate: str, mismatches: Mismatches) -> Iterator[str]:
     if mismatches.count:
-        yield f"{counted(mismatches.count, noun)} {what}:"
+        yield f"{counted(mismatches.count, noun)} {predicate}:"
         yield from (f"  - {example}" for example in mismatches.examples)
         if mismatches.count > len(mismatches.examples):
             yield f"  - and {mismatches.count - len(mismatches.examples):,} more"

@@ -238,15 +238,15 @@ def _difference_of_items(value: Sequence[Any], read_value: Sequence[Any], exact:
 
 
 def _difference_of_sets(value: AbstractSet[Any], read_value: AbstractSet[Any], exact: bool) -> _Fault | None:
-    rest = {item: item for item in read_value}
-    pairs = [(item, rest.pop(item)) for item in value if item in rest]
+    unmatched = {item: item for item in read_value}
+    pairs = [(item, unmatched.pop(item)) for item in value if item in unmatched]
     for item in value - read_value if len(pairs) < len(value) else ():
         # A time in a zone's gap or repeated hour equals no time in another zone (PEP 495): compare such times in UTC.
-        match = next((candidate for candidate in rest if _difference(item, candidate, exact) is None), None)
+        match = next((candidate for candidate in unmatched if _difference(item, candidate, exact) is None), None)
         if match is None:
             return "[…]", "", read_value
-        pairs.append((item, rest.pop(match)))
-    if rest:
+        pairs.append((item, unmatched.pop(match)))
+    if unmatched:
         return "", "", read_value
     difference = _first_difference([left for left, _ in pairs], [right for _, right in pairs], exact)
     return difference and (f"[…]{difference[1][0]}", *difference[1][1:])

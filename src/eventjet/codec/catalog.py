@@ -122,7 +122,8 @@ class Catalog:
         """The events that have a `Blob` at any depth."""
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
-        self._retired = frozenset(retired)
+        self.retired = frozenset(retired)
+        """Names of events that are no longer recorded, so that readers pass over them."""
         self.retired_aggregates = frozenset(retired_aggregates)
         """Names of aggregates whose events readers pass over."""
         self.aggregates = frozenset(owners.values()) | self.retired_aggregates
@@ -162,11 +163,6 @@ class Catalog:
         """Return every declared event."""
         return tuple(self._types.values())
 
-    @property
-    def retired(self) -> frozenset[str]:
-        """The names of events that are no longer recorded."""
-        return self._retired
-
     def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
         """Return the JSON of a body with its personal values hidden, or with all values hidden if they are unknown."""
         if not self.is_private:
@@ -179,10 +175,6 @@ class Catalog:
         # Fields may have other names at another schema.
         is_same = kind.info.schema == (1 if schema is None else schema)
         return masked(body, kind.event_type) if is_same else masked_whole(body)
-
-    def is_retired(self, type_name: str) -> bool:
-        """Return whether an event is no longer recorded, so that readers pass over it."""
-        return type_name in self._retired
 
     def resolve(self, type_name: str, schema: int) -> Resolved | None:
         """Return the decoder of a stored event; None if it is unknown, newer than this app, or lacks an upcaster."""
@@ -215,11 +207,11 @@ class Catalog:
                     faults.append(
                         f"{owners[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}"
                     )
-                if name in self._retired:
+                if name in self.retired:
                     faults.append(f"the event {name!r} is both declared and retired")
         faults += [
             f"the retired event {name!r} is not {_NAME.pattern}, so no event was ever called so"
-            for name in sorted(self._retired)
+            for name in sorted(self.retired)
             if not _NAME.fullmatch(name)
         ]
         return faults + self._upcasting_faults()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import orjson
@@ -17,7 +16,7 @@ from pydantic_core import SchemaValidator
 
 from eventjet.codec.bodies import BodyCodec, readable
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_time
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info, is_event
@@ -112,15 +111,12 @@ class IncomingDecoder:
             if origin is not None and origin.made:  # without it, the id would be that of a stream made again, too
                 name = f"{origin.api}/{origin.stream}/{origin.made}/{origin.position}"
             source, data, read = "", body, self._read
-            if (
-                isinstance(message, dict)
-                and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", message).keys()
-            ):
+            if isinstance(message, dict) and cast("dict[str, Any]", message).keys() >= _REQUIRED:
                 event = cast("dict[str, Any]", message)
                 name, source, data = str(event["id"]), str(event["source"]), dump_json(event.get("data"))
                 read = self._read_of(event["type"])
-            at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
-            return Incoming(read(data), name, source, subject.decode("utf-8", "replace"), position, at, origin)
+            subject_text = subject.decode("utf-8", "replace")
+            return Incoming(read(data), name, source, subject_text, position, stored_time(time_ns), origin)
         except (ValueError, RecursionError) as error:
             raise UndecodableMessage(
                 subject.decode("utf-8", "replace"), position, body, reason_of(error, private=self._is_private)

@@ -170,8 +170,8 @@ def checked_names(decide: Callable[..., Any], ignoring: Collection[str]) -> Coll
     if len(names) == len(parameters):
         for name in ignoring:
             if name not in names:
-                taken = f"Its arguments are {listed(names)}." if names else "It has no arguments."
-                raise UsageError(f"{shown_name(decide)} has no argument {name!r} that could be ignored. {taken}")
+                remedy = f"Its arguments are {listed(names)}." if names else "It has no arguments."
+                raise UsageError(f"{shown_name(decide)} has no argument {name!r} that could be ignored. {remedy}")
     return ignoring
 
 
@@ -212,9 +212,11 @@ def differing_arguments(request: Request, recorded: str, events: Iterable[Any]) 
     )
     size = len(_sorted_json(request.arguments))
     for changed, values in islice(substitutions, min(_TRIES_MAX, _ENCODED_MAX // size)):
-        arguments = {**request.arguments, **dict(zip(changed, values, strict=True))}
-        given = {name: value for name, value in arguments.items() if value is not _NOT_GIVEN}
-        if _digest(request.whose, given) == digest:
+        changes = zip(changed, values, strict=True)
+        arguments = {
+            name: value for name, value in {**request.arguments, **dict(changes)}.items() if value is not _NOT_GIVEN
+        }
+        if _digest(request.whose, arguments) == digest:
             return changed
     return names if len(names) == 1 else ()
 

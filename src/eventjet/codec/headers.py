@@ -60,8 +60,6 @@ SKIP_REASON_MAX = 500
 SKIP_NAME = "_void"
 """The token of a skip marker's subject in place of an aggregate's name."""
 _SKIP_TOKEN = SKIP_NAME.encode()
-SKIP_PART = b"." + _SKIP_TOKEN + b"."
-"""The part that only subjects of skip markers contain."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _METADATA = re.compile(rb"\r\n(?:Ej-C(?:or|au)|Ej-Meta-|traceparent)")
@@ -104,6 +102,11 @@ def header(block: bytes, name: str) -> str | None:
     start += len(name) + 4
     end = block.find(b"\r\n", start)
     return block[start : end if end >= 0 else None].decode("utf-8", "replace")  # other programs may omit the end
+
+
+def event_id_of(record: RawRecord) -> str:
+    """Return the id of a record's event; empty if it has none."""
+    return header(record[3], MSG_ID) or ""
 
 
 def batch_blocks(messages: Sequence[str]) -> list[bytes]:
@@ -242,27 +245,27 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
 def _escaped(name: str, value: str) -> str:
     if type(value) is str and _UNESCAPED.fullmatch(value):
         return value
-    what = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
+    title = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  `quote` takes bytes as well
-        raise Refused(f"{what} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
+        raise Refused(f"{title} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
     if not value:
         remedy = "Give text that this command has each time it is repeated, and no other has: an order's number, say."
-        raise Refused(what, "it is empty", remedy if name == COMMAND else "Give text, or leave it out.")
+        raise Refused(title, "it is empty", remedy if name == COMMAND else "Give text, or leave it out.")
     try:
         text = quote(value, safe=_VISIBLE)
     except UnicodeEncodeError:
         raise Refused(
-            f"{what} {shown(value, 40)}", "it holds a lone surrogate, which is not text", "Use text."
+            f"{title} {shown(value, 40)}", "it holds a lone surrogate, which is not text", "Use text."
         ) from None
     if len(text) > _VALUE_MAX:
         reason = f"it takes {len(text):,} bytes as a header and {_VALUE_MAX:,} is the limit"
-        raise Refused(f"{what} {shown(value, 40)}", reason, "Use a shorter one, a UUID for instance.")
+        raise Refused(f"{title} {shown(value, 40)}", reason, "Use a shorter one, a UUID for instance.")
     return text
 
 
 def skip_subject(app: str, position: int | str) -> str:
     """Return the subject of the skip marker of a position; `*` matches all skip markers."""
-    return f"{app}._void.{position}"
+    return f"{app}.{SKIP_NAME}.{position}"
 
 
 def skipped_by(subject: bytes) -> int | None:

@@ -58,9 +58,9 @@ def traceback_of(error: BaseException, *, private: bool = False) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
-    seen: set[int] = set()
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    ids: set[int] = set()
+    while current is not None and id(current) not in ids:
+        ids.add(id(current))
         yield current
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
@@ -98,7 +98,9 @@ def _path(loc: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            name = part if _NAME.fullmatch(part) else "" if "[" in part else "…"  # a branch of a union, or a key
+            name = part
+            if not _NAME.fullmatch(part):  # a branch of a union, or a key
+                name = "" if "[" in part else "…"
             path += f".{name}" if path and name else name
     return _shortened(path, _FIELD_MAX) or "it"
 

@@ -43,10 +43,10 @@ from eventjet.codec.headers import (
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.history import SKIPPED, Link
-from eventjet.domain.recorded import Recorded, Rest, recorded
+from eventjet.domain.recorded import LateFields, Recorded, recorded
 from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
-KEPT = 250_000
+SUBJECTS_MAX = 250_000
 """Subjects whose last event is remembered; at most twice as many, about 150 bytes each."""
 _FETCHED_MAX = 100
 """Limit of records fetched at once, since their bodies come with them."""
@@ -109,7 +109,7 @@ class Chain:
         earlier: Earlier,
         skipped: Collection[int] = (),
         aggregates: Collection[str] | None = None,
-        limit: int = KEPT,
+        limit: int = SUBJECTS_MAX,
     ) -> None:
         """Start with no remembered records.
 
@@ -182,13 +182,13 @@ class Chain:
             return
         key = hash(subject)
         version = number_of(block, VERSION)
-        is_void = position in self._skipped
-        if version is not None and not is_void:
+        is_skipped = position in self._skipped
+        if version is not None and not is_skipped:
             self._keep(key, position, version)
             return
         last = self._lasts.get(key, self._older.get(key))
         if last is not None:
-            self._keep(key, position, _after(last & _VERSION_MAX, version if is_void else None))
+            self._keep(key, position, _after(last & _VERSION_MAX, version if is_skipped else None))
 
     def _concerns(self, subject: bytes) -> bool:
         if self._aggregates is None:
@@ -216,32 +216,32 @@ class Chain:
         last, version = 0, 0
         while (record := self._earlier.before(subject, position)) is not None:
             position, stated = record[0], number_of(record[3], VERSION)
-            is_void = position in self._skipped
-            if stated is not None and not is_void:
+            is_skipped = position in self._skipped
+            if stated is not None and not is_skipped:
                 last, version = position, stated
                 break
-            versionless.append((position, stated if is_void else None))
+            versionless.append((position, stated if is_skipped else None))
         for at, stated in reversed(versionless):
             last, version = at, _after(version, stated)
         return last, version
 
     def _at(self, position: int, record: RawRecord) -> RawRecord | None:
         if position not in self._fetched:
-            wanted = list(dict.fromkeys([position, *self._needed(record)]))[:_FETCHED_MAX]
-            self._fetched.update(zip(wanted, map(_without_body, self._earlier.at(wanted)), strict=True))
+            positions = list(dict.fromkeys([position, *self._needed(record)]))[:_FETCHED_MAX]
+            self._fetched.update(zip(positions, map(_without_body, self._earlier.at(positions)), strict=True))
         return self._fetched[position]
 
     def _needed(self, record: RawRecord) -> list[int]:
         """Return the positions of the predecessors that announced records after `record` will need as well."""
         needed: list[int] = []
-        seen: set[int] = set()
+        keys: set[int] = set()
         for position, _, subject, block, _ in self._announced:
             if position <= record[0]:
                 continue
             key = hash(subject)
-            if key in seen or key in self._lasts or key in self._older or not self._concerns(subject):
+            if key in keys or key in self._lasts or key in self._older or not self._concerns(subject):
                 continue
-            seen.add(key)
+            keys.add(key)
             expected = number_of(block, EXPECTED)
             before = position - 1 if expected is None else expected
             if before and before not in self._fetched:
@@ -330,9 +330,9 @@ class Decoder:
         if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
             raise undecodable(record, fault)
         if has_other_time:
-            _, event_id, command_id, metadata = _read_rest(0, block)
+            _, event_id, command_id, metadata = _late_fields(0, block)
             return Recorded(data, aggregate_id, version, position, at, event_id, aggregate, command_id, metadata)
-        return recorded(data, aggregate_id, version, position, aggregate, _read_rest, time_ns, block)
+        return recorded(data, aggregate_id, version, position, aggregate, _late_fields, time_ns, block)
 
     def _misplaced(self, record: RawRecord, owner: str, aggregate: str) -> CodecError:
         """Return the error for an event on a subject of another aggregate, perhaps the former name of its own."""
@@ -449,7 +449,7 @@ class Decoder:
         type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
         declared = self._catalog.named(type_name)
         resolved: Resolved | None = None
-        if declared is None and not self._catalog.is_retired(type_name):
+        if declared is None and type_name not in self._catalog.retired:
             return self._raise_unless_foreign(record, _undeclared_error(record, kind, type_name, schema))
         if declared is not None and (self._only is None or declared.event_type in self._only):
             if not all(kind) or not _is_schema(schema):
@@ -463,10 +463,10 @@ class Decoder:
 
     def _note_skip_marker(self, record: RawRecord) -> bool:
         """Return whether a record is a skip marker, whatever its headers say, and remember the position it skips."""
-        voided = skipped_by(record[2])
-        if voided is not None and voided < record[0]:
-            self._skipped.setdefault(voided, reason_in(record[4]))
-        return voided is not None
+        skipped = skipped_by(record[2])
+        if skipped is not None and skipped < record[0]:
+            self._skipped.setdefault(skipped, reason_in(record[4]))
+        return skipped is not None
 
     def _raise_unless_foreign(self, record: RawRecord, error: CodecError) -> None:
         """Raise for a record without a declared event, unless its subject can carry no event of this reader."""
@@ -496,7 +496,9 @@ def unpacked(last: int) -> tuple[int, int]:
 
 def broken(version: int, expected: int | None, last: int, version_before: int) -> str:
     """Return the reason for an event that does not follow the last event of its subject."""
-    after = "" if expected is None else f", written after position {expected}" if expected else ", written as its first"
+    after = ""
+    if expected is not None:
+        after = f", written after position {expected}" if expected else ", written as its first"
     before = f"version {version_before} at position {last}" if last else "no event of this aggregate"
     return f"version {version}{after}, and {before} comes before it"
 
@@ -541,6 +543,6 @@ def _order_fault(version: int, before: int, position: int) -> str:
     return f"its version is {version}, and it was written after position {before}"
 
 
-def _read_rest(time_ns: int, block: bytes) -> Rest:
+def _late_fields(time_ns: int, block: bytes) -> LateFields:
     """Return the late fields of a `Recorded`, for a record with no other time than the server's."""
     return stored_time(time_ns), header(block, MSG_ID) or "", *metadata_of(block)

@@ -101,7 +101,7 @@ class _Shapes(GenerateJsonSchema):
         is_low = low is None or low < -SAFE_INTEGER
         if not (is_high or is_low):
             return shape
-        sign = ("-?" if is_low else "") if is_high else "-"
+        sign = ("-?" if is_high else "-") if is_low else ""
         return {**shape, "type": ["integer", "string"], "pattern": f"^{sign}[1-9][0-9]{{15,}}$"}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> Json:

@@ -28,15 +28,21 @@ def stream_subjects(app: str) -> str:
     return f"{app}.*.*"
 
 
-def covers(subject: str, prefix: str) -> bool:
-    """Return whether a stream's subject matches every subject one token below a prefix."""
-    wanted, parts = [*prefix.split("."), "*"], subject.split(".")
+def covers(pattern: str, subject: str) -> bool:
+    """Return whether a subject pattern matches all that another one matches."""
+    parts, other_parts = pattern.split("."), subject.split(".")
     for index, part in enumerate(parts):
         if part == ">":
-            return index < len(wanted)
-        if index >= len(wanted) or part not in ("*", wanted[index]):
+            return index < len(other_parts)
+        if index >= len(other_parts) or other_parts[index] == ">" or part not in ("*", other_parts[index]):
             return False
-    return len(parts) == len(wanted)
+    return len(parts) == len(other_parts)
+
+
+def without_covered(subjects: Iterable[str]) -> list[str]:
+    """Return the subject patterns that no other one of them covers, each once and in their order."""
+    unique = list(dict.fromkeys(subjects))
+    return [subject for subject in unique if not any(other != subject and covers(other, subject) for other in unique)]
 
 
 def overlap(subject: str, other_subject: str) -> bool:

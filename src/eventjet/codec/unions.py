@@ -28,7 +28,7 @@ class _Unions:
         self._definitions: Mapping[str, Node] = {
             definition["ref"]: definition for definition in schema.get("definitions", ())
         }
-        self._seen: set[str] = set()
+        self._visited_refs: set[str] = set()
         self._enclosing_pairs: set[tuple[int, int]] = set()
         self._is_lax = False
         """Whether the compared parts are read by a pydantic model, or within one."""
@@ -42,8 +42,8 @@ class _Unions:
             return
         node = cast("Node", part)
         kind = node["type"]
-        if kind == "definition-ref" and node["schema_ref"] not in self._seen:
-            self._seen.add(node["schema_ref"])
+        if kind == "definition-ref" and node["schema_ref"] not in self._visited_refs:
+            self._visited_refs.add(node["schema_ref"])
             yield from self.faults(self._definitions.get(node["schema_ref"]), path)
         elif kind in _CLASSES:
             for name, field in _fields(node).items():
@@ -82,7 +82,9 @@ class _Unions:
             relations = {self._of_inner(*forms) for forms in product(self._forms(left), self._forms(right))}
         finally:
             self._enclosing_pairs.discard(pair)
-        return _CONFUSED if _CONFUSED in relations else _APART if relations == {_APART} else _ALIKE
+        if _CONFUSED in relations:
+            return _CONFUSED
+        return _APART if relations == {_APART} else _ALIKE
 
     def _of_inner(self, left: Node, right: Node) -> int:
         # In an item or a field, pydantic reads an integer as a float if it tries the float first.
@@ -95,8 +97,9 @@ class _Unions:
     def _of_forms(self, left: Node, right: Node, *, is_choice: bool = False) -> int:
         if "none" in (left["type"], right["type"]):
             non_null = right if left["type"] == "none" else left
-            is_none = non_null["type"] == "enum" and any(member.value is None for member in non_null["members"])
-            return _CONFUSED if is_none else _APART if _group(non_null) else _ALIKE
+            if non_null["type"] == "enum" and any(member.value is None for member in non_null["members"]):
+                return _CONFUSED
+            return _APART if _group(non_null) else _ALIKE
         groups = _group(left), _group(right)
         if "" in groups:
             return _CONFUSED
@@ -165,11 +168,9 @@ def _of_scalars(left: Node, right: Node) -> int:
         if any(ours == theirs and type(ours) is not type(theirs) for ours, theirs in pairs):
             return _CONFUSED
         common = left_constants.keys() & right_constants.keys()
-        return (
-            (_ALIKE if all(left_constants[key] is right_constants[key] for key in common) else _CONFUSED)
-            if common
-            else _APART
-        )
+        if not common:
+            return _APART
+        return _ALIKE if all(left_constants[key] is right_constants[key] for key in common) else _CONFUSED
     table, kind = (left_constants or {}, right["type"]) if right_constants is None else (right_constants, left["type"])
     if kind in _NUMBERS:
         # pydantic takes any equal number for the constant, so False for 0 and Decimal(1) for True.

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.commands import Request, differing_arguments, is_same_request
-from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_headers, header, header_lines
+from eventjet.codec.headers import TRACEPARENT, RawRecord, context_headers, event_id_of, header_lines
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.blobs import store_blobs
 from eventjet.commands.cache import NEWEST, OLD, Cache
@@ -378,7 +378,7 @@ class Executor(Generic[S, E]):
         if tail is None:
             is_newest = state.position == 0
         else:
-            is_newest = (tail[0], header(tail[3], MSG_ID) or "") == (state.position, state.event_id)
+            is_newest = (tail[0], event_id_of(tail)) == (state.position, state.event_id)
         return None if is_newest else Conflict(self.subject(aggregate_id), state.position)
 
     async def decide(self, plan: Planned[S, E], before: FoldedState[S]) -> Decision[S, E] | Conflict:
@@ -602,21 +602,20 @@ def _of_one_save(
     A restored log does not say which save an event is of: there the commands must be closer than `BATCH_MAX` positions.
     """
 
-    def shown(plan: Planned[Any, Any], outcome: FirstOutcome[Any]) -> str:
+    def recorded_text(plan: Planned[Any, Any], outcome: FirstOutcome[Any]) -> str:
         return f"{_label(plan)} recorded its command {plan.command_id!r} at position {outcome.position}"
 
     pairs = [(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True) if outcome is not None]
     plan, first = pairs[0]
     for other_plan, outcome in zip(plans, outcomes, strict=True):
         if outcome is None:
-            reason = (
-                f"{shown(plan, first)}, and {_label(other_plan)} never recorded its command {other_plan.command_id!r}"
-            )
+            other = f"{_label(other_plan)} never recorded its command {other_plan.command_id!r}"
+            reason = f"{recorded_text(plan, first)}, and {other}"
         else:
             is_near = abs(outcome.position - first.position) < BATCH_MAX
             if outcome is first or (outcome.batch is not None and outcome.batch == first.batch and is_near):
                 continue
-            reason = f"{shown(plan, first)}, and {shown(other_plan, outcome)}, in another save"
+            reason = f"{recorded_text(plan, first)}, and {recorded_text(other_plan, outcome)}, in another save"
         raise Refused(
             "A transaction",
             reason,

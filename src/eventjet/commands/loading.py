@@ -14,11 +14,11 @@ from eventjet.codec.commands import request_in
 from eventjet.codec.headers import (
     BATCH_ID,
     COMMAND,
-    MSG_ID,
     RECORDED_AT,
     VERSION,
     RawRecord,
     context_headers,
+    event_id_of,
     header,
     number_of,
     open_batch,
@@ -79,10 +79,8 @@ def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: 
     """Fold the next records of one aggregate; raises `HistoryBroken`, `CodecError` and `DefinitionError`."""
     if not records:
         return folded
-    _, _, subject, last_block, _ = records[-1]
-    last_id = header(last_block, MSG_ID) or ""
-    links = map(decoder.link, records)
-    return fold_history(folded, links, subject.decode("utf-8", "replace"), last_id)
+    last = records[-1]
+    return fold_history(folded, map(decoder.link, records), last[2].decode("utf-8", "replace"), event_id_of(last))
 
 
 class Histories(Generic[S]):
@@ -185,7 +183,7 @@ class Histories(Generic[S]):
             return
         following = await self.store.at(position + 1)  # in a restored log, batches are cut elsewhere and may go on
         if following is None or header(following[3], BATCH_ID) != batch:
-            raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
+            raise SaveTorn([subject.decode()], [*map(event_id_of, records)])
 
     async def events(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
         """Return recorded events of one aggregate, without retired events; raises as `Repository.history`."""
@@ -271,7 +269,7 @@ class Histories(Generic[S]):
             if folded is None:
                 if not page:
                     continue
-                if page[0][0] != base.position or (header(page[0][3], MSG_ID) or "") != base.event_id:
+                if page[0][0] != base.position or event_id_of(page[0]) != base.event_id:
                     return None
                 folded, page = base, page[1:]
             folded = self._fold_page(folded, page)
@@ -301,7 +299,7 @@ class Histories(Generic[S]):
             folded = self._fold_page(self._initial_state(), [newest])  # the newest event is the only event
             self.keep(aggregate_id, 0, folded)
             return folded
-        if newest[0] == folded.position and (header(newest[3], MSG_ID) or "") == folded.event_id:
+        if newest[0] == folded.position and event_id_of(newest) == folded.event_id:
             return folded
         return await self._fold_after(aggregate_id, folded)
 

@@ -139,10 +139,10 @@ class _Document:
     def _schema(self, key: str, body: Json) -> Json:
         """Add a schema and its definitions to the components; return the reference to the schema."""
         definitions = cast("dict[str, Any]", body.get("$defs") or {})
-        rest = {name: value for name, value in body.items() if name not in ("$defs", "$schema")}
+        schema = {name: value for name, value in body.items() if name not in ("$defs", "$schema")}
         for name, value in {f"{key}.{_key(definition)}": value for definition, value in definitions.items()}.items():
             self.schemas[name] = _draft_7(value, key)
-        self.schemas[key] = _draft_7(rest, key)
+        self.schemas[key] = _draft_7(schema, key)
         return {"$ref": f"#/components/schemas/{key}"}
 
 

@@ -110,7 +110,7 @@ class Comparison:
             yield from _member_fits(writer, reader, path)
             return
         if "enum" in reader:
-            yield Misfit(path, Weight.REFUSED, f"takes only {_shown(reader['enum'])}, and was {kind_of(writer)}")
+            yield Misfit(path, Weight.REFUSED, f"takes only {_values_text(reader['enum'])}, and was {kind_of(writer)}")
             return
         types = writer.get("type"), reader.get("type")
         if types[1] is not None and types[0] != types[1] and types != ("integer", "number"):
@@ -124,17 +124,17 @@ class Comparison:
 
     def _object(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
         theirs, ours = (cast("dict[str, Any]", schema.get("properties") or {}) for schema in (writer, reader))
-        rest = reader.get("additionalProperties", True)
+        additional = reader.get("additionalProperties", True)
         added = [name for name in ours if name not in theirs]
         for name, value in theirs.items():
             where = _under(path, name)
             if name in ours:
                 yield from self._fits(value, ours[name], where)
                 yield from self._presence(name, writer, reader, where)
-            elif rest is False:
+            elif additional is False:
                 yield Misfit(where, Weight.REFUSED, "is a field that is refused")
-            elif isinstance(rest, dict):
-                yield from self._fits(value, rest, where)
+            elif isinstance(additional, dict):
+                yield from self._fits(value, additional, where)
             elif not self.always:
                 yield self._dropped(
                     where, value, [candidate for candidate in added if candidate not in _required(reader)], ours
@@ -146,7 +146,7 @@ class Comparison:
             if needed:
                 yield Misfit(where, Weight.REFUSED, "is required, and is not there")
             elif self.always:
-                yield Misfit(where, Weight.OTHERWISE, f"is not there, and is read as {_default_shown(ours[name])}")
+                yield Misfit(where, Weight.OTHERWISE, f"is not there, and is read as {_default_text(ours[name])}")
         yield from _swapped_fields(writer, reader, path)
         keys = writer.get("propertyNames"), reader.get("propertyNames")
         if all(map(_reference, keys)):
@@ -171,7 +171,7 @@ class Comparison:
         if name in _required(reader):
             yield Misfit(where, Weight.REFUSED, "is required, and was not, so it may not be there")
         elif _default(theirs) != _default(ours):
-            reason = f"is read as {_default_shown(ours)} where it is not there, and was as {_default_shown(theirs)}"
+            reason = f"is read as {_default_text(ours)} where it is not there, and was as {_default_text(theirs)}"
             yield Misfit(where, Weight.OTHERWISE, reason)
 
     def _array(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
@@ -253,14 +253,14 @@ def _bounds(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
 def _value_fits(value: Any, reader: Json, path: str) -> Iterator[Misfit]:
     if "enum" in reader:
         if value not in reader["enum"]:
-            yield Misfit(path, Weight.REFUSED, f"does not take {_shown([value])}")
+            yield Misfit(path, Weight.REFUSED, f"does not take {_values_text([value])}")
         return
     names = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "NoneType": "null"}
     kind = names.get(type(value).__name__)
     fits = reader.get("type") in (None, kind) or (reader.get("type"), kind) == ("number", "integer")
     pattern = reader.get("pattern")
     if not fits or (isinstance(value, str) and pattern and not re.search(str(pattern), value)) or "format" in reader:
-        yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {_shown([value])}")
+        yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {_values_text([value])}")
     else:
         yield from _bounds({}, {**reader, **(reader.get(LIMITS) or {})}, path)
 
@@ -298,7 +298,7 @@ def kind_of(schema: Any) -> str:
     if "$ref" in node:
         return f"a {str(node['$ref']).rpartition('/')[2]}"
     if "const" in node or "enum" in node:
-        return _shown([node["const"]] if "const" in node else node["enum"])
+        return _values_text([node["const"]] if "const" in node else node["enum"])
     if "anyOf" in node or "oneOf" in node:
         return " or ".join(kind_of(branch) for branch in node.get("anyOf") or node["oneOf"])
     kind = node.get("type")
@@ -330,11 +330,11 @@ def _default(schema: Json) -> Any:
     return schema.get("default", ("made by", schema.get(DEFAULT)))
 
 
-def _default_shown(schema: Json) -> str:
-    return _shown([schema["default"]]) if "default" in schema else f"what {schema.get(DEFAULT, 'nothing')} makes"
+def _default_text(schema: Json) -> str:
+    return _values_text([schema["default"]]) if "default" in schema else f"what {schema.get(DEFAULT, 'nothing')} makes"
 
 
-def _shown(values: Sequence[Any]) -> str:
+def _values_text(values: Sequence[Any]) -> str:
     text = ", ".join(map(repr, values[:8])) + (", …" if len(values) > 8 else "")
     return text if len(text) <= _SHOWN_MAX * 2 else f"{text[: _SHOWN_MAX * 2]}…"
 

@@ -93,8 +93,10 @@ def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[Even
     """Return the findings about every event of either release, by name; `catalog` is that of the new release."""
     comparing = _Comparing(old, new, catalog)
     old_names = {name for event in old.events for name in (event.name, *event.formerly)} | set(old.retired)
-    known = set(old.names())
-    changes = [comparing.old_event(name) if name in known else comparing.old_name(name) for name in sorted(old_names)]
+    recorded = set(old.names())
+    changes = [
+        comparing.old_event(name) if name in recorded else comparing.old_name(name) for name in sorted(old_names)
+    ]
     changes += [comparing.new_event(event) for event in new.events if not {event.name, *event.formerly} & old_names]
     changes += comparing.public()
     return sorted(filter(None, changes), key=lambda change: change.event)
@@ -123,7 +125,7 @@ class _Comparing:
 
     def old_name(self, name: str) -> EventChange | None:
         """Judge a former name or a retired event, whose shape is not in the export."""
-        if self.catalog.named(name) is not None or self.catalog.is_retired(name):
+        if self.catalog.named(name) is not None or name in self.catalog.retired:
             return None
         what = "is neither declared nor retired any more, and events of this name may be in the log"
         owner = next((event.name for event in self.old.events if name in event.formerly), None)
@@ -158,15 +160,15 @@ class _Comparing:
                 yield EventChange(title, after[name].schema, ())
 
     def _undeclared(self, name: str, shape: EventShape) -> Remark:
-        if self.catalog.is_retired(name):
+        if name in self.catalog.retired:
             if name in self.old.retired:
                 return Remark(Compatibility.SAFE, "is retired, as it was")
             what = "is retired: stored ones are passed over, and what they told is in no state and no row any more"
             return Remark(Compatibility.SAFE, what)
         what = "is not declared any more, so aggregates that have one cannot be loaded, and projections stop there"
-        known = set(self.old.names())
+        recorded = set(self.old.names())
         candidates = [
-            event for event in self.new.events if event.name not in known and event.aggregate == shape.aggregate
+            event for event in self.new.events if event.name not in recorded and event.aggregate == shape.aggregate
         ]
         for event in candidates:
             misfits = Comparison(shape.body, event.body, always=False).misfits()

@@ -81,7 +81,7 @@ def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
         case "string":
             return _texts(node, path)
         case "integer" | "number" as kind:
-            return [number for number in _numbers(node, whole=kind == "integer") if _is_within(number, node)]
+            return [number for number in _numbers(node, is_integer=kind == "integer") if _is_within(number, node)]
         case "boolean":
             return LEAVES["bool"].samples
         case "null":
@@ -100,8 +100,8 @@ def _objects(node: Json, root: Json, path: str, depth: int) -> Iterator[Json]:
         except _TooDeep:
             if name in required:
                 raise
-    rest = node.get("additionalProperties")
-    extra = _entries(node, rest, root, path, depth) if isinstance(rest, dict) and not choices else {}
+    additional = node.get("additionalProperties")
+    extra = _entries(node, additional, root, path, depth) if isinstance(additional, dict) and not choices else {}
     plain = {name: values[0] for name, values in choices.items()} | extra
     yield plain
     for name, values in choices.items():
@@ -137,14 +137,12 @@ def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]
             raise
         yield []
         return
-    if min_items > len(items) and node.get("uniqueItems"):
+    is_set = bool(node.get("uniqueItems"))
+    if is_set and min_items > len(items):
         raise Unmade(f"`{path}` wants {min_items} different items")
+    count = max(1, min_items)
     for item in items:
-        yield (
-            [*first, *[item] * max(1, min_items)]
-            if not node.get("uniqueItems")
-            else [item, *items][: max(1, min_items)]
-        )
+        yield [item, *items][:count] if is_set else [*first, *[item] * count]
     if not min_items:
         yield first
     if max_items is None or int(max_items) >= len(items):
@@ -171,12 +169,12 @@ def _texts(node: Json, path: str) -> list[Any]:
     return fitting
 
 
-def _numbers(node: Json, *, whole: bool) -> Iterator[Any]:
+def _numbers(node: Json, *, is_integer: bool) -> Iterator[Any]:
     step = int(node.get("multipleOf", 1)) or 1
     for word, by in (("minimum", 0), ("exclusiveMinimum", step), ("maximum", 0), ("exclusiveMaximum", -step)):
         if word in node:
             yield node[word] + by
-    yield from (number * step for number in LEAVES["int" if whole else "float"].samples)
+    yield from (number * step for number in LEAVES["int" if is_integer else "float"].samples)
 
 
 def _is_within(value: Any, node: Json) -> bool:
@@ -193,12 +191,12 @@ def _decimal_fits(value: Decimal, limits: Json) -> bool:
     bounds = {name: Decimal(str(limit)) for name, limit in limits.items() if name != "now_op"}
     _, digits, exponent = value.as_tuple()
     places = -exponent if isinstance(exponent, int) and exponent < 0 else 0
-    whole = len(digits) + max(0, int(exponent))
+    significant = len(digits) + max(0, int(exponent))
     return (
         bounds.get("ge", value) <= value <= bounds.get("le", value)
         and not ("gt" in bounds and value <= bounds["gt"])
         and not ("lt" in bounds and value >= bounds["lt"])
         and places <= bounds.get("decimal_places", places)
-        and max(whole, places) <= bounds.get("max_digits", max(whole, places))
+        and max(significant, places) <= bounds.get("max_digits", max(significant, places))
         and not ("multiple_of" in bounds and value % bounds["multiple_of"])
     )

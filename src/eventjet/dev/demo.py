@@ -211,7 +211,7 @@ class DemoCommand(ServerProcess):
         self._name = f"`eventjet {' '.join(arguments)}`"
         self._output = log
         self._read = 0
-        self._rest = b""
+        self._unfinished_line = b""
         # `-P`: no imports from the current folder, which may contain anything.
         program = Program([sys.executable, "-P", "-m", "eventjet.cli", *arguments], grace_s=25.0)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
@@ -246,7 +246,7 @@ class DemoCommand(ServerProcess):
             log.seek(self._read)
             fresh = log.read()
         self._read += len(fresh)
-        *lines, self._rest = (self._rest + fresh).split(b"\n")
+        *lines, self._unfinished_line = (self._unfinished_line + fresh).split(b"\n")
         for line in lines:
             text = line.decode(errors="replace")
             if not text.startswith("phase="):

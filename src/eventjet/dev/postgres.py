@@ -102,7 +102,7 @@ class PostgresServer(EmbeddedServer):
     def close(self) -> None:
         """End the server and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
-        if self._process is not None and self._given is None:
+        if self._process is not None and self._permanent is None:
             # A server that was killed leaves its System V segment behind, and a machine has few of them.
             for line in self._postmaster(self._process.pid)[_SEGMENT_LINE:_STATUS_LINE]:
                 _key, _, segment = line.partition(" ")

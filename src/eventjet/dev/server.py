@@ -34,7 +34,7 @@ class EmbeddedServer(ABC):
 
     def __init__(self, directory: Path | None, port: int | None) -> None:
         check_platform(self.component)
-        self._given = None if directory is None else directory.absolute()
+        self._permanent = None if directory is None else directory.absolute()
         self._temporary: Path | None = None
         self._removal: weakref.finalize[[Path, bool], EmbeddedServer] | None = None
         self._port: int | None = port
@@ -100,9 +100,9 @@ class EmbeddedServer(ABC):
 
         A temporary folder is removed by `close`, or when this object or the program ends.
         """
-        if self._given is not None:
-            self._given.mkdir(parents=True, exist_ok=True)
-            return self._given
+        if self._permanent is not None:
+            self._permanent.mkdir(parents=True, exist_ok=True)
+            return self._permanent
         if self._temporary is None:
             # Directly under the temporary folder: its parents can be reached by the user PostgreSQL runs as.
             self._temporary = Path(tempfile.mkdtemp(prefix=f"eventjet-{self.name}-"))
@@ -122,7 +122,7 @@ class EmbeddedServer(ABC):
 
     def _launch(self, program: Program, environ: Mapping[str, str] | None = None) -> ServerProcess:
         """Run a program of this server; a temporary directory is removed should our own program end without `close`."""
-        remove = str(self.directory) if self._given is None else None
+        remove = str(self.directory) if self._permanent is None else None
         return ServerProcess(self.component, replace(program, remove=remove), self.log, environ)
 
     def _started(self, value: T | None) -> T:

@@ -23,7 +23,7 @@ from eventjet.errors import UsageError
 from eventjet.runtime import try_lock
 
 _PORTS = "ports.json"
-_SHOWN = {"nats": "NATS", "postgres": "PostgreSQL", "console": "the console"}
+_TITLES = {"nats": "NATS", "postgres": "PostgreSQL", "console": "the console"}
 _ENV = "env"
 
 
@@ -44,7 +44,7 @@ class Ports:
             return port
         following = next((number for number in range(port + 1, min(port + 100, 65_536)) if is_free(number)), None)
         instead = "another one" if following is None else f"port {following}"
-        self.notes.append(f"Another program has port {port} of {_SHOWN[server]}, which is on {instead} this time.")
+        self.notes.append(f"Another program has port {port} of {_TITLES[server]}, which is on {instead} this time.")
         return following
 
     def keep(self, server: str, port: int) -> None:

@@ -5,9 +5,10 @@ In production an operator creates the stream of a publication, and another app h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from eventjet.codec.subjects import without_covered
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import create_stream, update_stream
 from eventjet.jetstream.client import Client
@@ -26,7 +27,7 @@ async def make_streams(client: Client, app: Application) -> list[str]:
     for stream, uses in _uses(app).items():
         state = await client.run(finding_stream(stream))
         existing = [] if state is None else [str(subject) for subject in state.config.get("subjects") or ()]
-        subjects = _without_covered([*existing, *uses])
+        subjects = without_covered([*existing, *uses])  # those of a stream may not overlap
         purposes = listed(list(dict.fromkeys(uses.values())))
         try:
             if state is None:
@@ -65,20 +66,3 @@ def _uses(app: Application) -> dict[str, dict[str, str]]:
         uses.setdefault(publication.stream, {})[subject] = f"the publication {publication.name}"
     uses.pop(app.name, None)
     return uses
-
-
-def _without_covered(subjects: Iterable[str]) -> list[str]:
-    """Return the subjects that no other one covers, since those of a stream may not overlap."""
-    unique = list(dict.fromkeys(subjects))
-    return [subject for subject in unique if not any(each != subject and _covers(each, subject) for each in unique)]
-
-
-def _covers(pattern: str, subject: str) -> bool:
-    """Return whether a subject pattern matches all that another one matches."""
-    parts, others = pattern.split("."), subject.split(".")
-    for index, part in enumerate(parts):
-        if part == ">":
-            return index < len(others)
-        if index >= len(others) or others[index] == ">" or part not in ("*", others[index]):
-            return False
-    return len(parts) == len(others)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.doctor.report import Installation, Report, check_clock, named
+from eventjet.doctor.report import Installation, Report, check_clock
 from eventjet.errors import Unreachable
 from eventjet.findings import Level
 from eventjet.projections.app_ref import Application
@@ -24,10 +24,11 @@ from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
 from eventjet.subscriptions.status import CheckpointSnapshot, read_checkpoints
+from eventjet.text import listed
 
 
 @dataclass(slots=True)
-class SeenDatabase:
+class StoredReadModels:
     """What the database has of the app's read models, for the checks of other parts."""
 
     checkpoints: CheckpointSnapshot
@@ -35,7 +36,7 @@ class SeenDatabase:
     """Names of the projections whose tables have no row."""
 
 
-def check_database(installation: Installation, report: Report) -> SeenDatabase | None:
+def check_database(installation: Installation, report: Report) -> StoredReadModels | None:
     """Check the database and its tables; return the checkpoints for other parts.
 
     Return None where the app needs no database, or the checkpoints cannot be read.
@@ -55,7 +56,7 @@ def check_database(installation: Installation, report: Report) -> SeenDatabase |
 
 def _check_connected(
     installation: Installation, report: Report, database: Database, connection: Connection
-) -> SeenDatabase | None:
+) -> StoredReadModels | None:
     with _guarded(report, connection, "settings"):
         version, findings = dialect_of(connection).examine(connection)
         for finding in findings:
@@ -71,17 +72,17 @@ def _check_connected(
         migrations.check(connection)
     if len(report.findings) > before:
         return None
-    seen: SeenDatabase | None = None
+    stored: StoredReadModels | None = None
     with _guarded(report, connection, "checkpoints"):
         app = installation.app
         declared = [(resolved.name, resolved.revision) for resolved in app.projections.values()]
-        seen = SeenDatabase(read_checkpoints(connection, app.name, declared))
+        stored = StoredReadModels(read_checkpoints(connection, app.name, declared))
     for resolved in installation.app.projections.values():
         with _guarded(report, connection, "tables"):
-            _check_tables(report, connection, resolved, seen)
+            _check_tables(report, connection, resolved, stored)
     with _guarded(report, connection, "unused"):
         _check_unused(report, connection, database, installation.app)
-    return seen
+    return stored
 
 
 @contextmanager
@@ -103,7 +104,9 @@ def _guarded(report: Report, connection: Connection, name: str) -> Generator[Non
         report.unknown(name, f"not allowed to know: {reason}", "it is not looked at", fix)
 
 
-def _check_tables(report: Report, connection: Connection, resolved: AnyResolved, seen: SeenDatabase | None) -> None:
+def _check_tables(
+    report: Report, connection: Connection, resolved: AnyResolved, stored: StoredReadModels | None
+) -> None:
     tables = check(connection, resolved)
     stored_checkpoint = checkpoint.read(connection, resolved.name, resolved.revision)
     if stored_checkpoint is None:
@@ -123,10 +126,10 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
     existing = dialect.find_tables(
         connection, checkpoint.names_of(recorded(resolved)), stored_checkpoint.location
     ).values()
-    if seen is not None and existing and not any(_has_rows(connection, table) for table in existing):
-        seen.empty.add(resolved.name)
+    if stored is not None and existing and not any(_has_rows(connection, table) for table in existing):
+        stored.empty.add(resolved.name)
     if not table_differences and existing:
-        report.ok("tables", f"{named(table.quoted() for table in existing)} of {resolved.name} as declared")
+        report.ok("tables", f"{listed(table.quoted() for table in existing)} of {resolved.name} as declared")
 
 
 def _has_rows(connection: Connection, table: TableRef) -> bool:
@@ -138,7 +141,7 @@ def _check_unused(report: Report, connection: Connection, database: Database, ap
     if runs:
         report.note(
             "runs",
-            f"killed rebuilds left {named(runs)}",
+            f"killed rebuilds left {listed(runs)}",
             "room on the disk",
             "`eventjet db unused --drop-runs`, or the next rebuild",
         )

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any, Generic, TypeVar
 
 from eventjet.doctor.database import check_database
-from eventjet.doctor.report import Installation, Report, named
+from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import check_monitoring, check_servers
 from eventjet.doctor.streams import check_streams
 from eventjet.doctor.subscriptions import check_reactions, check_read_models
@@ -24,7 +24,7 @@ from eventjet.findings import Finding, Level
 from eventjet.lake import status
 from eventjet.runtime import run_async
 from eventjet.spark.session import find_java
-from eventjet.text import counted
+from eventjet.text import counted, listed
 from eventjet.urls import shown_master
 
 T = TypeVar("T")
@@ -181,12 +181,12 @@ def check_lake(installation: Installation, report: Report, servers: Callable[[],
         report.warning("tables", what, "nobody can read them", "Run `eventjet lake sync`.")
         return
     if len(positions) < len(events):
-        new = named(table.name for table in events if table.position is None)
+        new = listed(table.name for table in events if table.position is None)
         report.note("tables", f"{lake.url} has no table {new} yet", "its events are in `events` only", _SYNC)
     behind = counted(max(0, lake.last - min(positions)), "event")
     report.ok("position", f"{lake.url} has the log up to position {min(positions):,}, {behind} behind")
     if read_models := [f"{table.name} as of {table.position:,}" for table in lake.tables if table.is_read_model]:
-        report.ok("read models", f"{lake.url} has {named(read_models)}")
+        report.ok("read models", f"{lake.url} has {listed(read_models)}")
 
 
 def check_environment(_installation: Installation | None, report: Report) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partialmethod
-from typing import Any
 
 from eventjet.errors import ApiRefused, Forbidden, LogUnusable, Unreachable
 from eventjet.findings import Finding, Level
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 
-NAMED_MAX = 10
-"""Names of one kind that a finding lists at most."""
 FINDINGS_MAX = 100
 """Findings that one part lists at most; further findings are counted."""
 SKEW_MAX_S = 2.0
@@ -95,13 +92,6 @@ class Report:
     def no_server(self) -> None:
         """Add the finding that this part was not checked, since it needs a server and none answered."""
         self.unknown("reach", "not looked at: no server answered, or not in time (see server)")
-
-
-def named(names: Iterable[Any]) -> str:
-    """Return names as text: at most ten of them, and how many more there are."""
-    texts = [str(name) for name in names]
-    left_out = len(texts) - NAMED_MAX
-    return ", ".join(texts[:NAMED_MAX]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def skew(before: float, remote_time: float, after: float) -> float:

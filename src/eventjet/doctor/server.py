@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from eventjet.doctor.report import Installation, Report, check_clock, named
+from eventjet.doctor.report import Installation, Report, check_clock
 from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
 from eventjet.jetstream.api import call, nanoseconds
@@ -24,6 +24,7 @@ from eventjet.jetstream.client import BEFORE_2_15, RECOMMENDED_SERVER, check_ser
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.login import tls_context
+from eventjet.text import listed
 from eventjet.urls import parse
 
 _DESIRED_STATE = (2, 15)
@@ -104,7 +105,7 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
                 f"{first}Upgrade it to {shown_version(RECOMMENDED_SERVER)} or newer.",
             )
     versions = {str(greeting.info.get("version")): greeting.peer for greeting in answering}
-    report.ok("version", f"nats-server {named(versions)} at {named(greeting.peer for greeting in answering)}")
+    report.ok("version", f"nats-server {listed(versions)} at {listed(greeting.peer for greeting in answering)}")
     numbers = [version_of(greeting.info) for greeting in answering]
     if numbers and min(numbers) < BEFORE_2_15 and max(numbers) >= _DESIRED_STATE:
         report.warning(
@@ -207,7 +208,7 @@ def check_monitoring(
     installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]
 ) -> None:
     """Check every given monitoring endpoint; `servers` waits for the greetings of the servers."""
-    seen: set[str] = set()
+    monitored: set[str] = set()
     for url in installation.monitoring[:_SERVERS_MAX]:
         try:
             before = installation.clock()
@@ -224,21 +225,22 @@ def check_monitoring(
         domain = installation.settings.jetstream_domain
         jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
         config: Mapping[str, Any] = jetstream.get("config") or {}
-        has = str(config.get("domain") or "")
-        if domain is not None and has != domain:
-            what = f"the server of {url} has {f'the JetStream domain {has}' if has else 'no JetStream domain'}"
+        actual = str(config.get("domain") or "")
+        if domain is not None and actual != domain:
+            description = f"the JetStream domain {actual}" if actual else "no JetStream domain"
             fix = f"Name the endpoints of the servers that have {domain}."
-            report.note("monitoring", f"{what}, and the log is in {domain}", "it keeps no events of it", fix)
+            what = f"the server of {url} has {description}, and the log is in {domain}"
+            report.note("monitoring", what, "it keeps no events of it", fix)
             continue
-        seen.add(str(varz.get("server_id")))
+        monitored.add(str(varz.get("server_id")))
         check_monitored(report, url, varz)
         if varz.get("now"):
             server_now = nanoseconds(str(varz["now"]).encode()) / 1e9
             check_clock(report, "server", f"the server of {url}", (before, server_now, after))
     endpoint = Endpoint.of(installation.settings)
     if not endpoint.is_elsewhere:
-        _check_unseen(report, servers() or (), seen, has_monitoring=bool(installation.monitoring))
-    elif not seen or installation.settings.jetstream_domain is None:
+        _check_unseen(report, servers() or (), monitored, has_monitoring=bool(installation.monitoring))
+    elif not monitored or installation.settings.jetstream_domain is None:
         # The log is in another JetStream than that of the connected servers.
         _report_unknown_syncing(report, f"the servers of the JetStream below {endpoint.jetstream_prefix} sync", "those")
 
@@ -281,9 +283,9 @@ def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
         )
 
 
-def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *, has_monitoring: bool) -> None:
+def _check_unseen(report: Report, greeted: Sequence[Greeting], monitored: set[str], *, has_monitoring: bool) -> None:
     peers = {str(greeting.info["server_id"]): greeting.peer for greeting in greeted if greeting.info.get("server_id")}
-    unknown = seen - peers.keys()
+    unknown = monitored - peers.keys()
     if peers and unknown:
         report.warning(
             "monitoring",
@@ -291,9 +293,9 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *
             "what they tell may be about another cluster",
             "Name the endpoints of the servers that the app uses.",
         )
-    unseen = [peer for server, peer in peers.items() if server not in seen]
+    unseen = [peer for server, peer in peers.items() if server not in monitored]
     if unseen or not has_monitoring:
-        _report_unknown_syncing(report, f"{named(unseen) or 'the servers'} sync", "the")
+        _report_unknown_syncing(report, f"{listed(unseen) if unseen else 'the servers'} sync", "the")
 
 
 def _duration_text(seconds: float) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from eventjet.codec.subjects import declared_name, snapshot_bucket
-from eventjet.doctor.report import Installation, Report, check_clock, named
+from eventjet.doctor.report import Installation, Report, check_clock
 from eventjet.doctor.server import Greeting
 from eventjet.domain.reactor import Inbox
 from eventjet.errors import Forbidden, LogUnusable, UnknownAggregate, UnknownEvent, Unreachable
@@ -32,6 +32,7 @@ from eventjet.operations.log import replicas_in
 from eventjet.operations.mirrors import status as mirror_status
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
+from eventjet.text import listed
 
 _PAGES_MAX = 20
 _LISTEN_S = 1.0
@@ -194,7 +195,7 @@ def check_copies(report: Report, name: str, cluster: Mapping[str, Any]) -> None:
         report.add(
             Level.WARNING if status.get("err") or status.get("type") in _STUCK else Level.NOTE,
             "move",
-            f"{name} is on its way to {named(str(replica['name']) for replica in replicas)}, since "
+            f"{name} is on its way to {listed(str(replica['name']) for replica in replicas)}, since "
             f"{desired.get('created')}{f' ({reason})' if reason else ''}",
             "until it has arrived, fewer servers than usual have all of it",
             f"Stop no server meanwhile. A request to $JS.API.STREAM.CANCEL_MOVE.{name} takes it back.",
@@ -234,7 +235,7 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
         )
     silent = [answer.subject for answer in answers if not answer.is_answered]
     if silent:
-        what = f"not known who else answers: these credentials may not publish to {named(silent)}"
+        what = f"not known who else answers: these credentials may not publish to {listed(silent)}"
         report.unknown("answers", what, "it is not looked at", "Use credentials that may write.")
     elif writer_answers and not any(answer.is_answered for answer in writer_answers):
         report.note(
@@ -298,12 +299,12 @@ def _check_inbox(report: Report, link: NatsConnection, inbox: Inbox[Any, Any], s
         check_origins(origins, inbox)
         for origin in origins:
             if origin.fault:
-                what = f"the source {origin.shown} of {stream!r} could not be read: {origin.fault}"
+                what = f"the source {origin.label} of {stream!r} could not be read: {origin.fault}"
                 report.unknown("sources", what, "whether it was made again, or is mixed with another, is not known")
             elif origin.made_again:
                 report.warning(
                     "sources",
-                    f"the source {origin.shown} of {stream!r}: {origin.made_again}",
+                    f"the source {origin.label} of {stream!r}: {origin.made_again}",
                     "messages of the one before that had not been gathered are gone",
                     f"Ask who runs it whether there were any; `eventjet cursor set {name} POSITION` goes back",
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from eventjet.doctor.database import SeenDatabase
+from eventjet.doctor.database import StoredReadModels
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import Greeting
 from eventjet.errors import Forbidden, LogUnusable
@@ -24,7 +24,7 @@ def check_read_models(
     installation: Installation,
     report: Report,
     servers: Callable[[], Sequence[Greeting] | None],
-    database: Callable[[], SeenDatabase | None],
+    database: Callable[[], StoredReadModels | None],
 ) -> None:
     """Check every projection that the app declares; the part `database` reports undeclared revisions."""
     app = installation.app
@@ -33,24 +33,24 @@ def check_read_models(
     if servers() is None:
         report.no_server()
         return
-    seen = database()
-    if seen is None:
+    stored = database()
+    if stored is None:
         report.unknown("checkpoint", "not looked at: their checkpoints could not be read (see database)")
         return
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor read models")
     with NatsConnection.open(endpoint) as link, report.guarded("log", reported_by="streams"):
-        statuses, _ = look_at_projections(link, app.name, seen.checkpoints)
+        statuses, _ = look_at_projections(link, app.name, stored.checkpoints)
         for status in statuses:
             if status.declared:
                 check_work(report, status)
-                _check_code(installation, report, status, seen)
-                _check_empty(installation, report, link, status, seen)
+                _check_code(installation, report, status, stored)
+                _check_empty(installation, report, link, status, stored)
 
 
-def _check_code(installation: Installation, report: Report, status: WorkStatus, seen: SeenDatabase) -> None:
+def _check_code(installation: Installation, report: Report, status: WorkStatus, stored: StoredReadModels) -> None:
     """Report rows that other code than this app's made under the same revision."""
     code = installation.app.projections[status.name].code
-    for row, _ in seen.checkpoints.rows:
+    for row, _ in stored.checkpoints.rows:
         if (row.name, row.revision) == (status.name, status.revision) and row.has_rows_of_other_code(code):
             report.warning(
                 "code",
@@ -62,10 +62,10 @@ def _check_code(installation: Installation, report: Report, status: WorkStatus, 
 
 
 def _check_empty(
-    installation: Installation, report: Report, link: NatsConnection, status: WorkStatus, seen: SeenDatabase
+    installation: Installation, report: Report, link: NatsConnection, status: WorkStatus, stored: StoredReadModels
 ) -> None:
     """Report tables without rows where the checkpoint has passed events that the projection takes."""
-    if status.name not in seen.empty or not status.position:
+    if status.name not in stored.empty or not status.position:
         return
     resolved = installation.app.projections[status.name]
     for subject in filters_of(installation.app, resolved.events):

@@ -86,8 +86,8 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 def check_name(name: object, decorator: str, example: str) -> None:
     """Raise `DefinitionError` if a decorator was written without a name: it would replace the class by a function."""
     if not isinstance(name, str):
-        what = getattr(name, "__qualname__", type(name).__name__)
-        raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
+        target = getattr(name, "__qualname__", type(name).__name__)
+        raise DefinitionError([f'@{decorator} of {target} lacks its name; write @{decorator}("{example}")'])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,13 @@ def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
         return  # the field's type is a plain class
     variables = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     if variables:
-        shown = getattr(hint, "__qualname__", hint)
         names = ", ".join(str(variable.__name__) for variable in variables)
-        what = f"{field} is of the type variable {names}" if field else f"{shown} is generic in {names}"
+        if field:
+            fault = f"{field} is of the type variable {names}"
+        else:
+            fault = f"{getattr(hint, '__qualname__', hint)} is generic in {names}"
         raise DefinitionError(
-            [f"{what}, and a generic {decorator} is not supported: declare one class for each type, with that type"]
+            [f"{fault}, and a generic {decorator} is not supported: declare one class for each type, with that type"]
         )
 
 
@@ -201,10 +203,10 @@ def _constructor(cls: Any) -> Callable[..., None]:
             unknown = [str(detail["loc"][0]) for detail in details if detail["type"] == "unexpected_keyword_argument"]
             if not unknown:
                 raise
-            known = [field.name for field in fields(cls) if field.init]
-            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], known)}"
+            names = [field.name for field in fields(cls) if field.init]
+            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], names)}"
             faults = "".join(f"{fault}. " for fault in field_faults(cls))
-            raise TypeError(f"{reason}{faults}Its fields: {listed(known)}.") from None
+            raise TypeError(f"{reason}{faults}Its fields: {listed(names)}.") from None
 
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     return __init__
@@ -241,10 +243,10 @@ def aggregate_info(cls: Any) -> AggregateInfo:
     return _declared(cls, AggregateInfo, "an aggregate: decorate it with @aggregate")
 
 
-def _declared(cls: Any, kind: type[T], what: str) -> T:
+def _declared(cls: Any, kind: type[T], title: str) -> T:
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
     if not isinstance(info, kind):
         # The repr of a value may be long, and may contain personal data.
         label = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
-        raise DefinitionError([f"{label} is not {what}(…)"])
+        raise DefinitionError([f"{label} is not {title}(…)"])
     return info

@@ -54,7 +54,7 @@ def decided_on(decide: Callable[..., Any], state: Any, args: Any, kwargs: Mappin
 
     It gets copies of the arguments, since after a conflict it runs again with the same arguments.
     """
-    return decide(state, *own_copy(args, whole=False), **own_copy(dict(kwargs), whole=False))
+    return decide(state, *own_copy(args, copies_unknown=False), **own_copy(dict(kwargs), copies_unknown=False))
 
 
 def check_decision(decide: Any, aggregate: Any) -> None:
@@ -64,17 +64,19 @@ def check_decision(decide: Any, aggregate: Any) -> None:
     name = methods[0] if methods else "decide"
     if isinstance(getattr(decide, "__self__", None), aggregate):
         name = decide.__name__
-        given = f"`{name}` of one {aggregate.__name__}, whose state may be old"
+        description = f"`{name}` of one {aggregate.__name__}, whose state may be old"
     elif isinstance(decide, type) or not callable(decide):
         if isinstance(decide, str) and decide in methods:
-            name, given = decide, "its name"
+            name, description = decide, "its name"
         else:
-            given = f"the class {shown_name(decide)}" if isinstance(decide, type) else f"a {type(decide).__name__}"
+            description = (
+                f"the class {shown_name(decide)}" if isinstance(decide, type) else f"a {type(decide).__name__}"
+            )
     else:
         return
     raise UsageError(
-        f"A decision is given as a function, which is called with the newest state, and this is {given}. Write "
-        f"`execute(id, {aggregate.__name__}.{name}, …)`: the function of the class, then its arguments."
+        f"A decision is given as a function, which is called with the newest state, and this is {description}. "
+        f"Write `execute(id, {aggregate.__name__}.{name}, …)`: the function of the class, then its arguments."
     )
 
 

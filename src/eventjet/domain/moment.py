@@ -26,15 +26,17 @@ def later(at: datetime, delay: timedelta) -> datetime:
         return _FIRST if delay < timedelta() else _LAST
 
 
-def check_moment(what: str, at: datetime, *, to_come: bool = False) -> None:
+def check_moment(start: str, at: datetime, *, to_come: bool = False) -> None:
     """Raise `UsageError` for a value that is not a datetime, has no zone, or is in the future.
 
-    With `to_come`, times in the future are allowed. `what` begins the sentence of the message: `` `since` is ``.
+    With `to_come`, times in the future are allowed. `start` begins the sentence of the message: `` `since` is ``.
     """
     if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  text is easily given
         kind = type(at).__name__
-        raise UsageError(f"{what} {shown(at, 60)}, a {kind}. Give a datetime with its zone, datetime(…, tzinfo=UTC).")
+        raise UsageError(f"{start} {shown(at, 60)}, a {kind}. Give a datetime with its zone, datetime(…, tzinfo=UTC).")
     if at.utcoffset() is None:
-        raise UsageError(f"{what} {at}, which has no time zone. Give a time with its zone, datetime(…, tzinfo=UTC).")
+        raise UsageError(f"{start} {at}, which has no time zone. Give a time with its zone, datetime(…, tzinfo=UTC).")
     if not to_come and at > (now := datetime.now(UTC)):
-        raise UsageError(f"{what} {at}, which is in the future: this machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC.")
+        raise UsageError(
+            f"{start} {at}, which is in the future: this machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC."
+        )

@@ -109,7 +109,7 @@ def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) 
     """Return the annotations of a decision's arguments after the state: positional as a list, the rest by name."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = {parameter.name for parameter in parameters}
-    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
+    variadic = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     by_place = [
         parameter.name
         for parameter in parameters
@@ -119,7 +119,7 @@ def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) 
     placed = [by_place[min(index, len(by_place) - 1)] if by_place else "" for index in range(len(args))]
     return (
         [parameter_hint(function, name) for name in placed],
-        {name: parameter_hint(function, name if name in names else rest) for name in kwargs},
+        {name: parameter_hint(function, name if name in names else variadic) for name in kwargs},
     )
 
 
@@ -138,18 +138,18 @@ def _is_mapping(kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping) and len(typing.get_args(kind)) == 2
 
 
-def _is_private(hint: Any, seen: set[Any]) -> bool:
+def _is_private(hint: Any, visited: set[Any]) -> bool:
     for kind in _kinds(hint):
         if kind is _MARK:
             return True
         try:
-            if kind in seen:
+            if kind in visited:
                 continue
-            seen.add(kind)
+            visited.add(kind)
         except TypeError:  # of a Literal with something that has no hash
             continue
         inner = [*_items(kind), *_fields(kind).values()]
-        if any(_is_private(part, seen) for part in inner):
+        if any(_is_private(part, visited) for part in inner):
             return True
     return False
 

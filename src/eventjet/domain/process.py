@@ -59,7 +59,7 @@ class Call:
 
     def on(self, state: Any, *first: Any) -> Any:
         """Return what the decision returns for a state, with `first` before the other arguments."""
-        args, kwargs = own_copy((self.args, dict(self.kwargs)), whole=False)
+        args, kwargs = own_copy((self.args, dict(self.kwargs)), copies_unknown=False)
         return self.decide(state, *first, *args, **kwargs)
 
     @property
@@ -70,7 +70,7 @@ class Call:
         """Return the name without the arguments, which may be personal."""
         return self.name
 
-    def whole(self) -> str:
+    def with_arguments(self) -> str:
         """Return the call with its arguments, for tests, whose values are not personal."""
         arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
         return f"{self.name}({', '.join(arguments)})"
@@ -412,12 +412,12 @@ def _as_tuple(deadlines: Any) -> tuple[Deadline[Any, Any], ...]:
     return tuple(cast("Sequence[Any]", deadlines)) if isinstance(deadlines, list | tuple) else (deadlines,)
 
 
-def _is_equal(one: Deadline[Any, Any], other: Deadline[Any, Any]) -> bool:
+def _is_equal(deadline: Deadline[Any, Any], other: Deadline[Any, Any]) -> bool:
     """Return whether two deadlines are at the same time, with equal arguments; a lambda is another one each time."""
-    if (one.when, one.delay, one.call.name) != (other.when, other.delay, other.call.name):
+    if (deadline.when, deadline.delay, deadline.call.name) != (other.when, other.delay, other.call.name):
         return False
-    first, second = (
+    values, other_values = (
         [value for value in (*call.args, *dict(call.kwargs).values()) if type(value).__eq__ is not object.__eq__]
-        for call in (one.call, other.call)
+        for call in (deadline.call, other.call)
     )
-    return first == second
+    return values == other_values

@@ -169,8 +169,8 @@ class Reactor(Generic[E_contra, D_contra]):
         return faults
 
 
-def _handler_faults(declared: Any, what: str) -> list[str]:
-    """Return the faults of a reactor or an inbox, whose handler takes `what` and a reaction."""
+def _handler_faults(declared: Any, argument: str) -> list[str]:
+    """Return the faults of a reactor or an inbox, whose handler takes `argument` and a reaction."""
     handle = declared.handle
     faults = [*start_faults(declared.start), *retry_faults(declared.retry, declared.on_error)]
     if not inspect.iscoroutinefunction(handle):
@@ -178,7 +178,7 @@ def _handler_faults(declared: Any, what: str) -> list[str]:
             f"{shown_name(handle)} is not an `async def`; call code that blocks in it with `asyncio.to_thread`"
         )
     if len(inspect.signature(handle).parameters) != 2:
-        faults.append(f"{shown_name(handle)} does not take ({what}, reaction)")
+        faults.append(f"{shown_name(handle)} does not take ({argument}, reaction)")
     return faults
 
 

@@ -39,7 +39,7 @@ class Metadata:
 
 
 NO_METADATA = Metadata()
-Rest: TypeAlias = tuple[datetime, str, str | None, Metadata]
+LateFields: TypeAlias = tuple[datetime, str, str | None, Metadata]
 """(recorded at, event id, command id, metadata)."""
 _current: ContextVar[Metadata] = ContextVar("eventjet_metadata", default=NO_METADATA)
 """The metadata of the current task; tasks inherit it, threads do not."""
@@ -48,10 +48,10 @@ _current: ContextVar[Metadata] = ContextVar("eventjet_metadata", default=NO_META
 class _Unread:
     """The source of the late fields of a `Recorded`, which are decoded when one of them is first read."""
 
-    __slots__ = ("_block", "_rest", "_time_ns")
+    __slots__ = ("_block", "_decode", "_time_ns")
     _block: bytes | None
     """The headers of the record; None once they have been decoded."""
-    _rest: Callable[[int, bytes], Rest]
+    _decode: Callable[[int, bytes], LateFields]
     _time_ns: int
 
 
@@ -96,7 +96,7 @@ class _LateField:
         try:
             return self._slot.__get__(event)
         except AttributeError:
-            _read_rest(event)
+            _decode_late_fields(event)
         return self._slot.__get__(event)
 
     def __set__(self, event: Recorded[Any], value: Any) -> None:
@@ -108,11 +108,11 @@ for _name in _LATE_FIELDS:
     setattr(Recorded, _name, _LateField(vars(Recorded)[_name]))
 
 
-def _read_rest(event: Any) -> None:
+def _decode_late_fields(event: Any) -> None:
     block = event._block
     if block is None:
         return  # another thread has decoded the fields
-    for name, value in zip(_LATE_FIELDS, event._rest(event._time_ns, block), strict=True):
+    for name, value in zip(_LATE_FIELDS, event._decode(event._time_ns, block), strict=True):
         object.__setattr__(event, name, value)
     object.__setattr__(event, "_block", None)
 
@@ -129,13 +129,13 @@ def recorded(
     version: int,
     position: int,
     aggregate: str,
-    rest: Callable[[int, bytes], Rest],
+    decode: Callable[[int, bytes], LateFields],
     time_ns: int,
     block: bytes,
 ) -> Recorded[Any]:
-    """Return a `Recorded` whose time, id, command and metadata are decoded by `rest` on first access.
+    """Return a `Recorded` whose time, id, command and metadata are decoded by `decode` on first access.
 
-    `rest` must not raise. This takes a fifth of the constructor's time, since a frozen class sets each field by a call.
+    `decode` must not raise. This takes a fifth of the time of the constructor, which sets each field by a call.
     """
     event = cast("Any", _Unsealed)()
     event.data = data
@@ -143,7 +143,7 @@ def recorded(
     event.version = version
     event.position = position
     event.aggregate = aggregate
-    event._rest = rest
+    event._decode = decode
     event._time_ns = time_ns
     event._block = block
     event.__class__ = Recorded
@@ -166,7 +166,7 @@ def own_event(event: Recorded[E]) -> Recorded[E]:
         for name in _LATE_FIELDS:
             setattr(copied, name, getattr(event, name))
     else:
-        copied._rest = original._rest
+        copied._decode = original._decode
         copied._time_ns = original._time_ns
     copied._block = block
     copied.__class__ = Recorded

@@ -131,18 +131,18 @@ def is_fixed(hint: Any) -> bool:
         return False
 
 
-def own_copy(value: T, *, whole: bool = True) -> T:
+def own_copy(value: T, *, copies_unknown: bool = True) -> T:
     """Return the value, or a copy that shares with it nothing that can be changed in place.
 
     A value that its type proves immutable is returned as it is, and so is an object without attributes, which may be
     compared by identity (a sentinel). Objects of unknown classes go through `copy.deepcopy`, or are returned as they
-    are if `whole` is False. Raises `DefinitionError` for a value that cannot be copied.
+    are if `copies_unknown` is False. Raises `DefinitionError` for a value that cannot be copied.
     """
     copy = _copier(cast("Any", type(value)))
     if copy is None:
         return value
     try:
-        return cast("T", copy(value, whole))
+        return cast("T", copy(value, copies_unknown))
     except DefinitionError:
         raise
     except Exception as error:
@@ -200,9 +200,9 @@ def _open_fields(cls: Any, enclosing: frozenset[Any]) -> list[str]:
     return [name for name in names if name not in hints or not _is_fixed(hints[name], enclosing)]
 
 
-def _copy_of(value: Any, whole: bool) -> Any:
+def _copy_of(value: Any, copies_unknown: bool) -> Any:
     copy = _copier(cast("Any", type(value)))
-    return value if copy is None else copy(value, whole)
+    return value if copy is None else copy(value, copies_unknown)
 
 
 @lru_cache(maxsize=10_000)
@@ -216,22 +216,22 @@ def _copier(kind: type[Any]) -> _Copy | None:
     return _copy_of_unknown if copiers is None else _object_copier(kind, copiers)
 
 
-def _copy_of_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
-    items = tuple([_copy_of(item, whole) for item in value])
+def _copy_of_tuple(value: tuple[Any, ...], copies_unknown: bool) -> tuple[Any, ...]:
+    items = tuple([_copy_of(item, copies_unknown) for item in value])
     return value if all(map(is_, items, value)) else items
 
 
-def _copy_of_unknown(value: Any, whole: bool) -> Any:
-    return deepcopy(value) if whole and not _is_bare(value) else value
+def _copy_of_unknown(value: Any, copies_unknown: bool) -> Any:
+    return deepcopy(value) if copies_unknown and not _is_bare(value) else value
 
 
 _OF_KIND: Mapping[Any, _Copy] = {
-    dict: lambda value, whole: {key: _copy_of(item, whole) for key, item in value.items()},
-    list: lambda value, whole: [_copy_of(item, whole) for item in value],
+    dict: lambda value, copies_unknown: {key: _copy_of(item, copies_unknown) for key, item in value.items()},
+    list: lambda value, copies_unknown: [_copy_of(item, copies_unknown) for item in value],
     tuple: _copy_of_tuple,
     set: lambda value, _: value.copy(),
     bytearray: lambda value, _: value.copy(),
-    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_copy_of(dict(value), whole)),
+    types.MappingProxyType: lambda value, copies_unknown: types.MappingProxyType(_copy_of(dict(value), copies_unknown)),
 }
 
 
@@ -240,13 +240,13 @@ def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
     fixed_names = [name for name in field_names(kind) if name not in copiers]
     has_dict = not is_model and bool(kind.__dictoffset__)
 
-    def copy(value: Any, whole: bool) -> Any:
+    def copy(value: Any, copies_unknown: bool) -> Any:
         copies: dict[str, Any] = {}
         is_changed = not is_set_once
         for name, copier in copiers.items():
             original = getattr(value, name)
             try:
-                copies[name] = copied = copier(original, whole)
+                copies[name] = copied = copier(original, copies_unknown)
             except DefinitionError:
                 raise
             except Exception as error:
@@ -303,13 +303,13 @@ def _is_flat(hint: Any) -> bool:
     return is_container and all(part is Ellipsis or is_fixed(part) for part in parts)
 
 
-def _shallow(value: Any, whole: bool) -> Any:
+def _shallow(value: Any, copies_unknown: bool) -> Any:
     kind: Any = cast("Any", type(value))
     if kind is dict or kind is list or kind is set:
         return value.copy()
     if kind is tuple or kind is frozenset or kind in _EXACT:
         return value
-    return _copy_of(value, whole)
+    return _copy_of(value, copies_unknown)
 
 
 def _is_bare(value: Any) -> bool:

@@ -254,10 +254,10 @@ def create_consumer(
     consumer_config = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
     subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
 
-    def made(answer: dict[str, Any]) -> Consumer:
+    def consumer_of(answer: dict[str, Any]) -> Consumer:
         return Consumer(stream, name, int(answer.get("num_pending", 0)), answer.get("config") or consumer_config)
 
-    return _call(subject, {"stream_name": stream, "config": consumer_config, "action": "create"}, made)
+    return _call(subject, {"stream_name": stream, "config": consumer_config, "action": "create"}, consumer_of)
 
 
 def delete_consumer(stream: str, name: str) -> Request[bool]:
@@ -397,10 +397,7 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
             count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(records))
             request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
             frames: Sequence[Frame] = yield request
-            page_end = end_of_page(frames[-1], request.what)
-            page = direct_records(frames[:-1], stream, None)
-            if page_end is not None and (not page or page[-1][0] != page_end[0]):
-                raise StoreUnavailable(request.what, f"records up to position {page_end[0]} were lost on the way")
+            page, _ = _whole_page(frames, stream, request.what)
             if not page:
                 lags += 1
                 if lags > _LAGS_MAX:
@@ -441,13 +438,21 @@ def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[l
         what = f"The last messages of {len(subjects)} subjects"
         request = Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
         frames: Sequence[Frame] = yield request
-        page_end = end_of_page(frames[-1], what)
-        page = direct_records(frames[:-1], stream, None)
-        if page_end is not None and (not page or page[-1][0] != page_end[0]):
-            raise StoreUnavailable(what, f"records up to position {page_end[0]} were lost on the way")
+        page, pending = _whole_page(frames, stream, what)
         records += page
-        pending = 0 if page_end is None else page_end[1]
     return records
+
+
+def _whole_page(frames: Sequence[Frame], stream: str, what: str) -> tuple[list[RawRecord], int]:
+    """Return the records of a page and how many are left after it; raises `StoreUnavailable` if some are lost."""
+    page_end = end_of_page(frames[-1], what)
+    page = direct_records(frames[:-1], stream, None)
+    if page_end is None:
+        return page, 0
+    position, pending = page_end
+    if not page or page[-1][0] != position:
+        raise StoreUnavailable(what, f"records up to position {position} were lost on the way")
+    return page, pending
 
 
 def shortened(request: Request[T]) -> Request[T]:

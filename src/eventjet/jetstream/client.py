@@ -212,7 +212,7 @@ class Client(LoopClient):
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         if stream:
             if self.domain is None:
-                await self.ready(subject, wait_s)
+                await self.wait_for_room(subject, wait_s)
             expected = self.expected_answer(stream, subject, batch_size or len(messages))
         exchange = await self.begin(messages, wait_s, expected and expected.accepts)
         try:

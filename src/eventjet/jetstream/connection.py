@@ -216,8 +216,8 @@ class NatsConnection:
         async def ask_all() -> list[T | BaseException]:
             if any(request.stream for request in requests):
                 await self._learn_domain()
-            asked = (self._client.ask(request, timeout_s) for request in requests)
-            return await asyncio.gather(*asked, return_exceptions=True)
+            coroutines = (self._client.ask(request, timeout_s) for request in requests)
+            return await asyncio.gather(*coroutines, return_exceptions=True)
 
         answers: list[T] = []
         for answer in self._run(ask_all()):

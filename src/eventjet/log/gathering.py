@@ -53,7 +53,7 @@ def _place(source: Mapping[str, Any]) -> tuple[str, str]:
     return str(source["name"]), str(external.get("api") or "")
 
 
-def _shown(place: tuple[str, str]) -> str:
+def _label(place: tuple[str, str]) -> str:
     stream, api = place
     return f"{stream!r} ({api})" if api else repr(stream)
 
@@ -71,19 +71,19 @@ async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
         "allow_direct": True,
         "sources": [source.config | _start_of(inbox) for source in inbox.sources],
     }
-    made = False
+    is_new = False
     try:
         state = await client.ask(stream_info(inbox.stream))
     except StreamMissing:
-        made = True
+        is_new = True
         try:
             state = await client.ask(create_stream(config))
         except ApiRefused as refusal:
-            raise LogUnusable(_what(inbox), f"the server refused to make it: {refusal.description}", _CHANGE) from None
+            raise LogUnusable(_title(inbox), f"the server refused to make it: {refusal.description}", _CHANGE) from None
     check_gathering(state, inbox)
     origins = await client.run(reading_origins(state))
     check_origins(origins, inbox)
-    return made
+    return is_new
 
 
 def _start_of(inbox: Inbox[Any, Any]) -> dict[str, str]:
@@ -97,8 +97,8 @@ def check_gathering(state: StreamState, inbox: Inbox[Any, Any]) -> None:
     actual = [(*_place(source), str(source.get("filter_subject") or "")) for source in config.get("sources") or ()]
     declared = [(source.stream, source.prefix, source.subject) for source in inbox.sources]
     if declared and sorted(actual) != sorted(declared):
-        lacks = [_shown(place[:2]) for place in declared if place not in actual]
-        others = [_shown(place[:2]) for place in actual if place not in declared]
+        lacks = [_label(place[:2]) for place in declared if place not in actual]
+        others = [_label(place[:2]) for place in actual if place not in declared]
         reason = " and ".join(
             [
                 *([f"it does not gather {', '.join(lacks)} as the inbox declares it"] if lacks else []),
@@ -106,13 +106,15 @@ def check_gathering(state: StreamState, inbox: Inbox[Any, Any]) -> None:
             ]
         )
         raise LogUnusable(
-            _what(inbox), reason, f"Change `sources` of the inbox, or the stream: `nats stream edit {inbox.stream}`."
+            _title(inbox), reason, f"Change `sources` of the inbox, or the stream: `nats stream edit {inbox.stream}`."
         )
     for fault in _config_faults(config) if actual else ():
-        raise LogUnusable(_what(inbox), fault, f"Change it: `nats stream edit {inbox.stream}`; or name another stream.")
+        raise LogUnusable(
+            _title(inbox), fault, f"Change it: `nats stream edit {inbox.stream}`; or name another stream."
+        )
 
 
-def _what(inbox: Inbox[Any, Any]) -> str:
+def _title(inbox: Inbox[Any, Any]) -> str:
     return f"The stream {inbox.stream!r} of the inbox {inbox.name!r}"
 
 
@@ -132,7 +134,7 @@ def _config_faults(config: Mapping[str, Any]) -> list[str]:
         faults.append(f"its retention is {config['retention']}, so what another consumer has had is lost")
     places = [_place(source) for source in sources]
     faults += [
-        f"it gathers {_shown(place)} more than once, and a message of both subjects comes twice"
+        f"it gathers {_label(place)} more than once, and a message of both subjects comes twice"
         for place in dict.fromkeys(places)
         if places.count(place) > 1
     ]
@@ -143,7 +145,7 @@ def stalled_sources(state: StreamState) -> list[str]:
     """Return in words each source from which the server gathers nothing at present."""
     stalled: list[str] = []
     for source in state.sources:
-        label, error, active = _shown(_place(source)), source.get("error"), int(source.get("active") or 0)
+        label, error, active = _label(_place(source)), source.get("error"), int(source.get("active") or 0)
         if error:
             stalled.append(f"{state.name!r} gets nothing from its source {label}: {error.get('description')}")
         elif active < 0:
@@ -155,14 +157,14 @@ def stalled_sources(state: StreamState) -> list[str]:
 
 def lagging_sources(state: StreamState) -> list[tuple[str, int]]:
     """Return (source in words, how many of its messages are not gathered yet) of each source that lags."""
-    return [(_shown(_place(source)), int(source["lag"])) for source in state.sources if source.get("lag")]
+    return [(_label(_place(source)), int(source["lag"])) for source in state.sources if source.get("lag")]
 
 
 @dataclass(frozen=True, slots=True)
 class OriginState:
     """A source of a gathered stream, compared with what was gathered from it."""
 
-    shown: str
+    label: str
     subjects: tuple[str, ...]
     """The subjects that are gathered; empty where they are not known."""
     fault: str = ""
@@ -181,16 +183,16 @@ def reading_origins(state: StreamState) -> Conversation[list[OriginState]]:
     names = source_names(state) or {}
     for source in state.config.get("sources") or ():
         place = _place(source)
-        shown, wanted = _shown(place), str(source.get("filter_subject") or "")
+        label, subject_filter = _label(place), str(source.get("filter_subject") or "")
         try:
             origin: StreamState = yield stream_info(*place)
         except StreamMissing:
-            origins.append(OriginState(shown, (), "it does not exist"))
+            origins.append(OriginState(label, (), "it does not exist"))
             continue
         except StoreError as error:
-            origins.append(OriginState(shown, (), str(error)))
+            origins.append(OriginState(label, (), str(error)))
             continue
-        subjects = (wanted,) if wanted else tuple(origin.config.get("subjects") or ())
+        subjects = (subject_filter,) if subject_filter else tuple(origin.config.get("subjects") or ())
         gathered: list[tuple[int, str]] = []
         for subject in subjects:
             for request in (next_message(state.name, 1, subject), last_message(state.name, subject)):
@@ -198,7 +200,7 @@ def reading_origins(state: StreamState) -> Conversation[list[OriginState]]:
                 noted = None if record is None else origin_of(record, names)
                 if record is not None and noted is not None and (noted.stream, noted.api) == place and noted.made:
                     gathered.append((record[0], noted.made))
-        origins.append(OriginState(shown, subjects, made_again=_made_again(sorted(gathered), origin)))
+        origins.append(OriginState(label, subjects, made_again=_made_again(sorted(gathered), origin)))
     return origins
 
 
@@ -218,11 +220,11 @@ def _made_again(gathered: Sequence[tuple[int, str]], origin: StreamState) -> str
 
 def check_origins(origins: Sequence[OriginState], inbox: Inbox[Any, Any]) -> None:
     """Raise `LogUnusable` where two origins have messages on the same subjects."""
-    for one, other in combinations(origins, 2):
-        common = [(first, second) for first in one.subjects for second in other.subjects if overlap(first, second)]
+    for origin, other in combinations(origins, 2):
+        common = [(first, second) for first in origin.subjects for second in other.subjects if overlap(first, second)]
         for first, second in common:
             raise LogUnusable(
-                _what(inbox),
-                f"its sources {one.shown} and {other.shown} both have messages on {first} and {second}",
+                _title(inbox),
+                f"its sources {origin.label} and {other.label} both have messages on {first} and {second}",
                 "Give one of the two other subjects, or gather them into two streams with an inbox each.",
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.errors import (
     ApiRefused,
     EventjetError,
@@ -32,7 +32,6 @@ from eventjet.jetstream.api import Conversation, StreamState, message_at, paused
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import (
-    AGGREGATES,
     CONTINUES,
     FIRST,
     IDENTITY,
@@ -44,6 +43,7 @@ from eventjet.log.topology import (
     every_config,
     finding_stream,
     identity_of,
+    noted_aggregates,
     reading_log_state,
 )
 from eventjet.observability import logs
@@ -235,7 +235,7 @@ class StreamIdentity:
         self.identity = state.metadata.get(IDENTITY, "")
         identity_of(state)
         self.missing_range = missing
-        self.aggregates = frozenset(state.metadata.get(AGGREGATES, "").split())
+        self.aggregates = frozenset(noted_aggregates(state.metadata))
         self._warn(() if self._is_mirror else drifts_of(state))
         self._looked_at = asked_at
         return state
@@ -382,7 +382,7 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
     record: RawRecord | None = yield message_at(state.name, checkpoint.position)
     if record is None:
         return LogRolledBack(checkpoint.name, checkpoint.position, "the log has no event there any more")
-    event_id = header(record[3], MSG_ID) or ""
+    event_id = event_id_of(record)
     if event_id == checkpoint.event_id:
         return None
     reason = f"the event there is {event_id or 'without id'}, and it was {checkpoint.event_id}"
@@ -399,7 +399,7 @@ def succession_fault(state: StreamState, log: str, position: int) -> str:
         return ""
     end = earlier_logs(state).get(log)
     if end is None:
-        return _other_log_reason(log, state.name, identity_of(state))
+        return f"it was made from the log {log} and the stream {state.name!r} is {identity_of(state)}"
     if position > end:
         return (
             f"it was made from the log {log}, of which this log has the events up to position {end:,} only, where its "
@@ -417,10 +417,6 @@ def continued_logs(noted: str) -> dict[str, int]:
     """Parse what a promotion notes in a stream, and an archive in its manifest: `identity@position` of each log."""
     pairs = (pair.rpartition("@") for pair in noted.split())
     return {log: int(end) for log, _, end in pairs if end.isdecimal()}
-
-
-def _other_log_reason(log: str, stream: str, identity: str) -> str:
-    return f"it was made from the log {log} and the stream {stream!r} is {identity}"
 
 
 # Repair, for an administrator. Blocks.

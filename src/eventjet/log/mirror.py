@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eventjet.codec.headers import MSG_ID, header
+from eventjet.codec.headers import event_id_of
 from eventjet.errors import LogUnusable, StoreError, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import Conversation, StreamState, message_at
 from eventjet.jetstream.client import Client
@@ -115,8 +115,8 @@ def silence(mirror: StreamState, lag: str = "") -> str | None:
     if mirror.mirror is None or (quiet_s is not None and quiet_s <= SILENT_S and not error):
         return None
     since = "yet" if quiet_s is None else f"for {quiet_s:,.0f} s"
-    said = f" ({error.get('description')})" if error else ""
-    return f"has heard nothing {since} from the log{lag}{said}"
+    detail = f" ({error.get('description')})" if error else ""
+    return f"has heard nothing {since} from the log{lag}{detail}"
 
 
 def lag_reason(mirror: StreamState, log: StreamState | None) -> str | None:
@@ -127,11 +127,6 @@ def lag_reason(mirror: StreamState, log: StreamState | None) -> str | None:
         f"the mirror of {mirror.name!r} that events are read from {reason}. Look at the link between the servers, or "
         "unset EVENTJET_READ_FROM to read from the log"
     )
-
-
-def _as_log(mirror: StreamState, log: StreamState) -> StreamState:
-    """Return the mirror's events under the log's settings and metadata, to be checked as the log is."""
-    return replace(mirror, config=log.config, metadata=log.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +248,7 @@ def readable_log(settings: Settings, stream: str, purpose: str) -> tuple[Endpoin
             assert mirror is not None
             if differs := log_link.run(comparing(mirror, link)):
                 raise _differing(mirror, shown_servers(endpoint), differs)
-    return endpoint, _as_log(mirror, log)
+    return endpoint, replace(mirror, config=log.config, metadata=log.metadata)
 
 
 def comparing(mirror: StreamState, link: NatsConnection) -> Conversation[str | None]:
@@ -279,7 +274,7 @@ def event_ids(stream: str, positions: Iterable[int]) -> Conversation[dict[int, s
     ids: dict[int, str | None] = {}
     for position in positions:
         record = yield message_at(stream, position)
-        ids[position] = None if record is None else header(record[3], MSG_ID) or ""
+        ids[position] = None if record is None else event_id_of(record)
     return ids
 
 

@@ -115,7 +115,7 @@ def check_public(state: StreamState | None, stream: str, publication: str) -> St
     config = state.config
     if not config.get("allow_atomic"):
         raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
-    if not any(covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
+    if not any(covers(subject, f"{stream}.{publication}.*") for subject in config.get("subjects") or ()):
         remedy = f"Give it the subject {stream}.{publication}.>, or name another."
         raise LogUnusable(what, f"it does not listen to {stream}.{publication}.>", remedy)
     transform = config.get("subject_transform")

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
+from eventjet.codec.headers import EXPECTED, RawRecord, event_id_of, header_block
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.states import StateCodec, digest
 from eventjet.codec.subjects import entity_key
@@ -387,7 +387,7 @@ class BulkSnapshots:
             return False  # it is older, or of an event that this log does not have
         record = link.ask(message_at(self._app, existing.position))
         subject = f"{self._app}.{offer.key}".encode()
-        return record is not None and record[2] == subject and (header(record[3], MSG_ID) or "") == existing.event_id
+        return record is not None and record[2] == subject and event_id_of(record) == existing.event_id
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None

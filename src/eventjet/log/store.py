@@ -217,11 +217,11 @@ def changed_content(digest: str, other: str) -> Refused:
     )
 
 
-def wrong_size(digest: str, said: int | None, size: int) -> Refused:
+def wrong_size(digest: str, stated: int | None, size: int) -> Refused:
     """Return the error for a reference whose size is not that of the body."""
     return Refused(
         f"The body {digest}",
-        f"the reference says that it has {said:,} bytes, and it has {size:,}",
+        f"the reference says that it has {stated:,} bytes, and it has {size:,}",
         "Refer to it with the `Blob` that `put`, `Blob.of` or `Blob.from_file` returned.",
     )
 

@@ -12,17 +12,27 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from eventjet import failpoints
-from eventjet.codec.headers import EXPECTED, RawRecord, header, header_block, number_of
+from eventjet.codec.headers import EXPECTED, RawRecord, header, header_block, number_of, stored_at
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, StoreUnavailable
-from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
+from eventjet.jetstream.api import (
+    IN_PROCESS,
+    WRONG_SEQUENCE,
+    Request,
+    answer_in,
+    last_message,
+    next_message,
+    purge_stream,
+)
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
+
+T = TypeVar("T")
 
 FARTHEST = timedelta(days=365 * 100)
 """How far ahead a timer is set at most; a later deadline is set again when the timer fires.
@@ -133,10 +143,7 @@ class JetStreamTimers:
         async with self._newest_lock:
             loop = asyncio.get_running_loop()
             if loop.time() - self._newest_read_at > SHARED_S:
-                try:
-                    record = await self._client.ask(last_message(self._stream, due_subject(self._app, "*", "*")))
-                except (ApiRefused, StoreUnavailable) as error:
-                    raise await explained(self._client, timer_config(self._app, 1), error) from error
+                record = await self._ask(last_message(self._stream, due_subject(self._app, "*", "*")))
                 self._newest, self._newest_read_at = 0 if record is None else record[0], loop.time()
             return self._newest
 
@@ -145,10 +152,7 @@ class JetStreamTimers:
         fired: list[Due] = []
         subject = due_subject(self._app, process, "*")
         while len(fired) < _DUE_MAX:
-            try:
-                record = await self._client.ask(next_message(self._stream, after + 1, subject))
-            except (ApiRefused, StoreUnavailable) as error:
-                raise await explained(self._client, timer_config(self._app, 1), error) from error
+            record = await self._ask(next_message(self._stream, after + 1, subject))
             if record is None:
                 break
             after = record[0]
@@ -160,6 +164,12 @@ class JetStreamTimers:
         token = encode_id(due.process_id)
         failpoints.reach("timer.before_clear")
         await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
+
+    async def _ask(self, request: Request[T]) -> T:
+        try:
+            return await self._client.ask(request)
+        except (ApiRefused, StoreUnavailable) as error:
+            raise await explained(self._client, timer_config(self._app, 1), error) from error
 
     async def _read(self, process: str, token: str, fired: int) -> _TimerState:
         """Return the timer of a process; a timer that fired after `fired` and is not handled yet has sequence 0."""
@@ -197,14 +207,12 @@ async def timers_due(client: Client, app: str, process: str, limit: int | None =
 
 async def _timers(client: Client, app: str, subject: str, limit: int | None, *, due: bool) -> list[TimerSet]:
     records = await client.records(timer_stream(app), subject, limit)
-    return [
-        TimerSet(
-            decode_id(record[2].decode().rpartition(".")[2]),
-            timer_time(record[3]),
-            due,
-        )
-        for record in records
-    ]
+    return [TimerSet(process_of(record[2]), timer_time(record[3]), due) for record in records]
+
+
+def process_of(subject: bytes) -> str:
+    """Return the id of the process in the subject of a timer."""
+    return decode_id(subject.decode().rpartition(".")[2])
 
 
 def timer_time(block: bytes) -> datetime:
@@ -217,7 +225,5 @@ def _timer_state(record: RawRecord, sequence: int) -> _TimerState:
 
 
 def _due(record: RawRecord) -> Due:
-    sequence, time_ns, subject, block, _ = record
-    fired_at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
-    fired_at += timedelta(microseconds=time_ns // 1000 % 1_000_000)
-    return Due(decode_id(subject.decode().rpartition(".")[2]), number_of(block, _VERSION) or 0, fired_at, sequence)
+    sequence, _, subject, block, _ = record
+    return Due(process_of(subject), number_of(block, _VERSION) or 0, stored_at(record), sequence)

@@ -349,7 +349,7 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     missing, reason = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
         state = await client.run(reading_log_state(app))
-        missing = set(aggregates) - _noted_aggregates(state.metadata)
+        missing = set(aggregates) - noted_aggregates(state.metadata)
         if not missing:
             return None
         try:
@@ -371,12 +371,13 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     )
 
 
-def _noted_aggregates(metadata: Mapping[str, str]) -> set[str]:
+def noted_aggregates(metadata: Mapping[str, str]) -> set[str]:
+    """Return the names of the aggregates that `init` has noted in a log's metadata."""
     return set(metadata.get(AGGREGATES, "").split())
 
 
 def _with_noted_aggregates(metadata: Mapping[str, str], aggregates: Collection[str]) -> dict[str, str]:
-    names = _noted_aggregates(metadata) | set(aggregates)
+    names = noted_aggregates(metadata) | set(aggregates)
     return {**metadata, **({AGGREGATES: " ".join(sorted(names))} if names else {})}
 
 

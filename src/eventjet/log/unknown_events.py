@@ -15,7 +15,7 @@ from eventjet.errors import UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import Conversation, StreamState, last_message, message_at, stream_info, subjects_of
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.topology import AGGREGATES
+from eventjet.log.topology import noted_aggregates
 
 LOOKS = 32
 """Events in the sample: the last 12, where a newer release records, and others spread evenly over the log."""
@@ -63,7 +63,7 @@ def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversat
     # Asked last: subjects are only ever added, so one that was added meanwhile leads to a listing and is not missed.
     state: StreamState = yield stream_info(app)
     if state.last == 0:
-        noted = set(state.metadata.get(AGGREGATES, "").split()) - {CLAIMS}
+        noted = noted_aggregates(state.metadata) - {CLAIMS}
         others = [] if noted & set(known_aggregates) else sorted(noted)[:UNKNOWN_MAX]
         return [UnknownAggregate(app, name, 0, "", 0) for name in others]
     if state.subjects <= sum(sizes.values()):
@@ -94,7 +94,7 @@ def noted_unknown(state: StreamState, known_aggregates: Collection[str]) -> Conv
     It is quick in a log of any length.
     """
     errors: list[UnknownAggregate] = []
-    for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known_aggregates, CLAIMS}):
+    for name in sorted(noted_aggregates(state.metadata) - {*known_aggregates, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
         if last is not None:
             _, count = yield subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND)
@@ -129,7 +129,7 @@ def _unknown_event(record: RawRecord, catalog: Catalog, aggregates: Collection[s
         return None
     if aggregates is not None and parts[1] not in aggregates:
         return None  # of another app, which shares the log
-    if catalog.is_retired(name) or catalog.resolve(name, schema) is not None:
+    if name in catalog.retired or catalog.resolve(name, schema) is not None:
         return None
     declared = catalog.named(name)
     return UnknownEvent(name[:100], schema, position, body, 0 if declared is None else declared.info.schema)

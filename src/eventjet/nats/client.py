@@ -301,10 +301,6 @@ class LoopClient:
 
     # Requests.
 
-    async def ready(self, subject: str, wait_s: float) -> None:
-        """Return once the connection takes a message; raises `StoreUnavailable` after `wait_s`."""
-        await self._wait_for_room(subject, wait_s)
-
     async def begin(
         self, messages: Sequence[Message], wait_s: float, accepts: Callable[[Frame], bool] | None = None
     ) -> Exchange:
@@ -321,7 +317,7 @@ class LoopClient:
             messages = [(self.endpoint.routed(subject), body, block) for subject, body, block in messages]
             # In a violation, a server of this domain names the subject that it maps the routed subject to.
             subjects = [*(subject for subject, _, _ in messages), *subjects]
-        nats = self._client_with_room() or await self._wait_for_room(what, wait_s)
+        nats = self._client_with_room() or await self.wait_for_room(what, wait_s)
         exchange, tap = self._exchanges.begin(subjects, wait_s, accepts), Tap.of(nats)
         try:
             for subject, payload, block in messages[:-1]:
@@ -329,7 +325,7 @@ class LoopClient:
                 if nats.pending_data_size > _CHUNK_BYTES:
                     tap.flush()  # so that the server works on the first messages while the next ones are framed
                     if nats.pending_data_size > _ROOM_BYTES:
-                        await self._wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
+                        await self.wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
                     if exchange.fault is not None:
                         raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
@@ -437,7 +433,7 @@ class LoopClient:
             return None
         return nats if nats.pending_data_size <= _ROOM_BYTES else None
 
-    async def _wait_for_room(self, what: str, wait_s: float) -> NatsClient:
+    async def wait_for_room(self, what: str, wait_s: float) -> NatsClient:
         """Return the nats-py client once it takes a message; raises `StoreUnavailable` after `wait_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -531,10 +527,10 @@ class LoopClient:
         if not self.endpoint.is_websocket:
             self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
         pool: list[Srv] = cast("Any", nats)._server_pool
-        known = {server.uri.netloc for server in pool}
+        hosts = {server.uri.netloc for server in pool}
         for address in self.endpoint.addresses():
             uri = urlparse(address.url)
-            if uri.netloc not in known:
+            if uri.netloc not in hosts:
                 pool.append(Srv(uri, discovered=True, tls_name=address.name))
 
     def _reconnected(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
@@ -109,7 +109,7 @@ class Endpoint:
 
     def __reduce__(self) -> str | tuple[object, ...]:
         check_picklable(self)
-        return (_endpoint, tuple(getattr(self, field.name) for field in fields(self)))
+        return (Endpoint, tuple(getattr(self, field.name) for field in fields(self)))
 
     def _take_userinfo(self, name: str, password: str | None) -> None:
         userinfo = {"token": name} if password is None else {"user": name, "password": password}
@@ -215,10 +215,6 @@ def _bare(url: Url) -> str:
 def _address(url: Url, tls: bool, name: str) -> Address:
     scheme = url.scheme if url.scheme in WEBSOCKET else "nats"
     return Address(_bare(url), url.port or _PORTS.get(scheme, 4222), tls, name, scheme, url.path)
-
-
-def _endpoint(*values: Any) -> Endpoint:
-    return Endpoint(*values)
 
 
 def check_picklable(endpoint: Endpoint) -> None:

@@ -72,7 +72,7 @@ def _signed(seed: bytes, nonce: bytes, setting: str) -> tuple[str, str]:
     return public, signature
 
 
-def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> bytes:
+def _read(path: Path, pattern: re.Pattern[bytes], setting: str, content: str) -> bytes:
     try:
         match = pattern.search(Path(path).read_bytes())
     except (OSError, ValueError) as error:
@@ -83,7 +83,7 @@ def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> by
         ) from None
     if match is None:
         raise UsageError(
-            f"{path}, the file of {_LOGINS[setting]}, holds no {what}. Give the file that `nsc` or `nk` wrote."
+            f"{path}, the file of {_LOGINS[setting]}, holds no {content}. Give the file that `nsc` or `nk` wrote."
         )
     return match[1]
 

@@ -35,28 +35,28 @@ _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]{1,2000}")
 class FrameParser:
     """A parser of one byte stream; it keeps only the bytes of the frame that is not complete yet."""
 
-    __slots__ = ("_held", "_held_size", "_wanted")
+    __slots__ = ("_chunks", "_size", "_size_needed")
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._held_size = 0
-        self._wanted = 0
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._size_needed = 0
 
     def feed(self, chunk: bytes) -> tuple[list[Frame], list[Control]]:
         """Return the messages and the control lines that this chunk completes, each in the order of the stream."""
-        if self._held:
-            self._held.append(chunk)
-            self._held_size += len(chunk)
-            if self._held_size < self._wanted:
+        if self._chunks:
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            if self._size < self._size_needed:
                 return [], []
-            chunk = b"".join(self._held)
+            chunk = b"".join(self._chunks)
         frames: list[Frame] = []
         controls: list[Control] = []
-        position, wanted = _parse(chunk, frames, controls)
-        rest = len(chunk) - position
-        self._held = [chunk[position:]] if rest else []
-        self._held_size = rest
-        self._wanted = wanted
+        position, size_needed = _parse(chunk, frames, controls)
+        remaining = len(chunk) - position
+        self._chunks = [chunk[position:]] if remaining else []
+        self._size = remaining
+        self._size_needed = size_needed
         return frames, controls
 
 

@@ -35,6 +35,7 @@ from nats.errors import ProtocolError, StaleConnectionError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 from eventjet.codec.reasons import reason_of
+from eventjet.codec.subjects import covers
 from eventjet.errors import ConnectionLost, Refused, UsageError
 from eventjet.nats.protocol import Control, Frame, FrameParser, publish_frame
 from eventjet.urls import WEBSOCKET
@@ -166,8 +167,7 @@ class Tap:
 
     def hears(self, subject: str) -> bool:
         """Return whether any subscription of the client, whoever made it, matches a subject."""
-        tokens = subject.split(".")
-        return any(_matches(subscription._subject.split("."), tokens) for subscription in self._nats._subs.values())
+        return any(covers(subscription._subject, subject) for subscription in self._nats._subs.values())
 
     async def failed(self, error: Exception) -> None:
         """Report an error of the client to all watchers and to the client's own callback; nats-py's `error_cb`."""
@@ -459,14 +459,6 @@ def _unparsed(parser: Any) -> bytes:
 
 def _text(argument: bytes) -> str:
     return argument.decode("utf-8", "replace").strip("' ")
-
-
-def _matches(pattern: list[str], tokens: list[str]) -> bool:
-    if pattern[-1] == ">":
-        pattern = [*pattern[:-1], *("*" * (len(tokens) - len(pattern) + 1) or ">")]
-    return len(pattern) == len(tokens) and all(
-        pattern_token in ("*", token) for pattern_token, token in zip(pattern, tokens, strict=True)
-    )
 
 
 def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:

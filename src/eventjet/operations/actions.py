@@ -155,8 +155,8 @@ async def begin(database: Database, record: ActionRecord) -> bool:
 
 async def end(database: Database, action_id: str, outcome: Outcome, result: str) -> None:
     """Record the outcome of an action that has begun; an entry that has ended is left unchanged."""
-    shown = "\n".join(map(printable, cut(result, RESULT_MAX).split("\n")))
-    values = {"outcome": outcome, "result": shown, "ended_at": Clock()}
+    text = "\n".join(map(printable, cut(result, RESULT_MAX).split("\n")))
+    values = {"outcome": outcome, "result": text, "ended_at": Clock()}
     async with _writing(database) as connection:
         await connection.execute(
             update(actions).where(_columns.id == action_id, _columns.outcome == "begun").values(values)

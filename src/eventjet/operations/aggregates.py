@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_at
+from eventjet.codec.headers import RawRecord, event_id_of, stored_at
 from eventjet.codec.json import read_json
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_shown, snapshot_bucket
@@ -318,7 +318,7 @@ class TimeTravel:
 
     async def _is_in_log(self, folded: FoldedState[Any]) -> bool:
         record = await self._store.at(folded.position)
-        return record is not None and (header(record[3], MSG_ID) or "") == folded.event_id
+        return record is not None and event_id_of(record) == folded.event_id
 
     def _decoded(self, aggregate: str, value: bytes) -> FoldedState[Any] | None:
         if aggregate not in self._codecs:
@@ -332,8 +332,8 @@ class TimeTravel:
 def difference(before: FoldedState[Any], after: FoldedState[Any]) -> StateDifference:
     """Return the fields that differ between two states of an aggregate, with personal data masked."""
     states = [plain_json(folded.state) for folded in (before, after)]
-    shown = [masked(state, type(folded.state)) for state, folded in zip(states, (before, after), strict=True)]
-    return compare_states(states[0], states[1], shown[0], shown[1])
+    masked_states = [masked(state, type(folded.state)) for state, folded in zip(states, (before, after), strict=True)]
+    return compare_states(states[0], states[1], masked_states[0], masked_states[1])
 
 
 def _fold_until_fault(

@@ -22,6 +22,7 @@ from eventjet.codec.headers import (
     TYPE,
     VERSION,
     RawRecord,
+    event_id_of,
     header,
     is_imported,
     logged_at,
@@ -45,7 +46,6 @@ from eventjet.projections.columns import key_labels
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEPTH_MAX = 100
 """How deep the JSON of a body may be nested to be shown as JSON: what shows it calls itself for each level."""
 
@@ -80,15 +80,15 @@ def header_view(record: RawRecord, skipped: Mapping[int, str] = MappingProxyType
 
 def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what subject and headers say: the fields that every record has, and the optional ones."""
-    position, time_ns, subject, block, _ = record
+    position, _, subject, block, _ = record
     fault: str | None = None
-    voided = skipped_by(subject)
+    skipped_position = skipped_by(subject)
     try:
-        aggregate, aggregate_id = ("void", str(voided)) if voided is not None else entity_of(subject)
+        aggregate, aggregate_id = entity_of(subject) if skipped_position is None else ("void", str(skipped_position))
     except ValueError as error:
         aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
         fault = f"the subject {aggregate_id!r} names no entity: {error}"
-    when = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    when = stored_at(record)
     try:
         when = recorded_at(record)
     except CodecError as error:
@@ -107,7 +107,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
         "aggregate": aggregate,
         "aggregate_id": aggregate_id,
         "version": number_of(block, VERSION),
-        "event_id": header(block, MSG_ID) or "",
+        "event_id": event_id_of(record),
         "type": header(block, TYPE) or "?",
         "schema": number_of(block, SCHEMA),
     }
@@ -251,11 +251,11 @@ async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
         save = save_of(candidate[3])
         return save == batch if batch is not None else save is None and header(candidate[3], COMMAND) == command
 
-    same = {candidate[0] for candidate in records if is_same(candidate)}
+    positions = {candidate[0] for candidate in records if is_same(candidate)}
     first = last = position
-    while first - 1 in same:
+    while first - 1 in positions:
         first -= 1
-    while last + 1 in same:
+    while last + 1 in positions:
         last += 1
     return [candidate for candidate in records if first <= candidate[0] <= last and candidate[0] != position][
         :BATCH_MAX

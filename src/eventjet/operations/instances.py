@@ -13,12 +13,12 @@ from typing import Any, Literal
 from eventjet.app import App
 from eventjet.codec.headers import TYPE, RawRecord, header, recorded_at
 from eventjet.codec.subjects import due_subject, entity_of, timer_stream, timer_subject, type_subjects
-from eventjet.domain.identity import decode_id, encode_id
+from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKED
 from eventjet.errors import UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
-from eventjet.log.timers import timer_time
+from eventjet.log.timers import process_of, timer_time
 from eventjet.operations.processes import process_class, time_text
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
@@ -176,8 +176,8 @@ async def instances_of(
     return Instances(name, total, looked_at, offset, by_name, matching, ordered)
 
 
-def _is_stage(name: str, wanted: str) -> bool:
-    return name == wanted or name.endswith(f".{wanted}")
+def _is_stage(name: str, stage: str) -> bool:
+    return name == stage or name.endswith(f".{stage}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +210,7 @@ class _Look:
         subjects += [due_subject(self.app, self.process, token) for token in tokens]
         records = await self.client.run(reading_last_records(timer_stream(self.app), subjects)) if ids else []
         is_due = due_subject(self.app, self.process, "").encode()
-        return {
-            decode_id(record[2].decode().rpartition(".")[2]): (timer_time(record[3]), record[2].startswith(is_due))
-            for record in records
-        }
+        return {process_of(record[2]): (timer_time(record[3]), record[2].startswith(is_due)) for record in records}
 
     def _instance(self, record: RawRecord, timer: tuple[datetime, bool] | None) -> Instance:
         process_id = _id_of(record)

@@ -12,8 +12,16 @@ from urllib.parse import unquote
 from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, skip_subject
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
-from eventjet.jetstream import api
-from eventjet.jetstream.api import StreamState, call, last_message, stream_info
+from eventjet.jetstream.api import (
+    StreamState,
+    call,
+    direct_last,
+    direct_page,
+    direct_record,
+    is_status,
+    last_message,
+    stream_info,
+)
 from eventjet.jetstream.client import Client
 from eventjet.log.integrity import missing_range
 from eventjet.log.topology import identity_of, missing_stream
@@ -143,7 +151,7 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     Raises `LogUnusable` where the stream does not exist, since `eventjet init` has not run.
     """
     try:
-        state = await client.ask(api.stream_info(app))
+        state = await client.ask(stream_info(app))
     except StreamMissing:
         raise missing_stream(app) from None
     return max(1, state.first), state.last
@@ -158,9 +166,7 @@ async def news_since(
 
 async def skipped_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
     """Return the reason by position of the records that have a skip marker; sends one request for each record."""
-    markers = await asyncio.gather(
-        *(client.ask(api.direct_last(app, skip_subject(app, record[0]))) for record in records)
-    )
+    markers = await asyncio.gather(*(client.ask(direct_last(app, skip_subject(app, record[0]))) for record in records))
     return {
         record[0]: reason_in(marker[4]) for record, marker in zip(records, markers, strict=True) if marker is not None
     }
@@ -193,13 +199,13 @@ async def page_of_log(
     Return at most `count` records and `size` bytes. Any replica may answer, and it may lag behind the leader. Raises
     `StoreUnavailable`.
     """
-    request = api.direct_page(stream, start, subject, count=count, size=size)
+    request = direct_page(stream, start, subject, count=count, size=size)
     parts: AsyncGenerator[list[Frame]] = client.stream(request)
     records: list[RawRecord] = []
     try:
         async for frames in parts:
-            final = frames.pop() if api.is_status(frames[-1]) else None
-            records += [api.direct_record(frame, stream=stream) for frame in frames]
+            final = frames.pop() if is_status(frames[-1]) else None
+            records += [direct_record(frame, stream=stream) for frame in frames]
             if final is not None:
                 last, remaining = request.parse(final) or (0, 0)
                 if last != (records[-1][0] if records else 0):

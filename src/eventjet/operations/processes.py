@@ -213,13 +213,13 @@ class Processes:
         )
         return [{"at": time_text(when), "decision": decision} for when, decision in due or []]
 
-    def _answer(self, what: str, ask: Callable[[], T], faults: list[str]) -> T | None:
+    def _answer(self, function: str, ask: Callable[[], T], faults: list[str]) -> T | None:
         """Call a function of the application; where it raises, add the error to `faults` and return None."""
         try:
             return ask()
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(raised)
-            faults.append(f"its {what}: {reason_of(error, private=self._is_private)}")
+            faults.append(f"its {function}: {reason_of(error, private=self._is_private)}")
             return None
 
     async def _other_events(self, jet: Jet, record: RawRecord) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def verify_lines(report: VerifyReport, *, private: bool) -> Iterator[str]:
     yield f"{differences}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}"
     for example in report.examples:
         yield f"  - {key_text(example.key)}: {difference_text(example, private=private)}; {example.since}"
-    yield from _rest(report.differences, len(report.examples))
+    yield from _and_more(report.differences, len(report.examples))
     if report.finding:
         yield report.finding.fix
 
@@ -142,8 +142,8 @@ def difference_text(difference: Difference, *, private: bool) -> str:
     if difference.expected is None:
         return "it has a row and should have none"
     values = [(_value(difference.live, name), _value(difference.expected, name)) for name in difference.columns]
-    shown = differing_columns(difference, private=private)
-    return ", ".join(_column_text(column, pair) for column, pair in zip(shown, values, strict=True))
+    columns = differing_columns(difference, private=private)
+    return ", ".join(_column_text(column, pair) for column, pair in zip(columns, values, strict=True))
 
 
 def differing_columns(difference: Difference, *, private: bool) -> list[tuple[str, Any, Any]]:
@@ -193,7 +193,7 @@ def snapshot_lines(report: SnapshotReport) -> Iterator[str]:
     }
     yield from (f"  - {number:,} {why}" for why, number in skipped.items() if number)
     yield from (f"  - {fault}" for fault in tally.faults)
-    yield from _rest(tally.broken, len(tally.faults))
+    yield from _and_more(tally.broken, len(tally.faults))
     yield f"{report.engine} engine: {spent(report.seconds)}"
 
 
@@ -232,7 +232,7 @@ def body_lines(bodies: Carried, source: str) -> Iterator[str]:
     if bodies.missing:
         yield f"NOT whole: {source} lacks bodies that events refer to, or has them damaged: {len(bodies.missing):,}"
         yield from (f"  - {reference.where}: {reference.digest}" for reference in bodies.missing[:_BODIES_MAX])
-        yield from _rest(len(bodies.missing), min(len(bodies.missing), _BODIES_MAX))
+        yield from _and_more(len(bodies.missing), min(len(bodies.missing), _BODIES_MAX))
 
 
 def _bytes(segment: Segment) -> int:
@@ -289,7 +289,7 @@ def _kind_lines(kind: LogFinding) -> Iterator[str]:
     positions = "" if kind.positions == kind.count else f", {counted(kind.positions, 'event')}"
     yield f"\n{kind.finding.what}: {counted(kind.count, 'finding')}{positions}"
     yield from (f"  - {_place(place)}{place.what}" for place in kind.examples)
-    yield from _rest(kind.count, len(kind.examples), "; --examples N shows N of them")
+    yield from _and_more(kind.count, len(kind.examples), "; --examples N shows N of them")
     yield f"What it costs: {kind.finding.cost}"
     yield f"The way out: {kind.finding.fix}"
 
@@ -301,9 +301,9 @@ def _place(place: Place) -> str:
     return f"{run} {place.subject}: " if place.subject else f"{run}: "
 
 
-def _rest(count: int, shown: int, hint: str = "") -> Iterator[str]:
-    if count > shown:
-        yield f"  - and {count - shown:,} more{hint}"
+def _and_more(count: int, listed: int, hint: str = "") -> Iterator[str]:
+    if count > listed:
+        yield f"  - and {count - listed:,} more{hint}"
 
 
 def _rate(events: int, seconds: float) -> str:

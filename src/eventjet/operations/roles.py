@@ -24,6 +24,7 @@ from eventjet.codec.subjects import (
     timer_stream,
     timer_subject,
     type_subjects,
+    without_covered,
 )
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
@@ -329,23 +330,9 @@ def _log_subjects(app: str, roles: Sequence[Role]) -> list[str]:
     The server delivers a message once for each import that matches it.
     """
     between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
-    subjects = dict.fromkeys(
+    return without_covered(
         subject for role in roles for subject in role.publish if not subject.startswith(between_clients)
     )
-    return [
-        subject for subject in subjects if not any(other != subject and _covers(other, subject) for other in subjects)
-    ]
-
-
-def _covers(wide: str, narrow: str) -> bool:
-    """Return whether the pattern `wide` matches every subject that the pattern `narrow` does."""
-    wide_parts, narrow_parts = wide.split("."), narrow.split(".")
-    for index, part in enumerate(wide_parts):
-        if part == ">":
-            return len(narrow_parts) > index
-        if index >= len(narrow_parts) or narrow_parts[index] == ">" or part not in ("*", narrow_parts[index]):
-            return False
-    return len(wide_parts) == len(narrow_parts)
 
 
 def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:

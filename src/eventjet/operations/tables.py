@@ -177,13 +177,15 @@ def table_page(
     except (ProgrammingError, DataError) as error:
         reason = next(iter(str(error.orig).splitlines()), "it cannot be read")
         raise unusable(connection, f"{placed.name}: {reason}", "Rebuild the read model, or alter the table.") from None
-    shown: list[tuple[str | None, Sequence[str]]] = []
+    page_rows: list[tuple[str | None, Sequence[str]]] = []
     for row in rows[:limit]:
         by_column = dict(zip(columns, row, strict=True))
         values = tuple(_text(column, by_column[column], placed, dialect) for column in columns)
-        shown.append((_key_json([(column, by_column[column]) for column in key], dialect), values))
-    last_key = shown[-1][0] if shown and len(rows) > limit else None
-    return TablePage(tuple(column.name for column in columns), tuple(column.name for column in key), shown, last_key)
+        page_rows.append((_key_json([(column, by_column[column]) for column in key], dialect), values))
+    last_key = page_rows[-1][0] if page_rows and len(rows) > limit else None
+    return TablePage(
+        tuple(column.name for column in columns), tuple(column.name for column in key), page_rows, last_key
+    )
 
 
 def page_query(

@@ -20,7 +20,7 @@ class Golden:
 
     def __init__(self, file: Path, *, write: bool) -> None:
         self._file = file
-        self._shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        self._title = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
         self._write = write
 
     def check_folds(
@@ -40,7 +40,7 @@ class Golden:
         is_same = stored.get("revision", revision) == revision
         if not is_same and not self._write:
             raise AssertionError(
-                f"{self._shown} is of revision {stored['revision']}, declared is {revision}: {_WRITE}."
+                f"{self._title} is of revision {stored['revision']}, declared is {revision}: {_WRITE}."
             )
         stored_histories: list[list[dict[str, Any]]] = [history["events"] for history in stored["histories"]]
         if is_same:
@@ -49,10 +49,10 @@ class Golden:
             (event["event"], event["schema"]) for history in stored_histories for event in history
         }
         if missing and not self._write:
-            raise AssertionError(f"{self._shown} has no history with {_listed(missing)}: {_WRITE}.")
+            raise AssertionError(f"{self._title} has no history with {_listed(missing)}: {_WRITE}.")
         if self._write:
             if missing:
-                new = [[_told(catalog, event) for event in history] for history in histories()]
+                new = [[_entry_of(catalog, event) for event in history] for history in histories()]
                 stored_histories += [
                     history for history in new if any((event["event"], event["schema"]) in missing for event in history)
                 ]
@@ -62,40 +62,40 @@ class Golden:
             ]
             self._save(folded, f'"revision": {revision}, "histories": ')
 
-    def _compare(self, held: Sequence[dict[str, Any]], fold: Callable[[Sequence[Any]], Any]) -> None:
+    def _compare(self, histories: Sequence[dict[str, Any]], fold: Callable[[Sequence[Any]], Any]) -> None:
         """Raise `AssertionError` for the shortest history that folds to another state."""
-        for history in sorted(held, key=lambda entry: len(entry["events"])):
+        for history in sorted(histories, key=lambda entry: len(entry["events"])):
             was, now = history["state"], fold(history["events"])
             changed = [name for name in was if name in now and was[name] != now[name]]
             if changed:
                 fields = "\n".join(f"  {name} was {_line(was[name])} and is {_line(now[name])}" for name in changed)
                 events = "\n".join(f"  {event['event']} {_line(event['body'])}" for event in history["events"])
                 raise AssertionError(
-                    f"these events fold to another state than {self._shown} says:\n{events}\n{fields}\nSnapshots of "
+                    f"these events fold to another state than {self._title} says:\n{events}\n{fields}\nSnapshots of "
                     f"the old fold would be believed. Raise `revision`, then {_WRITE}; or let it fold as it did."
                 )
 
-    def _events(self, catalog: Catalog, told: Sequence[dict[str, Any]]) -> list[Any]:
+    def _events(self, catalog: Catalog, entries: Sequence[dict[str, Any]]) -> list[Any]:
         """Return the stored events as they are read today, without retired events, as in a history."""
-        return [_read(catalog, entry, self._shown) for entry in told if not catalog.is_retired(entry["event"])]
+        return [_read(catalog, entry, self._title) for entry in entries if entry["event"] not in catalog.retired]
 
     def check_schemas(self, catalog: Catalog, kinds: Sequence[type], example: Callable[[type], Any]) -> None:
         """Raise `AssertionError` for a stored body that cannot be read any more, and for a schema without a body."""
         entries: list[dict[str, Any]] = self._load() if self._file.exists() or not self._write else []
-        known = {(entry["event"], entry["schema"]) for entry in entries}
-        missing = {kind: info for kind in kinds if (info := _name(kind)) not in known}
+        stored = {(entry["event"], entry["schema"]) for entry in entries}
+        missing = {kind: info for kind in kinds if (info := _name(kind)) not in stored}
         if missing and self._write:
-            entries += [_told(catalog, example(kind)) for kind in missing]
+            entries += [_entry_of(catalog, example(kind)) for kind in missing]
             self._save(sorted(entries, key=lambda entry: (entry["event"], entry["schema"])))
         elif missing:
-            raise AssertionError(f"{self._shown} has no example of {_listed(missing.values())}: {_WRITE}.")
+            raise AssertionError(f"{self._title} has no example of {_listed(missing.values())}: {_WRITE}.")
         for entry in entries:
-            if not catalog.is_retired(entry["event"]):
-                _read(catalog, entry, self._shown)
+            if entry["event"] not in catalog.retired:
+                _read(catalog, entry, self._title)
 
     def _load(self) -> Any:
         if not self._file.exists():
-            raise AssertionError(f"{self._shown} is not there yet: {_WRITE}.")
+            raise AssertionError(f"{self._title} is not there yet: {_WRITE}.")
         return read_json(self._file.read_bytes())
 
     def _save(self, entries: Sequence[Any], head: str = "") -> None:
@@ -134,13 +134,13 @@ def _name(kind: type) -> tuple[str, int]:
     return info.name, info.schema
 
 
-def _told(catalog: Catalog, event: Any) -> dict[str, Any]:
+def _entry_of(catalog: Catalog, event: Any) -> dict[str, Any]:
     encoded = catalog.encode(event)
     return {"event": encoded.type_name, "schema": encoded.schema, "body": read_json(encoded.body)}
 
 
-def _read(catalog: Catalog, told: dict[str, Any], file: Path) -> Any:
-    name, schema = told["event"], told["schema"]
+def _read(catalog: Catalog, entry: dict[str, Any], file: Path) -> Any:
+    name, schema = entry["event"], entry["schema"]
     resolved = catalog.resolve(name, schema)
     if resolved is None:
         raise AssertionError(
@@ -148,6 +148,6 @@ def _read(catalog: Catalog, told: dict[str, Any], file: Path) -> Any:
             "name among `formerly=`, or list it in `retired_events`."
         )
     try:
-        return resolved.decode(dump_json(told["body"]))
+        return resolved.decode(dump_json(entry["body"]))
     except Exception as error:
         raise AssertionError(f"{name!r} schema {schema} as {file} has it cannot be read any more: {error}") from error

@@ -58,7 +58,7 @@ class Laws:
     strategies: ClassVar[Mapping[Any, SearchStrategy[Any]]] = {}
     """Strategies by type, for types without a built-in strategy and for types whose values need care."""
 
-    def _given(self) -> Values:
+    def _values(self) -> Values:
         return Values(self.strategies)
 
     def golden(self, name: str, pytestconfig: pytest.Config) -> Golden:
@@ -94,15 +94,15 @@ class AggregateLaws(Laws):
         if aggregate_info(self.aggregate).snapshot_every is None:
             pytest.skip(f"{self.aggregate.__qualname__} keeps no snapshots")
         history, codec = self._history(data), SnapshotCodec[Any](self.aggregate)
-        whole, before = self._fold(history), self._fold([])
+        full_state, before = self._fold(history), self._fold([])
         for cut in range(len(history) + 1):
             value = codec.encode(FoldedState(before, cut, cut, "id"))
             assert value is not None, f"the state {before!r} would not come back equal from a snapshot"
             decoded = codec.decode(value)
             assert decoded is not None
             after = self._fold(history[cut:], decoded.state)
-            message = f"the snapshot after {cut} events leads to {after!r}, and the whole history to {whole!r}"
-            assert after == whole, message
+            message = f"the snapshot after {cut} events leads to {after!r}, and the whole history to {full_state!r}"
+            assert after == full_state, message
             before = self._fold(history[cut : cut + 1], before)
 
     @given(data=st.data())
@@ -118,7 +118,7 @@ class AggregateLaws(Laws):
         state = self._fold(self._history(data))
         name, decide, hints = data.draw(st.sampled_from(decisions), label="decision")
         arguments = {
-            argument: data.draw(values_of(hint, f"{name}({argument})", self._given()), label=argument)
+            argument: data.draw(values_of(hint, f"{name}({argument})", self._values()), label=argument)
             for argument, hint in hints.items()
         }
         with left_as_they_are(name, state, *arguments.values()):
@@ -147,7 +147,7 @@ class AggregateLaws(Laws):
         return data.draw(st.lists(self._event(), max_size=_EVENTS_MAX), label="history")
 
     def _event(self) -> SearchStrategy[Any]:
-        return st.one_of([instances_of(event_type, self._given()) for event_type in folded_events(self.aggregate)])
+        return st.one_of([instances_of(event_type, self._values()) for event_type in folded_events(self.aggregate)])
 
     def _histories(self) -> list[list[Any]]:
         """Return the same histories in every run with one version of Hypothesis, to be written to the golden file."""
@@ -177,7 +177,7 @@ class AggregateLaws(Laws):
                 continue
             hints = typing.get_type_hints(function, include_extras=True)
             decides = events & set(_classes(hints.pop("return", None)))
-            if decides and not any(map(_is_told, hints.values())):
+            if decides and not any(map(_is_made_by_eventjet, hints.values())):
                 decisions.append((f"{self.aggregate.__qualname__}.{name}", function, hints))
         return decisions
 
@@ -264,11 +264,11 @@ class ProjectionLaws(Laws):
         return log
 
 
-def _compare(expected: TableRows, found: TableRows, how: str) -> None:
+def _compare(expected: TableRows, actual: TableRows, how: str) -> None:
     """Raise `AssertionError` with the rows that differ, if there are any."""
     for table, rows in expected.items():
-        missing = [row for row in rows if row not in found[table]]
-        extra = [row for row in found[table] if row not in rows]
+        missing = [row for row in rows if row not in actual[table]]
+        extra = [row for row in actual[table] if row not in rows]
         if missing or extra:
             raise AssertionError(
                 f"the rows of {table} depend on how the log is read:\n  one event at a time {missing}\n  {how} {extra}"
@@ -292,7 +292,7 @@ class CodecLaws(Laws):
         """Every event comes back equal from its stored body."""
         catalog = self.app.catalog
         kind = data.draw(st.sampled_from(self._kinds()), label="event")
-        value = data.draw(instances_of(kind, self._given()), label="value")
+        value = data.draw(instances_of(kind, self._values()), label="value")
         encoded = catalog.encode(value)
         resolved = catalog.resolve(encoded.type_name, encoded.schema)
         assert resolved is not None
@@ -304,7 +304,7 @@ class CodecLaws(Laws):
         One body of each schema is in `golden/<app>.events.json`; `pytest --write-golden` adds bodies of new schemas.
         """
         golden = self.golden(f"{self.app.name}.events", pytestconfig)
-        golden.check_schemas(self.app.catalog, self._kinds(), lambda kind: _first(instances_of(kind, self._given())))
+        golden.check_schemas(self.app.catalog, self._kinds(), lambda kind: _first(instances_of(kind, self._values())))
 
     def _kinds(self) -> list[type]:
         """Return the events of the application's own aggregates."""
@@ -333,7 +333,7 @@ def _classes(hint: Any) -> Iterator[Any]:
                 yield from _classes(part)
 
 
-def _is_told(hint: Any) -> bool:
+def _is_made_by_eventjet(hint: Any) -> bool:
     """Return whether only eventjet makes such values: the recorded events, outcomes and errors given to a process."""
     return any(
         value_type in (Recorded, Outcome) or (isinstance(value_type, type) and issubclass(value_type, BaseException))

@@ -9,20 +9,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.codec.headers import MSG_ID, header
+from eventjet.codec.headers import event_id_of
 from eventjet.commands.repository import Repositories
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import reader
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
+from eventjet.testing.read_model import write_batch, writer_of
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
@@ -51,31 +52,20 @@ class MemoryReadModels:
         Raises `HandlerFailed`, and what the database raises.
         """
         async with self._lock, self.engine.begin() as connection:
-            return await self._catch_up(connection, resolved)
-
-    async def _catch_up(self, connection: AsyncConnection, resolved: AnyResolved) -> int:
-        await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
-        previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
-        assert previous is not None
-        records = [record async for record in self.store.records(start=previous.position + 1)]
-        if not records:
-            return previous.position
-        read = reader(self.app.catalog.of_log(await self.store.skip_markers()), resolved)
-        read.expect(records)
-        events = [event for event in map(read, records) if event is not None]
-        batch = Batch(previous.position, records[-1][0], header(records[-1][3], MSG_ID) or "", events)
-        writer = self._writers.get(resolved.name)
-        if writer is None:
-            is_sql = isinstance(resolved, ResolvedSql)
-            writer = (
-                SqlWriter(resolved, lease_s=0) if is_sql else FoldWriter(resolved, self.database.dialect, lease_s=0)
-            )
-        if isinstance(writer, SqlWriter):
-            await writer.write(connection, previous, batch)
-        else:
-            await connection.run_sync(writer.write, previous, batch)
-        self._writers[resolved.name] = writer
-        return batch.last
+            await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
+            previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+            assert previous is not None
+            records = [record async for record in self.store.records(start=previous.position + 1)]
+            if not records:
+                return previous.position
+            read = reader(self.app.catalog.of_log(await self.store.skip_markers()), resolved)
+            read.expect(records)
+            events = [event for event in map(read, records) if event is not None]
+            batch = Batch(previous.position, records[-1][0], event_id_of(records[-1]), events)
+            writer = self._writers.get(resolved.name) or writer_of(resolved, self.database)
+            await write_batch(writer, connection, previous, batch)
+            self._writers[resolved.name] = writer
+            return batch.last
 
 
 @asynccontextmanager

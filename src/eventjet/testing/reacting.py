@@ -45,17 +45,17 @@ class TestedReaction:
 class _Noting:
     """A repository in memory that notes each command before it executes it."""
 
-    def __init__(self, told: TestedReaction, aggregate: Any) -> None:
-        self._told = told
+    def __init__(self, reaction: TestedReaction, aggregate: Any) -> None:
+        self._reaction = reaction
         self._aggregate = aggregate
-        self._own = Repository[Any, Any](_APP, told.store, Catalog(folded_events(aggregate)), aggregate)
+        self._repository = Repository[Any, Any](_APP, reaction.store, Catalog(folded_events(aggregate)), aggregate)
 
     async def execute(self, aggregate_id: str, decide: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self._told.calls.append((self._aggregate, aggregate_id, Call.of(decide, args, kwargs)))
-        return await self._own.execute(aggregate_id, decide, *args, **kwargs)
+        self._reaction.calls.append((self._aggregate, aggregate_id, Call.of(decide, args, kwargs)))
+        return await self._repository.execute(aggregate_id, decide, *args, **kwargs)
 
     async def load(self, aggregate_id: str, /) -> Any:
-        return await self._own.load(aggregate_id)
+        return await self._repository.load(aggregate_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class Handled:
         """Assert that the handler's next command was this decision, and return the remaining commands."""
         expected = (aggregate, aggregate_id, Call.of(decide, args, kwargs))
         if not self._calls or self._calls[0] != expected:
-            actual = _shown(self._calls[0]) if self._calls else "nothing"
-            raise AssertionError(f"it executed {actual}\nexpected {_shown(expected)}")
+            actual = _call_text(self._calls[0]) if self._calls else "nothing"
+            raise AssertionError(f"it executed {actual}\nexpected {_call_text(expected)}")
         return Handled(self.key, self._calls[1:])
 
     def nothing_more(self) -> None:
         """Assert that the handler executed no further command."""
         if self._calls:
-            raise AssertionError(f"it executed {', '.join(map(_shown, self._calls))} as well")
+            raise AssertionError(f"it executed {', '.join(map(_call_text, self._calls))} as well")
 
 
 async def reacted(
@@ -111,6 +111,6 @@ async def reacted(
     return Handled(reaction.key, tuple(reaction.calls))
 
 
-def _shown(call: tuple[Any, str, Call]) -> str:
+def _call_text(call: tuple[Any, str, Call]) -> str:
     aggregate, aggregate_id, decided = call
-    return f"{aggregate_info(aggregate).name} {aggregate_id!r}: {decided.whole()}"
+    return f"{aggregate_info(aggregate).name} {aggregate_id!r}: {decided.with_arguments()}"

@@ -85,24 +85,17 @@ class ReadModelCase:
         resolved, events = self.resolved, self._numbered(events)
         async with self._engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
-            if isinstance(resolved, ResolvedSql):
-                sql_writer, fold_writer = SqlWriter(resolved, lease_s=0), None
-            else:
-                # An event that cannot be handled is an error here, also for a projection with a quarantine.
-                sql_writer, fold_writer = (
-                    None,
-                    FoldWriter(replace_quarantine(resolved), self._database.dialect, lease_s=0),
-                )
+            if isinstance(resolved, ResolvedProjection) and resolved.quarantines:
+                # An event that cannot be handled is an error here.
+                resolved = replace(resolved, on_error="stop")
+            writer = writer_of(resolved, self._database)
             after = 0
             for end in filter(None, ends):
                 previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
                 assert previous is not None
                 last = events[end - 1]
                 batch = Batch(previous.position, last.position, last.event_id, events[after:end])
-                if sql_writer is not None:
-                    await sql_writer.write(connection, previous, batch)
-                elif fold_writer is not None:
-                    await connection.run_sync(fold_writer.write, previous, batch)
+                await write_batch(writer, connection, previous, batch)
                 after = end
             return await self._rows(connection)
 
@@ -125,9 +118,21 @@ class ReadModelCase:
         return rows
 
 
-def replace_quarantine(resolved: Any) -> Any:
-    """Return the projection with a stop at events that it cannot handle, instead of a quarantine."""
-    return replace(resolved, on_error="stop") if resolved.quarantines else resolved
+def writer_of(resolved: AnyResolved, database: Database) -> FoldWriter | SqlWriter:
+    """Return the writer that a worker uses for a projection, without a lease."""
+    if isinstance(resolved, ResolvedSql):
+        return SqlWriter(resolved, lease_s=0)
+    return FoldWriter(resolved, database.dialect, lease_s=0)
+
+
+async def write_batch(
+    writer: FoldWriter | SqlWriter, connection: AsyncConnection, previous: checkpoint.Checkpoint, batch: Batch
+) -> None:
+    """Write a batch after a checkpoint; raises `HandlerFailed`, and what the database raises."""
+    if isinstance(writer, SqlWriter):
+        await writer.write(connection, previous, batch)
+    else:
+        await connection.run_sync(writer.write, previous, batch)
 
 
 @contextmanager

@@ -57,9 +57,9 @@ async def running(app: Application, *, postgres: bool = False, deps: Any = None)
 
 def _with_deps(app: Application, deps: Any) -> Application:
     """Return a copy of the app that gives its reactors these dependencies."""
-    same: Any = copy(app)
-    same.deps = lambda: nullcontext(deps)
-    return same
+    copied: Any = copy(app)
+    copied.deps = lambda: nullcontext(deps)
+    return copied
 
 
 @asynccontextmanager

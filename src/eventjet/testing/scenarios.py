@@ -86,7 +86,7 @@ class When(Generic[S, E]):
     def then_raises(self, error: type[Exception], *, match: str | None = None) -> None:
         """Assert that the decision raised this error; `match` is a part of its text."""
         if self._error is None:
-            raise AssertionError(f"nothing was raised; recorded {_shown(self._events)}")
+            raise AssertionError(f"nothing was raised; recorded {_event_list(self._events)}")
         if not isinstance(self._error, error) or (match is not None and match not in str(self._error)):
             raise AssertionError(f"raised {self._error!r}, expected {error.__name__} {match or ''}") from self._error
 
@@ -106,10 +106,16 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     """
     cls = cast("Any", aggregate)
     aggregate_info(cls)
-    kinds = (cls, *folded_events(cls))
-    if faults := [*state_faults(cls), *(fault for kind in kinds for fault in field_faults(kind))]:
+    catalog = checked_catalog(cls)
+    return Given(cast("S", cls()), catalog)
+
+
+def checked_catalog(cls: Any) -> Catalog:
+    """Return the catalog of an aggregate's events; raises `DefinitionError` for faults of its state and its events."""
+    events = folded_events(cls)
+    if faults := [*state_faults(cls), *(fault for kind in (cls, *events) for fault in field_faults(kind))]:
         raise DefinitionError(faults)
-    return Given(cast("S", cls()), Catalog(folded_events(cls)))
+    return Catalog(events)
 
 
 def as_stored(events: Sequence[E]) -> tuple[E, ...]:
@@ -139,7 +145,7 @@ def check_recorded(events: Sequence[object], expected: Sequence[object]) -> None
     """Raise `AssertionError` unless exactly the expected events were recorded, compared as readers get them."""
     expected = as_stored(expected)
     if as_stored(events) != expected:
-        raise AssertionError(f"recorded {_shown(events)}\nexpected {_shown(expected)}")
+        raise AssertionError(f"recorded {_event_list(events)}\nexpected {_event_list(expected)}")
 
 
 def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
@@ -167,11 +173,11 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
 
 
 @contextmanager
-def left_as_they_are(name: str, *given: object) -> Generator[None]:
+def left_as_they_are(name: str, *values: object) -> Generator[None]:
     """Raise `AssertionError` when the block, which calls the function `name`, changed one of these values in place."""
-    before = list(map(_picture, given))
+    before = list(map(_picture, values))
     yield
-    for value, was in zip(given, before, strict=True):
+    for value, was in zip(values, before, strict=True):
         if _picture(value) != was:
             raise AssertionError(
                 f"{name} changed what it was given, which others hold too: it is now {value!r}. "
@@ -190,5 +196,5 @@ def _picture(value: Any) -> object:
     return repr(value)
 
 
-def _shown(events: Sequence[object]) -> str:
+def _event_list(events: Sequence[object]) -> str:
     return "[" + ", ".join(map(repr, events)) + "]"

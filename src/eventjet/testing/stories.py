@@ -12,13 +12,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.commands.execute import recorded_events
-from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
+from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.process import Call, Deadline, Outcome, ProcessType, Request, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded, own_event
-from eventjet.domain.state import own_copy, state_faults
-from eventjet.domain.subscription import folded_events, shown_name
+from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
-from eventjet.testing.scenarios import as_read, as_stored, check_recorded, folded
+from eventjet.testing.scenarios import as_read, as_stored, check_recorded, checked_catalog, folded
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -68,13 +68,13 @@ class Story(Generic[S, E]):
             raise AssertionError(f"it rests in {self.state!r}")
         expected: Request[Any, Any] = Request(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
         if step.request != expected:
-            raise AssertionError(f"it asks {_shown(step.request)}\nexpected {_shown(expected)}")
+            raise AssertionError(f"it asks {_request_text(step.request)}\nexpected {_request_text(expected)}")
         return Doing(self, step)
 
     def rests(self) -> Story[S, E]:
         """Assert that the process has no next step."""
         if (step := self._step()) is not None:
-            raise AssertionError(f"it does not rest: it asks {_shown(step.request)}")
+            raise AssertionError(f"it does not rest: it asks {_request_text(step.request)}")
         return self
 
     def waits_until(self, when: datetime, *, last_event: datetime | None = None) -> Story[S, E]:
@@ -191,11 +191,9 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     aggregate_info(cls)
     if not is_process(cls):
         raise DefinitionError([f"{shown_name(cls)} is not a process: test an aggregate with `scenario`"])
-    kinds = (cls, *folded_events(cls))
-    if faults := [*state_faults(cls), *(fault for kind in kinds for fault in field_faults(kind))]:
-        raise DefinitionError(faults)
-    return Story(cast("S", cls()), Catalog(folded_events(cls)))
+    catalog = checked_catalog(cls)
+    return Story(cast("S", cls()), catalog)
 
 
-def _shown(request: Request[Any, Any]) -> str:
-    return f"{shown_name(request.aggregate)} {request.aggregate_id!r}: {request.call.whole()}"
+def _request_text(request: Request[Any, Any]) -> str:
+    return f"{shown_name(request.aggregate)} {request.aggregate_id!r}: {request.call.with_arguments()}"

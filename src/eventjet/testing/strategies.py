@@ -75,21 +75,21 @@ _EACH: dict[Any, Callable[..., Any]] = {
 }
 
 
-def values_of(hint: Any, where: str, given: Values) -> SearchStrategy[Any]:
+def values_of(hint: Any, where: str, options: Values) -> SearchStrategy[Any]:
     """Return a strategy for an annotation; raises `UsageError`, which names `where`, for a type without a strategy."""
-    return _values(hint, [], where, given)
+    return _values(hint, [], where, options)
 
 
-def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
+def instances_of(cls: Any, options: Values) -> SearchStrategy[Any]:
     """Return a strategy for instances of an event, a dataclass or a pydantic model.
 
     Instances that pydantic's validation refuses are drawn again.
     """
-    if cls in given.strategies:
-        return given.strategies[cls]
+    if cls in options.strategies:
+        return options.strategies[cls]
     required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()
     for name, hint, limits, is_required in _fields_of(cls):
-        (required if is_required else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", given)
+        (required if is_required else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", options)
 
     def make(values: dict[str, Any]) -> Any:
         try:
@@ -114,52 +114,52 @@ def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
     ]
 
 
-def _values(hint: Any, limits: Sequence[Any], where: str, given: Values) -> SearchStrategy[Any]:
+def _values(hint: Any, limits: Sequence[Any], where: str, options: Values) -> SearchStrategy[Any]:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         base, *metadata = parts
         unpacked = [limit for item in metadata for limit in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return _values(base, [*limits, *unpacked], where, given)
-    if hint in given.strategies:
-        return given.strategies[hint]
+        return _values(base, [*limits, *unpacked], where, options)
+    if hint in options.strategies:
+        return options.strategies[hint]
     if isinstance(hint, typing.NewType):
-        return _values(hint.__supertype__, limits, where, given)
+        return _values(hint.__supertype__, limits, where, options)
     if origin in (typing.Union, types.UnionType):
-        return st.one_of([_values(part, limits, where, given) for part in parts])
+        return st.one_of([_values(part, limits, where, options) for part in parts])
     if origin is Literal:
         return st.sampled_from(parts)
     if origin is not None:
-        return _container(origin, parts, limits, where, given)
-    return _scalar(hint, limits, where, given)
+        return _container(origin, parts, limits, where, options)
+    return _scalar(hint, limits, where, options)
 
 
 def _container(
-    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, given: Values
+    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, options: Values
 ) -> SearchStrategy[Any]:
     min_size, max_size = _sizes(limits, _ITEMS_MAX)
     if origin is tuple and parts[-1:] != (Ellipsis,):
-        return st.tuples(*(_values(part, [], where, given) for part in parts))
-    items = _values(parts[0], [], where, given)
+        return st.tuples(*(_values(part, [], where, options) for part in parts))
+    items = _values(parts[0], [], where, options)
     if origin is tuple:
         return st.lists(items, min_size=min_size, max_size=max_size).map(tuple)
     if origin in _EACH:
         return cast("SearchStrategy[Any]", _EACH[origin](items, min_size=min_size, max_size=max_size))
     if origin in (dict, abc.Mapping):
-        return st.dictionaries(items, _values(parts[1], [], where, given), min_size=min_size, max_size=max_size)
+        return st.dictionaries(items, _values(parts[1], [], where, options), min_size=min_size, max_size=max_size)
     raise _unknown(origin, where)
 
 
-def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Values) -> SearchStrategy[Any]:
+def _scalar(hint: Any, limits: Sequence[Any], where: str, options: Values) -> SearchStrategy[Any]:
     if (plain := _PLAIN.get(hint)) is not None:
         return plain
     if hint is str:
-        return _texts(limits, given.text_max)
+        return _texts(limits, options.text_max)
     if hint in (int, float, Decimal):
-        return _numbers(hint, limits, given)
+        return _numbers(hint, limits, options)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from([*hint])
     if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel)):
-        return st.deferred(lambda: instances_of(hint, given))
+        return st.deferred(lambda: instances_of(hint, options))
     raise _unknown(hint, where)
 
 
@@ -171,11 +171,11 @@ def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
     return st.text(_TEXT, min_size=min_size, max_size=max_size)
 
 
-def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[Any]:
+def _numbers(kind: Any, limits: Sequence[Any], options: Values) -> SearchStrategy[Any]:
     """Return numbers within the annotation's limits; without limits, amounts such as those of money."""
     bounds = {name: getattr(limit, name) for limit in limits for name in ("gt", "ge", "lt", "le") if _has(limit, name)}
     lower, upper = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    far = given.number_max
+    far = options.number_max
     low = lower if lower is not None else min(-far, upper if upper is not None else 0)
     high = upper if upper is not None else max(far, lower if lower is not None else 0)
 
@@ -186,7 +186,7 @@ def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[
         return st.integers(int(low), int(high)).filter(inside)
     if kind is float:
         return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(inside)
-    places = next((limit.decimal_places for limit in limits if _has(limit, "decimal_places")), given.places)
+    places = next((limit.decimal_places for limit in limits if _has(limit, "decimal_places")), options.places)
     return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(inside)
 
 
