@@ -114,8 +114,8 @@ class Blob(_WithSource):
 
             open_content = again
         if name is None:
-            path: Any = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
-            name = Path(path).name if isinstance(path, str | os.PathLike) else ""  # pyright: ignore[reportUnknownArgumentType]
+            source: Any = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
+            name = Path(source).name if isinstance(source, str | os.PathLike) else ""  # pyright: ignore[reportUnknownArgumentType]
         hashed, size = sha256(), 0
         with open_content() as content:
             while chunk := content.read(CHUNK_BYTES):
