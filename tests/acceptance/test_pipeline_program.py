@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,8 @@ def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.
         [sys.executable, "-m", "eventjet.cli", "pipeline"],
         'trap "" INT HUP; echo begun; sleep 1000 & wait',
     )
+    # What ignores a signal, as `nohup` does, hands that on to the programs that it starts.
+    handled = signal.signal(number, signal.default_int_handler)
     with subprocess.Popen(
         command,
         cwd=project,
@@ -62,10 +65,15 @@ def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.
         text=True,
         start_new_session=True,
     ) as process:
+        signal.signal(number, handled)
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(number)
-        _, said = process.communicate(timeout=ENDS_S)
+        try:
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(number)
+            _, said = process.communicate(timeout=ENDS_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     assert (process.returncode, said.startswith("Interrupted. The next run goes on")) == (130, True)
 
 
