@@ -143,10 +143,7 @@ class ArchivedBodies:
             url = self.url.replace("s3a://", "s3://", 1).rstrip("/")
             try:
                 files, base = arrow.FileSystem.from_uri(url)
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # `ArrowInvalid` is a `ValueError`
+            except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
                 if fault := storage_fault(self.url, reason):
                     raise ArchiveBroken(self.url, *fault) from error
