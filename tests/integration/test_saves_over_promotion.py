@@ -154,7 +154,7 @@ async def test_an_unknown_outcome_is_resolved_on_the_log_that_has_its_history(tm
         at.regions.west.kill()
         for _ in range(lacking):
             await at.deposit()
-        async with bank.connect(replace(at.settings.for_log(), servers=(at.proxy.url,), save_timeout_s=0.5)) as jet:
+        async with bank.connect(replace(at.settings.for_log(), servers=(at.proxy.url,), save_timeout_s=5.0)) as jet:
             await jet.repository(Account).load("a-1")
             at.proxy.choose = lambda publish: Fate("lose" if publish.subject.startswith("bank.account.") else "pass")
             with pytest.raises(OutcomeUnknown) as caught:
