@@ -109,8 +109,8 @@ class IcebergStore:
                 configured: Mapping[str, Any] = (
                     package("pyiceberg.utils.config").Config().get_catalog_config(self._name) or {}
                 )
-                given = {f"s3.{key}": value for key, value in s3_settings().items()}
-                return load(self._name, **{key: value for key, value in given.items() if key not in configured})
+                defaults = {f"s3.{key}": value for key, value in s3_settings().items()}
+                return load(self._name, **{key: value for key, value in defaults.items() if key not in configured})
             url = self._url
             Path(url).mkdir(parents=True, exist_ok=True)
             local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}

@@ -241,8 +241,8 @@ class StateFold:
                     joined.append(Leaving(event, name, owner, arrives=bool(keys_after)))
                     keys += keys_before
                 if keys_after and (is_taken or keys_before != keys_after):
-                    given = own_copy(state) if takes_state else None
-                    joined.append(Owned(event, name, given, owner, self._columns, is_taken=is_taken))
+                    state_copy = own_copy(state) if takes_state else None
+                    joined.append(Owned(event, name, state_copy, owner, self._columns, is_taken=is_taken))
                     keys += keys_after
         except ProjectionStopped:
             raise
