@@ -115,7 +115,7 @@ class Town:
         """What a reader of the publication is to find."""
         return [
             (
-                f"{one.event_id}.{number}",
+                f"{one.event_id}.bells.{number}",
                 SOURCE,
                 "bell.heard",
                 one.aggregate_id,

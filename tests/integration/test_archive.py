@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import random
 import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from eventjet import App, Settings
 from eventjet.archive.reading import ArchiveReader
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.rebuild import ENGINES, preview, rebuild, verify
+from eventjet.rebuild import ENGINES, archive, preview, rebuild, verify
 from eventjet.spark import archiving
 from eventjet.spark.archiving import SparkFiles, archived_frame, reading
 from eventjet.spark.session import Started
 from tests.integration.archived import book_of, files_of, log_records, made, opened, purge, sealed, tables
 from tests.integration.rebuild_log import Book, remains
-from tests.logs import block
+from tests.logs import block, fresh_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -54,6 +58,27 @@ async def test_an_archive_holds_every_record_as_the_log_has_it(book: Book, spark
         rows = archived_frame(spark.spark, archive, 999, 1_502).orderBy("position").collect()
     found = [(row.position, row.time_ns, row.subject.encode(), bytes(row.headers), bytes(row.body)) for row in rows]
     assert found == records[998:1_502]
+
+
+async def test_a_segment_ends_where_a_save_ends(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
+    """A run that is killed between two segments leaves no half of what was decided together."""
+    del spark  # runs already
+    app, settings = (
+        App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]),
+        Settings(servers=(nats.url,)),
+    )
+    async with app.connect(settings) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for number in range(4):
+            amounts = [accounts.decide(f"{name}-{number}", Account.deposit, Decimal(1)) for name in ("a", "b")]
+            for name in ("a", "b"):
+                await accounts.execute(f"{name}-{number}", Account.open, name)
+            await accounts.execute(f"a-{number}", Account.deposit, Decimal(3))
+            await jet.transact(*amounts)
+    report = await archive(app, str(tmp_path / "archive"), settings, segment_events=2)
+    bounds = [(segment.first, segment.last) for segment in report.sealed]
+    assert bounds == [(1, 2), (3, 5), (6, 6), (7, 8), (9, 10), (11, 12), (13, 15), (16, 16), (17, 18), (19, 20)]
 
 
 async def test_what_is_up_to_date_stays_as_it_is(book: Book, tmp_path: Path) -> None:

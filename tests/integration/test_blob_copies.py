@@ -20,7 +20,7 @@ from eventjet.archive.bodies import ArchivedBodies, archive_bodies
 from eventjet.console import console
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.blob import blobs_in, source_of
-from eventjet.errors import ArchiveBroken
+from eventjet.errors import ArchiveBroken, Refused
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.objects import Bucket
 from eventjet.log.sweep import has_bucket, references_of, sweep_objects
@@ -131,6 +131,23 @@ async def test_a_restore_stores_the_bodies_of_the_events_and_names_those_that_th
             assert (await jet.repository(Document).load("d-0")).scan == Blob.of(
                 LARGE, media_type="text/html", name="п0.html"
             )
+
+
+async def test_a_restore_that_is_refused_leaves_the_bodies_of_the_log_alone(nats: NatsServer, tmp_path: Path) -> None:
+    """Else a sweep would take the object store for that of the archived log."""
+    app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), tmp_path / "archive"
+    with NatsServer(sync_interval="1m") as other:
+        async with filed(app, Settings(servers=(other.url,)), LARGE) as jet:
+            seal(url, records_of(other.url, app.name), jet.store.identity, name=app.name)
+            await asyncio.to_thread(_archive, other.url, app.name, url)
+    async with filed(app, settings, b"mine") as jet:
+        with pytest.raises(Refused, match="Nothing was written"):
+            await restore(app, str(url), settings, engine="local")
+        endpoint = Endpoint((nats.url,))
+        with NatsConnection.open(endpoint) as link:
+            swept = sweep_objects(link, endpoint, app.name, removes=True)
+        assert (swept.objects, swept.missing) == (1, ())
+        assert await jet.blobs.read(Blob.of(b"mine")) == b"mine"
 
 
 async def test_a_file_system_that_arrow_does_not_know_is_refused_for_bodies_alone(

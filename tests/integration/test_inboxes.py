@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel
@@ -179,6 +179,52 @@ async def test_what_is_no_message_of_its_kind_is_parked_and_the_others_go_on(
         await send(jet, app, "o1", {"order": "o1", "cents": 1})
         await until(lambda: list(desk.told()) == [3, 4])
     assert [await paid(jet, order) for order in ("o1", "o3")] == [1, 3]
+
+
+async def test_cloud_events_that_have_no_id_of_their_own_are_parked_and_not_taken_for_repetitions(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
+    assert jet.client is not None
+    cursors = Cursors(jet.client, jet.name)
+    for order, name in (("o1", None), ("o2", None), ("o3", ""), ("o4", ""), ("o5", 7)):
+        await send(jet, app, order, cloud(cast("str", name), order, 5))
+    async with working(app, settings):
+
+        async def all_parked() -> list[Any]:
+            found = await cursor_control.listed(cursors, "payments")
+            return found if len(found) == 4 else []
+
+        parked = await eventually(all_parked)
+        await until(lambda: list(desk.told()) == [5])
+    assert ["each CloudEvent needs text of its own" in one.reason for one in parked] == [True] * 4
+    assert desk.told()[5].id == "7"
+
+
+async def test_a_cloud_event_of_another_type_is_parked_though_its_fields_fit(settings: Settings) -> None:
+    stream = f"shop-{fresh_name()}"
+
+    @inbox("payments", stream=stream, subject=f"{stream}.>", start="beginning")
+    async def payments(message: Incoming[OrderPaid], to: Reaction) -> None:
+        await to.repository(Order).execute("o", Order.pay, message.data.cents)
+
+    app = App(fresh_name(), aggregates=[Order], reactors=[payments])
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+        await jet.init()
+        for kind in ("order.paid", "order.refunded", ["order.paid"]):
+            body = {"specversion": "1.0", "id": str(kind), "source": "s", "type": kind, "data": {"cents": 5}}
+            await send(jet, app, "o", body)
+            await send(jet, app, "p", {"cents": 1})  # not a CloudEvent, so nothing but its fields says what it is
+        async with working(app, settings):
+            await is_paid(jet, 8)
+            cursors = Cursors(jet.client, jet.name)
+
+            async def parked() -> list[Any]:
+                return [one.reason for one in await cursor_control.listed(cursors, "payments")]
+
+            (reason,) = await eventually(parked)
+    assert "its type 'order.refunded' is none of order.paid" in reason
 
 
 async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:

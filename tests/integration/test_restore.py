@@ -6,21 +6,24 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from eventjet import App
+from eventjet import App, Settings
 from eventjet.archive.republish import BATCH_MAX, WINDOW_NS, Restore, Restored, lasting
-from eventjet.codec.headers import MSG_ID, RawRecord, header, recorded_at
+from eventjet.codec.headers import MSG_ID, RawRecord, header, recorded_at, unfinished_save
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import ArchiveBroken, LogRolledBack, Refused
+from eventjet.errors import ArchiveBroken, LogRolledBack, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.integrity import checking_same_log, earlier_logs
 from eventjet.log.topology import CONTINUES, IDENTITY, stream_config
+from eventjet.operations.reports import restore_lines
+from eventjet.rebuild import archive, restore
 from tests.archives import archive_of
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (
@@ -30,6 +33,7 @@ from tests.integration.restoring import (
     endpoint,
     fill,
     records_of,
+    seal,
 )
 from tests.logs import block
 
@@ -120,6 +124,33 @@ async def test_an_empty_stream_that_init_made_becomes_the_restored_log(url: str,
         restored(url, records)
         assert (await jet.init()).identity == LOG
     assert same(url, records)
+
+
+async def test_an_archive_that_ends_within_a_save_says_so_when_it_is_restored(
+    url: str, records: list[RawRecord], tmp_path: Path
+) -> None:
+    """Money that left one account and reached no other is not to be taken for whole."""
+    settings = Settings(servers=(url,))
+    within = next(index for index, record in enumerate(records, 1) if unfinished_save(record[3]))
+    for end, torn in ((within - 1, 0), (within, 1), (within + 1, 0), (len(records), 0)):
+        delete(url)
+        archived = seal(tmp_path / str(end), records[:end], LOG)
+        report = await restore(APP, archived, settings, engine="local")
+        assert (report.last, report.torn) == (end, torn)
+        assert ("NOT whole: the archive ends within a save. 1 event" in " ".join(restore_lines(report))) == bool(torn)
+
+
+async def test_no_archive_is_made_that_ends_within_a_save(url: str, tmp_path: Path) -> None:
+    async with APP.connect(servers=url) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for name in ("ada", "bob"):
+            await accounts.execute(name, Account.open, name)
+        await jet.transact(
+            accounts.decide("ada", Account.deposit, Decimal(2)), accounts.decide("bob", Account.deposit, Decimal(3))
+        )
+    with pytest.raises(UsageError, match="Position 3 is within a save, which ends at 4"):
+        await archive(APP, str(tmp_path / "archive"), Settings(servers=(url,)), to=3)
 
 
 def stand(records: Sequence[RawRecord], log: str, position: int) -> SimpleNamespace:

@@ -300,7 +300,7 @@ def test_json_is_read_alike_in_events_upcasters_snapshots_and_messages(value: by
     catalog = Catalog([Grown], [unchanged])
     body = b'{"given":%b}' % value
     inbox, plain = IncomingDecoder(Grown, "x"), IncomingDecoder(dict[str, Any], "x")
-    cloud = b'{"specversion":"1.0","id":"1","source":"s","type":"t","data":%b}' % body
+    cloud = b'{"specversion":"1.0","id":"1","source":"s","type":"edge.grown","data":%b}' % body
     newest, older = catalog.resolve("edge.grown", 2), catalog.resolve("edge.grown", 1)
     assert newest is not None
     assert older is not None

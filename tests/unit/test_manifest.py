@@ -90,6 +90,12 @@ def test_a_manifest_that_does_not_hang_together_is_refused(lines: list[str], sai
         load_archive("a", lines)
 
 
+def test_a_segment_ends_where_a_save_ends() -> None:
+    ends = {4: 4, 5: 7, 10: 12, 15: 15, 16: 16}
+    assert list(cut(3, 16, 5, ends.__getitem__)) == [(3, 7), (8, 12), (13, 15), (16, 16)]
+    assert list(cut(3, 4, 5, ends.__getitem__)) == [(3, 4)]
+
+
 @given(st.integers(1, 10**9), st.integers(0, 5_000), st.integers(1, 2_000))
 def test_segments_are_cut_at_the_same_positions_wherever_a_run_begins(first: int, length: int, events: int) -> None:
     found = list(cut(first, first + length - 1, events))

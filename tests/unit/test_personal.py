@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, RootModel
 from sqlalchemy import Column, MetaData, String, Table
+from typing_extensions import TypeAliasType
 
 from eventjet import App, Personal, aggregate, event, upcaster
 from eventjet.codec.reasons import reason_of, traceback_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Email = Personal[str]
     Later = Any
 
+T = TypeVar("T")
 SECRET = "ada@example.org"
 
 
@@ -151,6 +153,83 @@ def test_every_personal_value_of_an_event_is_hidden_and_no_other() -> None:
 )
 def test_containers_and_other_classes_are_masked_alike(hint: Any, value: Any, expected: Any) -> None:
     assert masked(value, hint) == expected
+
+
+@dataclass(frozen=True)
+class Changed(Generic[T]):
+    before: T
+    after: list[T]
+    count: int = 0
+
+
+class ModelOf(BaseModel, Generic[T]):
+    value: T
+    count: int = 0
+
+
+class Emails(RootModel[list[Personal[str]]]):
+    pass
+
+
+Maybe = TypeAliasType("Maybe", Personal[T] | None, type_params=(T,))
+Several = TypeAliasType("Several", dict[str, T], type_params=(T,))
+JOINED = Annotated[tuple[Personal[str], ...], PlainSerializer(",".join)]
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [
+        (
+            Changed[Personal[str]],
+            {"before": SECRET, "after": [SECRET], "count": 2},
+            {"before": MASK, "after": MASK, "count": 2},
+        ),
+        (ModelOf[Personal[str]], {"value": SECRET, "count": 2}, {"value": MASK, "count": 2}),
+        (Changed[Home], {"before": HOME, "after": [], "count": 2}, {"before": MASK, "after": MASK, "count": 2}),
+        (Changed[int], {"before": 1, "after": [2], "count": 3}, {"before": 1, "after": [2], "count": 3}),
+        (Emails, [SECRET], [MASK]),
+        (Maybe[str], SECRET, MASK),
+        (Several[Personal[str]], {"a": SECRET}, MASK),
+        (Several[int], {"a": 1}, {"a": 1}),
+        (JOINED, SECRET, MASK),
+        (Home | str, "plain", "plain"),
+        (Home | None, None, MASK),
+    ],
+)
+def test_what_is_personal_by_a_type_variable_or_in_another_form_is_hidden(hint: Any, value: Any, expected: Any) -> None:
+    assert masked({"given": value}, event_of(hint)) == {"given": expected}
+
+
+def event_of(hint: Any) -> Any:
+    return event("person.given")(type("Given", (), {"__annotations__": {"given": hint}, "__module__": __name__}))
+
+
+@event("person.named", schema=2)
+class Named:
+    plan: str
+
+
+def test_a_field_that_an_event_had_once_is_hidden_beside_personal_fields() -> None:
+    """It may have been left out because it is personal."""
+
+    @aggregate("name")
+    class Name:
+        def evolve(self, event: Named) -> Name:
+            return self
+
+    apps = [App("people", aggregates=kinds, upcasters=[upcaster("person.named", schema=1)(dict)]) for kinds in
+            ([Name], [Name, Plainer])]  # fmt: skip
+    body = {"plan": "free", "email": SECRET}
+    assert apps[0].catalog.masked("person.named", 1, body) == body, "no field of the app is personal"
+    assert apps[1].catalog.masked("person.named", 1, body) == {"plan": "free", "email": MASK}
+    assert apps[1].catalog.masked("person.named", 3, body) == {"plan": "free", "email": MASK}
+    assert apps[1].catalog.masked("person.named", 2, body) == body
+
+
+@aggregate("plainer")
+class Plainer:
+    def evolve(self, event: Joined) -> Plainer:
+        return self
 
 
 def test_a_body_that_nobody_can_read_is_hidden_whole_in_an_app_with_personal_fields() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -271,3 +271,33 @@ async def test_who_closes_the_queue_can_be_cancelled_while_its_task_ends() -> No
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
+
+
+def test_a_snapshot_is_not_read_once_members_of_an_enum_have_changed_places() -> None:
+    def codec(*names: str) -> tuple[SnapshotCodec[Any], Any]:
+        status: Any = IntEnum("Status", list(names))
+
+        @dataclass(frozen=True)
+        class Inner:
+            status: Any
+
+        def evolve(self: Any, happened: Added) -> Any:
+            return self
+
+        Inner.__annotations__["status"] = status
+        fields = {
+            "__annotations__": {"inner": tuple[Inner, ...]},
+            "__module__": __name__,
+            "inner": (),
+            "evolve": evolve,
+        }
+        state = aggregate("account", snapshot_every=2)(type("Account", (), fields))
+        return SnapshotCodec[Any](state), state(inner=(Inner(status.FROZEN),))
+
+    before, frozen = codec("OPEN", "FROZEN", "CLOSED")
+    value = before.encode(FoldedState(frozen, 3, 7, "e"))
+    assert value is not None
+    same, _ = codec("OPEN", "FROZEN", "CLOSED")
+    assert same.decode(value) is not None
+    after, _ = codec("CLOSED", "OPEN", "FROZEN")
+    assert after.decode(value) is None

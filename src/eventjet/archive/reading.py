@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from itertools import pairwise
@@ -128,10 +128,15 @@ class Archive:
         return tuple(file for file in files if file.first <= last and file.last >= first)
 
 
-def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each segment of a range: up to `events` positions, cut at multiples of `events`."""
+def cut(
+    first: int, last: int, events: int, end_of_save: Callable[[int], int] = lambda position: position
+) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of each segment of a range, cut at multiples of `events`, or where the save there ends.
+
+    `end_of_save` returns the last position of the save that has a position.
+    """
     while first <= last:
-        end = min(last, ((first - 1) // events + 1) * events)
+        end = end_of_save(min(last, ((first - 1) // events + 1) * events))
         yield first, end
         first = end + 1
 

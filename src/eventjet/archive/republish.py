@@ -94,11 +94,15 @@ class Restored:
     """Wall time by phase."""
     bodies: Carried = NOTHING_CARRIED
     """The large bodies of the events, which were stored first."""
+    torn: int = 0
+    """How many of the last events belong to one save of which the archive does not have the end."""
 
 
 @dataclass(slots=True)
 class Restore:
     """One restore: create the stream, or continue an interrupted restore, and compare all its events. Blocks.
+
+    `check` says beforehand whether `run` would refuse the stream, and changes nothing.
 
     `run` raises `Refused` for a stream with other events and when somebody else writes, `ArchiveBroken` for an archive
     whose events do not follow one another, `HistoryBroken` when the stored events differ from the archive, and
@@ -121,6 +125,15 @@ class Restore:
 
     def __post_init__(self) -> None:
         self.sealed = self.archive.manifest
+
+    def check(self) -> None:
+        """Raise `Refused` if the server has a stream into which nothing may be restored."""
+        try:
+            self._start_in(self._state())
+        except StreamMissing:
+            pass
+        finally:
+            self._disconnect()  # what is done before `run` may take hours
 
     def run(self) -> Restored:
         """Carry out the restore; may be called once."""
@@ -145,11 +158,17 @@ class Restore:
 
         Raises `Refused` before any change.
         """
-        sealed = self.sealed
         try:
             state = self._state()
         except StreamMissing:
             return self._create()
+        start = self._start_in(state)
+        self._configure(state, finished=False)
+        return start
+
+    def _start_in(self, state: api.StreamState) -> int:
+        """Return the next position to publish into an existing stream; raises `Refused` for one that is not fit."""
+        sealed = self.sealed
         drifts = compare(stream_config(sealed.stream, self.replicas), state.config)
         wrong = [str(drift) for drift in drifts if drift.setting not in _CONFIGURED_SETTINGS]
         if wrong:
@@ -160,11 +179,8 @@ class Restore:
             consumers = () if same_log else self._ask(api.waiting_consumers(sealed.stream))
             if consumers:
                 raise self._refused(f"workers wait for its events ({', '.join(consumers)}); stop them first")
-            start = sealed.first
-        else:
-            start = self._next_position(state)
-        self._configure(state, finished=False)
-        return start
+            return sealed.first
+        return self._next_position(state)
 
     def _create(self) -> int:
         sealed = self.sealed

@@ -165,7 +165,7 @@ def archive(
     url: UrlArgument,
     to: Annotated[int | None, option("--to", "POSITION", "The last to archive; default: all there is.", min=1)] = None,
     segment_events: Annotated[
-        int, option("--segment-events", "N", "Events a segment holds at most.", min=1)
+        int, option("--segment-events", "N", "Events a segment has, up to the end of a save.", min=1)
     ] = 1_000_000,
     master: MasterOption = None,
 ) -> Answer:
@@ -196,7 +196,7 @@ def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Ans
     at.app()  # Report a fault in the app before anything starts.
     work = partial(run, at.ref, url, at.settings, engine=EngineOptions(master=master))
     report = finished("What was restored stays; run it again and it goes on there.", work)
-    return Answer(report, restore_lines(report), ok=not report.bodies.missing)
+    return Answer(report, restore_lines(report), ok=not (report.bodies.missing or report.torn))
 
 
 @on_app(database=False)

@@ -15,7 +15,7 @@ from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.blob import holds_blobs
-from eventjet.domain.personal import is_private, masked, masked_whole
+from eventjet.domain.personal import is_private, masked, masked_of_other_schema, masked_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
@@ -164,17 +164,19 @@ class Catalog:
         return tuple(self._types.values())
 
     def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
-        """Return the JSON of a body with its personal values hidden, or with all values hidden if they are unknown."""
+        """Return the JSON of a body with its personal values hidden, and with those hidden that nobody knows.
+
+        These are the values of an unknown event, and of fields that an event had at another schema.
+        """
         if not self.is_private:
             return body
         kind = self._names.get(type_name)
         if kind is None or not isinstance(body, dict):
             return masked_whole(body)
-        if not is_private(kind.event_type):
-            return cast("dict[str, Any]", body)
-        # Fields may have other names at another schema.
         is_same = kind.info.schema == (1 if schema is None else schema)
-        return masked(body, kind.event_type) if is_same else masked_whole(body)
+        if not is_same:
+            return masked_of_other_schema(body, kind.event_type)
+        return masked(cast("dict[str, Any]", body), kind.event_type)
 
     def resolve(self, type_name: str, schema: int) -> Resolved | None:
         """Return the decoder of a stored event; None if it is unknown, newer than this app, or lacks an upcaster."""

@@ -47,9 +47,15 @@ class PublicMessage:
     body: bytes
 
 
-def message_of(prefix: str, source: str, event: Recorded[Any], index: int, encoded: EncodedEvent) -> PublicMessage:
-    """Return the message of the public event `index` of a recorded event, on `<prefix>.<encoded id>`."""
-    name = f"{event.event_id}.{index}"
+def message_of(
+    stream: str, publication: str, source: str, event: Recorded[Any], index: int, encoded: EncodedEvent
+) -> PublicMessage:
+    """Return the message of the public event `index` of a recorded event, on `<stream>.<publication>.<encoded id>`.
+
+    Its id names the publication. Otherwise two publications of one event would have equal ids: their common stream
+    would drop the second message, and a reader of a common source would take it for a repetition.
+    """
+    name = f"{event.event_id}.{publication}.{index}"
     body = orjson.dumps(
         {
             "specversion": "1.0",
@@ -64,14 +70,15 @@ def message_of(prefix: str, source: str, event: Recorded[Any], index: int, encod
         }
     )
     headers = ((MSG_ID, name), ("Content-Type", CONTENT_TYPE), (POSITION, str(event.position)))
-    return PublicMessage(f"{prefix}.{encode_id(event.aggregate_id)}", headers, body)
+    return PublicMessage(f"{stream}.{publication}.{encode_id(event.aggregate_id)}", headers, body)
 
 
 class IncomingDecoder:
     """Decodes messages of another stream to `Incoming`.
 
     Event classes are decoded by the JSON profile of events, all other types by pydantic. A message may be a CloudEvent
-    in structured mode, whose `data` is validated, or the JSON itself.
+    in structured mode, whose `data` is validated, or the JSON itself. The type of a CloudEvent has to be the name of an
+    event class that is taken, since the fields of another event may fit.
     """
 
     def __init__(self, kind: Any, created: str, sources: Mapping[str, tuple[str, str]] | None = None) -> None:
@@ -84,11 +91,11 @@ class IncomingDecoder:
         self._created = created
         self._sources = sources
         members = union_members(kind)
-        self._by_type = (
-            {event_info(member).name: BodyCodec(member).decode for member in members}
-            if len(members) > 1 and all(map(is_event, members))
-            else {}
-        )
+        self._by_type: dict[str, Any] = {}
+        if all(map(is_event, members)):
+            for member in members:
+                info = event_info(member)
+                self._by_type |= dict.fromkeys((info.name, *info.formerly), BodyCodec(member).decode)
         self._is_private = is_private(kind)
         try:
             event_info(kind)
@@ -113,7 +120,7 @@ class IncomingDecoder:
             source, data, read = "", body, self._read
             if isinstance(message, dict) and cast("dict[str, Any]", message).keys() >= _REQUIRED:
                 event = cast("dict[str, Any]", message)
-                name, source, data = str(event["id"]), str(event["source"]), dump_json(event.get("data"))
+                name, source, data = _id_of(event["id"]), str(event["source"]), dump_json(event.get("data"))
                 read = self._read_of(event["type"])
             subject_text = subject.decode("utf-8", "replace")
             return Incoming(read(data), name, source, subject_text, position, stored_time(time_ns), origin)
@@ -123,15 +130,22 @@ class IncomingDecoder:
             ) from None
 
     def _read_of(self, type_name: Any) -> Any:
-        """Return the decoder of a CloudEvent's data: for a union of events, that of the event with its type.
+        """Return the decoder of a CloudEvent's data: for event classes, that of the event with its type.
 
         Raises `ValueError` for a type that none of them has.
         """
         if not self._by_type:
             return self._read
-        if type_name not in self._by_type:
+        if not isinstance(type_name, str) or type_name not in self._by_type:
             raise ValueError(f"its type {type_name!r} is none of {', '.join(sorted(self._by_type))}")
         return self._by_type[type_name]
+
+
+def _id_of(value: Any) -> str:
+    """Return the id of a CloudEvent; raises `ValueError` for one that cannot tell its message from the next."""
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise ValueError(f"its id is {value!r}, and each CloudEvent needs text of its own as id")
+    return str(value)
 
 
 def origin_of(record: RawRecord, sources: Mapping[str, tuple[str, str]]) -> Origin | None:

@@ -137,6 +137,14 @@ def open_batch(block: bytes) -> str | None:
     return None if is_last else header(block, BATCH_ID)
 
 
+def unfinished_save(block: bytes) -> str | None:
+    """Return the batch id of an event whose save continues after it; None for the last event of a save.
+
+    None for imported and restored events, too, whose batches are no saves.
+    """
+    return None if is_imported(block) or header(block, RECORDED_AT) is not None else open_batch(block)
+
+
 def number_of(block: bytes, name: str) -> int | None:
     """Return a header as a number below 2^63; None if it is absent or not such a number."""
     start = block.find(b"\r\n%b: " % name.encode())

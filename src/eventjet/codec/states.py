@@ -34,18 +34,21 @@ class StateCodec(Generic[S]):
             self._core: Any = adapter.core_schema
             self._codec = BodyCodec(cls, self._core)
             self.shape: Any = adapter.json_schema()
-            """The JSON schema of the state."""
+            """The JSON Schema of the state, as pydantic has it."""
         except (PydanticUserError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
             fault = f"the state of {self.info.name!r} cannot be {use}: {reason}; {remedy} or change it"
             raise DefinitionError([fault]) from None
 
     @cached_property
+    def wire_shape(self) -> Any:
+        """The JSON Schema of the state with the leaves of the wire and the names of enum members; without docs."""
+        return without_docs(shape_of(self._cls, self._core))
+
+    @cached_property
     def fingerprint(self) -> str:
         """The digest of the aggregate's name, its revision and the shape of its state, whatever docstrings say."""
-        shape = without_docs(shape_of(self._cls, self._core))
-        identity = dump_json([self.info.name, self.info.revision, shape], orjson.OPT_SORT_KEYS)
-        return digest(identity)
+        return digest(dump_json([self.info.name, self.info.revision, self.wire_shape], orjson.OPT_SORT_KEYS))
 
     def faults(self) -> list[str]:
         """Return an error text for each field whose type would not be read back as it was."""

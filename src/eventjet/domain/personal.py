@@ -60,7 +60,20 @@ def masked(value: Any, *hints: Any) -> Any:
         if any(_is_mapping(kind) and is_private(typing.get_args(kind)[0]) for kind in kinds):
             return MASK
         return {name: _masked_field(name, item, kinds) for name, item in cast("dict[str, Any]", value).items()}
-    return MASK if all(_fields(kind) for kind in kinds if kind is not type(None)) else value
+    # What no type accounts for that is not private may be the text of one that is.
+    return value if any(kind is not type(None) and not _is_private(kind, set()) for kind in kinds) else MASK
+
+
+def masked_of_other_schema(value: Any, cls: type) -> Any:
+    """Return the JSON of an event at another schema than that of its class, with values hidden that may be personal.
+
+    Of a class without personal data these are the values of fields that it does not declare: they may have been
+    personal, and were left out for that.
+    """
+    if is_private(cls) or not isinstance(value, dict):
+        return masked_whole(value)
+    declared = _fields(cls)
+    return {name: item if name in declared else MASK for name, item in cast("dict[str, Any]", value).items()}
 
 
 def masked_whole(value: Any) -> Any:
@@ -168,6 +181,8 @@ def _kinds(hint: Any) -> Iterator[Any]:
         yield from _kinds(hint.__supertype__)
     elif type(hint).__name__ == "TypeAliasType":
         yield from _kinds(hint.__value__)
+    elif type(origin).__name__ == "TypeAliasType":  # one of type variables, with types for them
+        yield from _kinds(Personal[Any] if any(map(is_private, typing.get_args(hint))) else origin.__value__)
     elif origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
         yield from _kinds(typing.get_args(hint)[0])
     else:
@@ -211,4 +226,11 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     has_fields = (
         is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
     )
-    return _hints(cls) if has_fields else {}
+    if not has_fields:
+        return {}
+    hints = _hints(cls)
+    if not any(map(is_private, typing.get_args(kind))):
+        return hints
+    # A field of a generic class that has a type variable may be of the personal type.
+    generic = {name for name, hint in hints.items() if isinstance(hint, TypeVar) or getattr(hint, "__parameters__", ())}
+    return {**hints, **dict.fromkeys(generic, Personal[Any])}

@@ -249,6 +249,12 @@ def restore_lines(report: Restored) -> Iterator[str]:
     publish_s, compare_s = report.seconds["publish"], report.seconds["compare"]
     rate = _rate(report.published, publish_s) if report.published else ""
     yield f"published in {publish_s:.1f} s{rate}, compared with the archive in {compare_s:.1f} s"
+    if report.torn:
+        yield (
+            f"NOT whole: the archive ends within a save. {counted(report.torn, 'event')} of it at the end of the log "
+            "count, and its other events are lost: `eventjet tail` shows what is there. Record what is missing, or its "
+            "opposite."
+        )
     yield from body_lines(report.bodies, "the archive")
 
 

@@ -15,11 +15,12 @@ from eventjet.archive import republish
 from eventjet.archive.bodies import NOTHING_CARRIED, ArchivedBodies, Carried, archive_bodies, restore_bodies
 from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
 from eventjet.archive.republish import Restored
-from eventjet.codec.headers import MSG_ID, header
+from eventjet.codec.headers import BATCH_ID, MSG_ID, header, save_of, unfinished_save
 from eventjet.errors import ArchiveBroken, UsageError
-from eventjet.jetstream.api import create_stream, update_stream
+from eventjet.jetstream.api import create_stream, message_at, update_stream
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
+from eventjet.log.store import BATCH_MAX
 from eventjet.log.sweep import References, has_bucket
 from eventjet.log.topology import IDENTITY, finding_stream, objects_config
 from eventjet.nats.endpoint import Endpoint
@@ -27,11 +28,11 @@ from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine, options_of
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
-from eventjet.rebuild.replay_source import check_same_past
+from eventjet.rebuild.replay_source import Log, check_same_past
 from eventjet.settings import Settings
 
 SEGMENT_EVENTS = 1_000_000
-"""The maximum number of positions in a segment."""
+"""The number of positions in a segment, which goes on to the end of a save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ async def archive(
     The job may be cancelled or killed at any moment; the next run goes on after the last sealed segment. Only one run
     may write to an archive at a time, and only Spark writes archives.
 
-    `url` is a local folder, or a URL of any Hadoop file system. A segment has at most `segment_events` positions. The
-    large bodies of all events are looked for first, and copied where the archive lacks them, so that a body that was
+    `url` is a local folder, or a URL of any Hadoop file system. A segment has `segment_events` positions, and more up to
+    the end of a save. The large bodies of all events are looked for first, and copied where the archive lacks them, so that a body that was
     missing once comes with a later run; the report names those that the object store does not have. `progress` is
     called from another thread.
 
@@ -96,13 +97,40 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
         if manifest.segments:
             check_same_past(log, manifest)
         first = manifest.last + 1 if manifest.segments else log.first
-    bodies = _archive_bodies(job, url, end)
+        ranges = _ranges(log, first, end, segment_events, to) if first <= end else []
+    bodies = _archive_bodies(job, url, ranges[-1][1] if ranges else end)
     # The engine is not started for an archive that is up to date.
-    sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
+    sealed = job.engine.seal(job, url, ranges) if ranges else []
     whole = Archive(url, (*manifest.segments, *sealed))
     return ArchiveReport(
         url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds, bodies
     )
+
+
+def _ranges(log: Log, first: int, end: int, segment_events: int, to: int | None) -> list[tuple[int, int]]:
+    """Return the positions of each segment to seal, which ends where a save ends.
+
+    An archive that ended within a save would restore a part of what was decided together. Raises `UsageError` for a
+    position `to` within a save.
+    """
+    with NatsConnection.open(log.endpoint) as link:
+
+        def end_of_save(position: int) -> int:
+            """Return the last position of the save that has a position, as far as the log has it."""
+            record = link.ask(message_at(log.stream, position))
+            while record is not None and (batch := unfinished_save(record[3])) is not None:
+                record = link.ask(message_at(log.stream, position + 1))
+                if record is None or header(record[3], BATCH_ID) != batch:
+                    break  # the log itself does not have the end of it
+                position += 1
+            return position
+
+        if to is not None and (save_end := end_of_save(to)) > to:
+            raise UsageError(
+                f"Position {to:,} is within a save, which ends at {save_end:,}: half of it would be in the archive. "
+                f"Name {save_end:,}, or one before the save."
+            )
+        return list(cut(first, end, segment_events, end_of_save))
 
 
 def _archive_bodies(job: Job, url: str, last: int) -> Carried:
@@ -156,7 +184,8 @@ async def restore(
 ) -> Restored:
     """Publish the archive at `url` into the stream of an app, then compare the stream with the archive.
 
-    The large bodies of its events are stored first; the report names those that the archive does not have. The job may
+    The large bodies of its events are stored first; the report names those that the archive does not have, and says
+    whether its last events are only a part of a save. The job may
     be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
     started only for an archive outside this machine's folders. `progress` is called from another thread.
 
@@ -171,8 +200,7 @@ async def restore(
         options = options_of(engine)
         with open_engine("local" if options.name == "local" else "spark", options, watch) as running_engine:
             archive = ArchiveReader(running_engine.archive_files(url))
-            _check(stream, archive, watch)
-            bodies = _restore_bodies(loaded(app), archive, settings, watch)
+            torn = _check(stream, archive, watch)
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
                 archive,
@@ -181,13 +209,18 @@ async def restore(
                 wait=watch.wait,
                 timeout_s=settings.request_timeout_s,
             )
-            return replace(restoring.run(), bodies=bodies)
+            restoring.check()
+            bodies = _restore_bodies(loaded(app), archive, settings, watch)
+            return replace(restoring.run(), bodies=bodies, torn=torn)
 
     return await in_thread(settings, progress, work)
 
 
-def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
-    """Raise `ArchiveBroken` unless the files are as they were sealed, and `UsageError` for another stream's archive."""
+def _check(stream: str, archive: ArchiveReader, watch: Watch) -> int:
+    """Check an archive, and return how many of its last events belong to a save of which it does not have the end.
+
+    Raises `ArchiveBroken` unless the files are as they were sealed, and `UsageError` for another stream's archive.
+    """
     manifest = archive.manifest
     if not manifest.segments:
         raise ArchiveBroken(manifest.url, "nothing is in it")
@@ -197,7 +230,11 @@ def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
         )
     watch.tell("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
-    last_id = manifest.segments[-1].last_id
-    if (header(archive.record(manifest.last)[3], MSG_ID) or "") != last_id:
+    last, last_id = archive.record(manifest.last)[3], manifest.segments[-1].last_id
+    if (header(last, MSG_ID) or "") != last_id:
         raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
     watch.tell("check", manifest.events, manifest.events)
+    if unfinished_save(last) is None:
+        return 0
+    ending = archive.records(max(manifest.first, manifest.last - BATCH_MAX + 1), manifest.last + 1)
+    return sum(save_of(record[3]) == save_of(last) for page in ending for record in page)

@@ -426,7 +426,7 @@ class PublicationHandler(EventHandler):
                 public_events = recorded_events(publication.translate(own_event(event)))
                 encoded = [self._public.encode(public_event) for public_event in public_events]
                 messages = [
-                    message_of(self._stream.prefix, publication.source, event, index, encoded_event)
+                    message_of(publication.stream, publication.name, publication.source, event, index, encoded_event)
                     for index, encoded_event in enumerate(encoded)
                 ]
                 if messages:
