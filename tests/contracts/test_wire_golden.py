@@ -43,7 +43,7 @@ from eventjet.codec.headers import (
 from eventjet.codec.records import Decoder
 from eventjet.codec.shape import shape_of
 from eventjet.codec.subjects import subject_of
-from eventjet.contracts.samples import bodies
+from eventjet.contracts.samples import sample_bodies
 
 FOLDER = Path(__file__).parent / "golden"
 IS_WRITING = os.environ.get("EVENTJET_WRITE_GOLDEN") == "1"
@@ -302,5 +302,5 @@ def test_subjects_batches_and_skip_markers_are_written_as_ever() -> None:
 def test_shapes_and_samples_are_exported_as_ever() -> None:
     written = {kind.__name__: shape_of(kind) for kind in dict.fromkeys(map(type, EVENTS))}
     assert written == kept("shapes.json", written)
-    tried = {name: bodies(written[name]) for name in ("Numbers", "Decimals", "Times", "Containers")}
+    tried = {name: sample_bodies(written[name]) for name in ("Numbers", "Decimals", "Times", "Containers")}
     assert tried == kept("samples.json", tried)

@@ -17,10 +17,10 @@ from eventjet.archive.reading import (
     ArchiveReader,
     FolderFiles,
     Segment,
-    cut,
     dump_segment,
     folder_of,
     load_archive,
+    segment_ranges,
 )
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.spark.archiving import url_for_spark
@@ -92,18 +92,18 @@ def test_a_manifest_that_does_not_hang_together_is_refused(lines: list[str], sai
 
 def test_a_segment_ends_where_a_save_ends() -> None:
     ends = {4: 4, 5: 7, 10: 12, 15: 15, 16: 16}
-    assert list(cut(3, 16, 5, ends.__getitem__)) == [(3, 7), (8, 12), (13, 15), (16, 16)]
-    assert list(cut(3, 4, 5, ends.__getitem__)) == [(3, 4)]
+    assert list(segment_ranges(3, 16, 5, ends.__getitem__)) == [(3, 7), (8, 12), (13, 15), (16, 16)]
+    assert list(segment_ranges(3, 4, 5, ends.__getitem__)) == [(3, 4)]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 5_000), st.integers(1, 2_000))
 def test_segments_are_cut_at_the_same_positions_wherever_a_run_begins(first: int, length: int, events: int) -> None:
-    found = list(cut(first, first + length - 1, events))
+    found = list(segment_ranges(first, first + length - 1, events))
     assert [position for a, b in found for position in range(a, b + 1)] == list(range(first, first + length))
     assert all(b % events == 0 for _, b in found[:-1])
     assert all(b - a < events for a, b in found)
     if len(found) > 1:
-        assert list(cut(found[1][0], found[-1][1], events)) == found[1:]
+        assert list(segment_ranges(found[1][0], found[-1][1], events)) == found[1:]
 
 
 @pytest.mark.parametrize(

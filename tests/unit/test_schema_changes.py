@@ -18,7 +18,7 @@ from eventjet import App, aggregate, event, upcaster
 from eventjet.codec.catalog import Upcaster
 from eventjet.contracts.compatibility import Compatibility, EventChange, changes_between
 from eventjet.contracts.contract import Contract, contract_in, contract_of, text_of
-from eventjet.contracts.samples import bodies
+from eventjet.contracts.samples import sample_bodies
 
 NAME = "order.placed"
 SAFE, UNSURE, READERS, UPCASTER, EVENTS = (
@@ -147,7 +147,7 @@ def written(app: App, contract: Contract, declared: Shape) -> list[bytes]:
     (body,) = [one.body for one in contract.events if one.name == declared.name]
     resolved = app.catalog.resolve(declared.name, declared.schema)
     assert resolved is not None
-    made = [resolved.decode(orjson.dumps(one)) for one in bodies(body)]
+    made = [resolved.decode(orjson.dumps(one)) for one in sample_bodies(body)]
     return [app.catalog.encode(one).body for one in made]
 
 
@@ -320,7 +320,7 @@ def test_what_is_said_of_a_change_is_what_happens(change: Change) -> None:
     verdict, said = said_of(changes_between(old, new, after.catalog))
     assert (verdict, change.says in said) == (change.verdict, True), said
     stored = written(before, old, change.before)
-    stored += [orjson.dumps(one) for one in bodies(old.at(NAME)[change.before.schema].body)]
+    stored += [orjson.dumps(one) for one in sample_bodies(old.at(NAME)[change.before.schema].body)]
     misplaced = change.after is not None and change.after.aggregate != "order"
     assert refused(after, NAME, change.before.schema, stored) is change.old_events_refused
     assert change.old_events_refused <= (verdict is EVENTS) <= (change.old_events_refused or misplaced)

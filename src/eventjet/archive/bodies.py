@@ -27,7 +27,7 @@ _REQUEST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CopiedBodies:
     """The bodies that were copied between an object store and an archive."""
 
     copied: int = 0
@@ -38,7 +38,7 @@ class Carried:
     """Bodies that events refer to and the source does not have, or not whole."""
 
 
-NOTHING_CARRIED = Carried()
+NO_BODIES = CopiedBodies()
 
 
 class ArchivedBodies:
@@ -164,7 +164,7 @@ def archive_bodies(
     bodies: ArchivedBodies,
     references: Iterable[Reference],
     tell: Callable[[int], object] = lambda _: None,
-) -> Carried:
+) -> CopiedBodies:
     """Copy bodies that an archive lacks from the object store of an app; `tell` is called with how many were looked at.
 
     Raises `ArchiveBroken`, `StoreUnavailable` and `Forbidden`.
@@ -179,7 +179,7 @@ def archive_bodies(
         while (chunk := link.run(patiently(reader.next(), bucket, _REQUEST_S), _REQUEST_S)) is not None:
             yield chunk
 
-    return _carried(copy, references, tell)
+    return _copied(copy, references, tell)
 
 
 def restore_bodies(
@@ -188,7 +188,7 @@ def restore_bodies(
     bodies: ArchivedBodies,
     references: Iterable[Reference],
     tell: Callable[[int], object] = lambda _: None,
-) -> Carried:
+) -> CopiedBodies:
     """Store bodies that the object store of an app lacks, or has not whole, from an archive, and claim the others.
 
     Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
@@ -215,12 +215,12 @@ def restore_bodies(
             return False
         return run(bucket.claiming(digest)) is not None
 
-    return _carried(copy, references, tell)
+    return _copied(copy, references, tell)
 
 
-def _carried(
+def _copied(
     copy: Callable[[Reference], int | None], references: Iterable[Reference], tell: Callable[[int], object]
-) -> Carried:
+) -> CopiedBodies:
     copied = size = present = 0
     missing: list[Reference] = []
     for number, reference in enumerate(references, 1):
@@ -234,4 +234,4 @@ def _carried(
             else:
                 copied, size = copied + 1, size + copied_bytes
         tell(number)
-    return Carried(copied, size, present, tuple(missing))
+    return CopiedBodies(copied, size, present, tuple(missing))

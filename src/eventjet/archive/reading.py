@@ -128,7 +128,7 @@ class Archive:
         return tuple(file for file in files if file.first <= last and file.last >= first)
 
 
-def cut(
+def segment_ranges(
     first: int, last: int, events: int, end_of_save: Callable[[int], int] = lambda position: position
 ) -> Iterator[tuple[int, int]]:
     """Yield (first, last) of each segment of a range, cut at multiples of `events`, or where the save there ends.

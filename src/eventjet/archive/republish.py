@@ -24,7 +24,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
-from eventjet.archive.bodies import NOTHING_CARRIED, Carried
+from eventjet.archive.bodies import NO_BODIES, CopiedBodies
 from eventjet.archive.reading import Archive, ArchiveReader
 from eventjet.codec.headers import EXPECTED, LOGGED_AT, MSG_ID, RECORDED_AT, RawRecord, header, is_imported, number_of
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -92,7 +92,7 @@ class Restored:
     """How many events this run published; an earlier, interrupted run published the others."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
-    bodies: Carried = NOTHING_CARRIED
+    bodies: CopiedBodies = NO_BODIES
     """The large bodies of the events, which were stored first."""
     torn: int = 0
     """How many of the last events belong to one save of which the archive does not have the end."""
@@ -116,7 +116,7 @@ class Restore:
     wait: Callable[[float], object] = time.sleep
     timeout_s: float = 5.0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    sealed: Archive = field(init=False)
+    manifest: Archive = field(init=False)
     _connection: NatsConnection | None = field(init=False, default=None)
     _position: int = field(init=False, default=0)
     """The next position to publish."""
@@ -124,7 +124,7 @@ class Restore:
     """(first position of the last batch for which the server expected another end of the log, since when)."""
 
     def __post_init__(self) -> None:
-        self.sealed = self.archive.manifest
+        self.manifest = self.archive.manifest
 
     def check(self) -> None:
         """Raise `Refused` if the server has a stream into which nothing may be restored."""
@@ -137,21 +137,23 @@ class Restore:
 
     def run(self) -> Restored:
         """Carry out the restore; may be called once."""
-        sealed = self.sealed
+        manifest = self.manifest
         try:
             start = self._prepare()
             began = time.monotonic()
-            self._retry(f"Storing the events of {sealed.stream}", self._publish)
+            self._retry(f"Storing the events of {manifest.stream}", self._publish)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             # The last steps are retried, so that an election of a leader at the end does not fail the whole restore.
-            end = f"The end of the restore into {sealed.stream}"
+            end = f"The end of the restore into {manifest.stream}"
             self._retry(end, self._check_end)
             self._compare()
             self._retry(end, lambda: self._configure(self._state(), finished=True))
         finally:
             self._disconnect()
-        published = sealed.last - start + 1
-        return Restored(sealed.stream, sealed.log, sealed.first, sealed.last, sealed.events, published, self.seconds)
+        published = manifest.last - start + 1
+        return Restored(
+            manifest.stream, manifest.log, manifest.first, manifest.last, manifest.events, published, self.seconds
+        )
 
     def _prepare(self) -> int:
         """Create or configure the stream and return the next position to publish.
@@ -168,44 +170,44 @@ class Restore:
 
     def _start_in(self, state: api.StreamState) -> int:
         """Return the next position to publish into an existing stream; raises `Refused` for one that is not fit."""
-        sealed = self.sealed
-        drifts = compare(stream_config(sealed.stream, self.replicas), state.config)
+        manifest = self.manifest
+        drifts = compare(stream_config(manifest.stream, self.replicas), state.config)
         wrong = [str(drift) for drift in drifts if drift.setting not in _CONFIGURED_SETTINGS]
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
-        if state.messages == 0 and state.last + 1 == sealed.first:
+        if state.messages == 0 and state.last + 1 == manifest.first:
             # The empty stream becomes another log; workers that wait for its events would note the wrong identity.
-            same_log = state.metadata.get(IDENTITY) == sealed.log
-            consumers = () if same_log else self._ask(api.waiting_consumers(sealed.stream))
+            same_log = state.metadata.get(IDENTITY) == manifest.log
+            consumers = () if same_log else self._ask(api.waiting_consumers(manifest.stream))
             if consumers:
                 raise self._refused(f"workers wait for its events ({', '.join(consumers)}); stop them first")
-            return sealed.first
+            return manifest.first
         return self._next_position(state)
 
     def _create(self) -> int:
-        sealed = self.sealed
-        config = {**_config(sealed, self.replicas), "duplicate_window": WINDOW_NS}
+        manifest = self.manifest
+        config = {**_config(manifest, self.replicas), "duplicate_window": WINDOW_NS}
         try:
             self._ask(api.create_stream(config))
         except ApiRefused as refusal:
             if refusal.err_code == api.NAME_IN_USE:
                 raise self._refused("somebody else made the stream just now") from None
-            raise not_created(sealed.stream, refusal) from None
-        return sealed.first
+            raise not_created(manifest.stream, refusal) from None
+        return manifest.first
 
     def _next_position(self, state: api.StreamState) -> int:
         """Return the next position in a stream that has the archive's first events; raises `Refused` for any other."""
-        sealed, identity = self.sealed, state.metadata.get(IDENTITY)
+        manifest, identity = self.manifest, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
         if state.messages == 0:
-            reason = f"its next event gets position {state.last + 1:,}, and the archive's first {sealed.first:,}"
+            reason = f"its next event gets position {state.last + 1:,}, and the archive's first {manifest.first:,}"
             raise self._refused(reason)
-        if identity != sealed.log:
+        if identity != manifest.log:
             raise self._refused(
-                f"{holds} of the log {identity or 'without identity'}, and the archive is of {sealed.log}"
+                f"{holds} of the log {identity or 'without identity'}, and the archive is of {manifest.log}"
             )
-        if state.first != sealed.first or state.last > sealed.last or state.deleted:
-            raise self._refused(f"{holds}, and the archive {sealed.first:,} to {sealed.last:,}")
+        if state.first != manifest.first or state.last > manifest.last or state.deleted:
+            raise self._refused(f"{holds}, and the archive {manifest.first:,} to {manifest.last:,}")
         for position in (state.first, state.last):
             if not self._is_archived(position):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
@@ -213,13 +215,13 @@ class Restore:
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Set the identity, the maximum message size and the duplicate window of an existing stream."""
-        declared = _config(self.sealed, self.replicas)
+        declared = _config(self.manifest, self.replicas)
         size = state.config["max_msg_size"]
         if size > 0:
             size = max(size, declared["max_msg_size"])
         window = declared["duplicate_window"] if finished else WINDOW_NS
-        metadata = {**state.metadata, **_metadata(self.sealed)}
-        if not self.sealed.continues:
+        metadata = {**state.metadata, **_metadata(self.manifest)}
+        if not self.manifest.continues:
             metadata.pop(CONTINUES, None)  # of the empty log that the stream was before
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
@@ -245,15 +247,15 @@ class Restore:
 
     def _publish(self) -> None:
         """Publish the events that the stream lacks; after an error, the next call goes on where the stream ends."""
-        sealed, state = self.sealed, self._state()
+        manifest, state = self.manifest, self._state()
         if state.messages and not self._is_archived(state.last):
             raise Refused(
-                f"The restore of {sealed.url}",
-                f"somebody else wrote to the stream {sealed.stream!r}: it ends at position {state.last:,} after "
+                f"The restore of {manifest.url}",
+                f"somebody else wrote to the stream {manifest.stream!r}: it ends at position {state.last:,} after "
                 f"{self._position - 1:,} were restored",
                 "Stop all that writes to it, delete the stream, and restore again.",
             )
-        self._position = max(state.last + 1, sealed.first)
+        self._position = max(state.last + 1, manifest.first)
         # While the server stores a batch, a thread reads and frames the next ones.
         framed = _framed(batches(self.archive, self._position))
         with closing(read_ahead(framed, lambda: None, _AHEAD_MAX)) as ahead:
@@ -261,13 +263,13 @@ class Restore:
                 self._send(batch, frames, headers)
                 self._position = batch.last + 1
                 failpoints.reach("restore.batch_stored")
-                self.progress("publish", batch.last - sealed.first + 1, sealed.events)
+                self.progress("publish", batch.last - manifest.first + 1, manifest.events)
 
     def _is_archived(self, position: int) -> bool:
         """Tell whether the stream has the archive's event at a position."""
-        if position > self.sealed.last:
+        if position > self.manifest.last:
             return False
-        record = self._ask(api.message_at(self.sealed.stream, position))
+        record = self._ask(api.message_at(self.manifest.stream, position))
         return record is not None and lasting(record) == lasting(self.archive.record(position))
 
     def _send(self, batch: RestoreBatch, frames: bytes, headers: bytes) -> None:
@@ -276,7 +278,7 @@ class Restore:
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
         if largest + HEADERS_ADDED > link.max_payload:
             raise Refused(
-                f"The restore of {self.sealed.url}",
+                f"The restore of {self.manifest.url}",
                 f"the server takes messages of {link.max_payload:,} bytes; an event of positions {batch.first:,} to "
                 f"{batch.last:,} has {largest:,}",
                 "Set `max_payload: 1MB` in its configuration, and restore again.",
@@ -290,7 +292,7 @@ class Restore:
             body,
             headers=headers,
             timeout_s=2 * self.timeout_s,
-            stream=self.sealed.stream,
+            stream=self.manifest.stream,
             batch_size=len(batch.records),
         )
         try:
@@ -307,7 +309,7 @@ class Restore:
         """
         if refusal.err_code in REFUSALS:
             return Refused(
-                f"The restore of {self.sealed.url}",
+                f"The restore of {self.manifest.url}",
                 f"the server takes no more after position {batch.first - 1:,}: {refusal.description} "
                 f"({refusal.err_code})",
                 "Make room, or fix the limit that it names, and restore again: it goes on there.",
@@ -317,44 +319,44 @@ class Restore:
                 self._contradicted = batch.first, time.monotonic()
             elif time.monotonic() - self._contradicted[1] > STALE_LEADER_S:
                 reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was "
-                return ArchiveBroken(self.sealed.url, f"{reason}written after")
+                return ArchiveBroken(self.manifest.url, f"{reason}written after")
         return StoreUnavailable(f"Storing positions {batch.first:,} to {batch.last:,}", str(refusal))
 
     def _check_end(self) -> None:
-        sealed = self.sealed
+        manifest = self.manifest
         state = self._state()
         identity = state.metadata.get(IDENTITY)
         if (identity, state.first, state.last, state.messages) != (
-            sealed.log,
-            sealed.first,
-            sealed.last,
-            sealed.events,
+            manifest.log,
+            manifest.first,
+            manifest.last,
+            manifest.events,
         ):
             reason = f"it holds {state.messages} events of the log {identity} after the restore"
-            raise HistoryBroken(sealed.stream, state.last, reason)
+            raise HistoryBroken(manifest.stream, state.last, reason)
 
     def _compare(self) -> None:
         """Read the whole stream and compare it with the archive; raises `HistoryBroken` at the first difference."""
-        sealed, began = self.sealed, time.monotonic()
-        stored = read_range(self.endpoint, sealed.stream, sealed.first, sealed.last + 1)
-        archived = self.archive.records(sealed.first, sealed.last + 1)
+        manifest, began = self.manifest, time.monotonic()
+        stored = read_range(self.endpoint, manifest.stream, manifest.first, manifest.last + 1)
+        archived = self.archive.records(manifest.first, manifest.last + 1)
         pairs = zip(chain.from_iterable(stored), chain.from_iterable(archived), strict=True)
-        for count, (stored_record, sealed_record) in enumerate(pairs, 1):
-            if lasting(stored_record) != lasting(sealed_record):
-                raise HistoryBroken(sealed.stream, stored_record[0], "it is not the event of the archive")
-            if count % 1_000 == 0 or count == sealed.events:
-                self.progress("compare", count, sealed.events)
+        for count, (stored_record, archived_record) in enumerate(pairs, 1):
+            if lasting(stored_record) != lasting(archived_record):
+                raise HistoryBroken(manifest.stream, stored_record[0], "it is not the event of the archive")
+            if count % 1_000 == 0 or count == manifest.events:
+                self.progress("compare", count, manifest.events)
         self.seconds["compare"] = round(time.monotonic() - began, 3)
 
     def _refused(self, reason: str) -> Refused:
         return Refused(
-            f"The restore of {self.sealed.url} into the stream {self.sealed.stream!r}",
+            f"The restore of {self.manifest.url} into the stream {self.manifest.stream!r}",
             reason,
             "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
         )
 
     def _state(self) -> api.StreamState:
-        return self._ask(api.stream_info(self.sealed.stream))
+        return self._ask(api.stream_info(self.manifest.stream))
 
     def _ask(self, request: api.Request[T]) -> T:
         return self._open_connection().ask(request, timeout_s=self.timeout_s)
@@ -370,23 +372,23 @@ class Restore:
             self._connection = None
 
 
-def _metadata(sealed: Archive) -> dict[str, str]:
+def _metadata(manifest: Archive) -> dict[str, str]:
     """Return the stream's metadata: the log's identity, its first position, and that no position is missing.
 
     The log of a promoted mirror says again which logs it continues, so that their checkpoints and cursors go on.
     """
-    noted = {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0", CONTINUES: sealed.continues}
+    noted = {IDENTITY: manifest.log, FIRST: str(manifest.first), MISSING: "0", CONTINUES: manifest.continues}
     return {name: text for name, text in noted.items() if text}
 
 
-def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
+def _config(manifest: Archive, replicas: int) -> dict[str, Any]:
     """Return the stream's configuration as `init` makes it, with the archive's metadata and start.
 
     The maximum message size has room for the headers that the restore adds.
     """
-    config = stream_config(sealed.stream, replicas)
-    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(sealed)}
-    return config if sealed.first == 1 else {**config, "first_seq": sealed.first}
+    config = stream_config(manifest.stream, replicas)
+    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(manifest)}
+    return config if manifest.first == 1 else {**config, "first_seq": manifest.first}
 
 
 @dataclass(slots=True)
@@ -433,11 +435,11 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
     Raises `ArchiveBroken` when the records of an aggregate do not follow one another. The size of a batch is that of
     the records in the form that `lasting` returns, so a log that was restored before is cut at the same positions.
     """
-    sealed = archive.manifest
+    manifest = archive.manifest
     batch = RestoreBatch()
-    for page in archive.records(start, sealed.last + 1):
+    for page in archive.records(start, manifest.last + 1):
         for record in page:
-            _check_subject(sealed, record)
+            _check_subject(manifest, record)
             block = _lasting_headers(record)
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
@@ -448,7 +450,7 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
                 yield batch
                 batch = RestoreBatch()
             batch.records.append(record)
-            batch.blocks.append(block if _may_expect(sealed, record, batch.lasts) else bare)
+            batch.blocks.append(block if _may_expect(manifest, record, batch.lasts) else bare)
             batch.lasts[record[2]] = record[0]
             batch.size += size
             if event_id is not None:
@@ -463,17 +465,17 @@ def _framed(batches: Iterator[RestoreBatch]) -> Generator[tuple[RestoreBatch, by
         yield batch, *batch.frames(secrets.token_hex(8))
 
 
-def _check_subject(sealed: Archive, record: RawRecord) -> None:
+def _check_subject(manifest: Archive, record: RawRecord) -> None:
     """Raise `ArchiveBroken` for a subject outside the log, because a restore may have the right to publish anywhere."""
     position, _, subject, _, _ = record
-    if not subject.startswith(f"{sealed.stream}.".encode()) or subject.count(b".") != 2:
+    if not subject.startswith(f"{manifest.stream}.".encode()) or subject.count(b".") != 2:
         shown_subject = cut(subject.decode("utf-8", "replace"))
         raise ArchiveBroken(
-            sealed.url, f"position {position:,} is on {shown_subject!r}, no subject of the log {sealed.stream!r}"
+            manifest.url, f"position {position:,} is on {shown_subject!r}, no subject of the log {manifest.stream!r}"
         )
 
 
-def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
+def _may_expect(manifest: Archive, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
     """Tell whether the server can check the predecessor that a record expects.
 
     `lasts` maps subjects to their last positions in the record's batch. The server cannot check the second message of
@@ -482,12 +484,12 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
     """
     position, _, subject, block, _ = record
     expected = number_of(block, EXPECTED)
-    if expected is None or _OTHER_SUBJECT in block or 0 < expected < sealed.first:
+    if expected is None or _OTHER_SUBJECT in block or 0 < expected < manifest.first:
         return False
     previous = lasts.get(subject, expected)
     if expected != previous:
         reason = f"position {position} was written after {expected}, but {previous} came before it"
-        raise ArchiveBroken(sealed.url, reason)
+        raise ArchiveBroken(manifest.url, reason)
     return subject not in lasts
 
 

@@ -62,9 +62,9 @@ class BodyCodec:
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         """Build the codec; raises `DefinitionError` for a class with an annotation that cannot be resolved."""
-        self.schema = readable(event_type, core)
+        self.schema = reading_schema(event_type, core)
         """pydantic's core schema of the class, without the leaves of the wire."""
-        schema = _wired(self.schema)
+        schema = _wire_schema(self.schema)
         self.decode: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
         """Returns the object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
@@ -115,7 +115,7 @@ class BodyCodec:
         return self._serializer.to_json(value, warnings=False).decode()
 
 
-def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
+def reading_schema(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
     """Return the core schema of a class, or `core`, changed to ignore unknown fields of events.
 
     The constructor of an event still refuses them, and so does a class that is not an event and forbids them itself.
@@ -123,16 +123,16 @@ def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
     """
     schema = core or _core_of(cls)
     config: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
-    return schema if config.get("extra") == "forbid" and not is_event(cls) else _opened(schema)
+    return schema if config.get("extra") == "forbid" and not is_event(cls) else _taking_unknown_fields(schema)
 
 
-def _opened(node: Any, forbids: bool = False) -> Any:
+def _taking_unknown_fields(node: Any, forbids: bool = False) -> Any:
     """Return the schema with classes opened to unknown fields, except where the application forbids them.
 
     `forbids` says that an enclosing class forbids them itself; a class without options takes those of the enclosing.
     """
     if isinstance(node, list):
-        return [_opened(item, forbids) for item in cast("list[Any]", node)]
+        return [_taking_unknown_fields(item, forbids) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
     schema = cast("dict[str, Any]", node)
@@ -147,7 +147,7 @@ def _opened(node: Any, forbids: bool = False) -> Any:
         if is_forbidden and not forbids:
             config = {key: value for key, value in config.items() if key != "extra_fields_behavior"}
             schema = {key: value for key, value in schema.items() if key != "extra_behavior"} | {"config": config}
-    return {key: value if key in _OPAQUE else _opened(value, forbids) for key, value in schema.items()}
+    return {key: value if key in _OPAQUE else _taking_unknown_fields(value, forbids) for key, value in schema.items()}
 
 
 _CLASSES = ("dataclass", "model", "typed-dict")
@@ -322,16 +322,16 @@ _TIMES: Mapping[str, Callable[[Node], Any]] = {"datetime": of_datetime, "time": 
 """Wire schemas that read every text form that pydantic takes."""
 
 
-def _wired(node: Any, in_union: bool = False) -> Any:
+def _wire_schema(node: Any, in_union: bool = False) -> Any:
     """Return the core schema with its leaves replaced by those of the wire."""
     if isinstance(node, list):
-        return [_wired(item, in_union) for item in cast("list[Any]", node)]
+        return [_wire_schema(item, in_union) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
     schema = cast("Node", node)
     kind = schema.get("type")
     in_union = in_union or kind in ("union", "tagged-union", "definitions")
-    copied = {key: value if key in _OPAQUE else _wired(value, in_union) for key, value in schema.items()}
+    copied = {key: value if key in _OPAQUE else _wire_schema(value, in_union) for key, value in schema.items()}
     if not isinstance(kind, str):
         return copied
     if kind == "union":
@@ -339,11 +339,11 @@ def _wired(node: Any, in_union: bool = False) -> Any:
             cast("Any", choice).get("type") == "str" for choice in schema["choices"] if isinstance(choice, dict)
         )
         if is_text:
-            copied["choices"] = list(map(_wired_choice, schema["choices"]))
+            copied["choices"] = list(map(_wire_schema_of_choice, schema["choices"]))
     for inner in _INNER.get(kind, ()):
-        copied.setdefault(inner, _wired(core_schema.any_schema()))
+        copied.setdefault(inner, _wire_schema(core_schema.any_schema()))
     if "keys_schema" in schema:
-        copied["keys_schema"] = _wired_key(schema["keys_schema"])
+        copied["keys_schema"] = _wire_schema_of_key(schema["keys_schema"])
     wire = _WIRES.get(kind) or (LEAVES[kind].wire if kind in LEAVES else None)
     if kind == "decimal" and not in_union:
         wire = decimal_outside_unions
@@ -353,15 +353,15 @@ def _wired(node: Any, in_union: bool = False) -> Any:
     return {**wire(copied), **ref}
 
 
-def _wired_choice(node: Any) -> Any:
+def _wire_schema_of_choice(node: Any) -> Any:
     """Return the wire schema of a choice in a union with `str`, where a check of the text would change the choice."""
     kind = str(cast("Node", node).get("type")) if isinstance(node, dict) else ""
     if kind in _TIMES:
         return _TIMES[kind](cast("Node", node))
-    return cast("Any", node) if kind in ("date", "uuid") else _wired(node, True)
+    return cast("Any", node) if kind in ("date", "uuid") else _wire_schema(node, True)
 
 
-def _wired_key(node: Node) -> Any:
+def _wire_schema_of_key(node: Node) -> Any:
     """Return the wire schema of JSON object keys, read only in the form they are written in, so no two become one."""
     kind: str = node["type"]
     read_key = LEAVES[kind].key if kind in LEAVES else None

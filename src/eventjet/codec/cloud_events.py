@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaValidator
 
-from eventjet.codec.bodies import BodyCodec, readable
+from eventjet.codec.bodies import BodyCodec, reading_schema
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_time
 from eventjet.codec.json import dump_json, read_json
@@ -101,7 +101,7 @@ class IncomingDecoder:
             event_info(kind)
         except DefinitionError:
             try:
-                schema = readable(kind, cast("Any", TypeAdapter(kind).core_schema))
+                schema = reading_schema(kind, cast("Any", TypeAdapter(kind).core_schema))
                 self._read: Any = SchemaValidator(schema, _use_prebuilt=False).validate_json
             except (PydanticUserError, TypeError) as error:
                 raise DefinitionError([f"nothing can be validated as {kind!r}: {error}"]) from None

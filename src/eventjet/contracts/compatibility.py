@@ -21,7 +21,7 @@ from eventjet.codec.reasons import faults_of
 from eventjet.codec.shape import Json
 from eventjet.contracts.compare import Comparison, Misfit, Weight
 from eventjet.contracts.contract import Contract, EventShape
-from eventjet.contracts.samples import Unmade, bodies
+from eventjet.contracts.samples import NoSample, sample_bodies
 from eventjet.errors import UnexpectedExit
 
 _SHOWN_MAX = 200
@@ -203,8 +203,8 @@ class _Comparing:
         """Decode sample bodies of a shape; return the remarks on refused bodies, and the number of bodies."""
         is_upcast = shape.schema < kind.info.schema
         try:
-            samples = bodies(shape.body)
-        except Unmade as reason:
+            samples = sample_bodies(shape.body)
+        except NoSample as reason:
             what = f"could not be tried at schema {shape.schema}: {reason}"
             compatibility = Compatibility.OLD_EVENTS if is_upcast else Compatibility.SAFE
             return [Remark(compatibility, what, _TRY_THE_LOG)], 0

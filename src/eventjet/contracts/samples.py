@@ -31,7 +31,7 @@ _FORMATS = {
 """Sample texts of formats that have no leaf type."""
 
 
-class Unmade(Exception):
+class NoSample(Exception):
     """Raised when no value can be made for a field; the message names the field and the reason."""
 
 
@@ -39,12 +39,12 @@ class _TooDeep(Exception):
     """Raised when a shape that contains itself is nested too deeply."""
 
 
-def bodies(body: Json) -> list[Json]:
-    """Return sample bodies of a JSON Schema, at most 200; raises `Unmade`."""
+def sample_bodies(body: Json) -> list[Json]:
+    """Return sample bodies of a JSON Schema, at most 200; raises `NoSample`."""
     try:
         return list(islice(_objects(body, body, "", 0), BODIES_MAX))
     except (_TooDeep, RecursionError):
-        raise Unmade("its fields are nested too deeply") from None
+        raise NoSample("its fields are nested too deeply") from None
 
 
 def _values(node: Any, root: Json, path: str, depth: int) -> list[Any]:
@@ -63,14 +63,14 @@ def _values(node: Any, root: Json, path: str, depth: int) -> list[Any]:
     if not values and is_deep:
         raise _TooDeep
     if not values:
-        raise Unmade(f"no value could be made for `{path}`")
+        raise NoSample(f"no value could be made for `{path}`")
     return values
 
 
 def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
     for word in (VALIDATOR, UNKNOWN):
         if word in node:
-            raise Unmade(f"`{path or 'it'}` is checked by {node[word]}, which is not known to the export")
+            raise NoSample(f"`{path or 'it'}` is checked by {node[word]}, which is not known to the export")
     if "enum" in node:
         return cast("list[Any]", node["enum"])
     match node.get("type"):
@@ -139,7 +139,7 @@ def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]
         return
     is_set = bool(node.get("uniqueItems"))
     if is_set and min_items > len(items):
-        raise Unmade(f"`{path}` wants {min_items} different items")
+        raise NoSample(f"`{path}` wants {min_items} different items")
     count = max(1, min_items)
     for item in items:
         yield [item, *items][:count] if is_set else [*first, *[item] * count]
@@ -165,7 +165,7 @@ def _texts(node: Json, path: str) -> list[Any]:
         texts = [text if max_length is None else text[: int(max_length)] for text in texts]
         fitting = list(dict.fromkeys(text for text in texts if not pattern or re.search(str(pattern), text)))
     if not fitting and not str(pattern).endswith(LARGE_TEXT):
-        raise Unmade(f"no text could be made for `{path}`")
+        raise NoSample(f"no text could be made for `{path}`")
     return fitting
 
 

@@ -13,7 +13,7 @@ from eventjet.domain.personal import masked_row, masked_whole
 from eventjet.text import counted, cut, in_location, spent
 
 if TYPE_CHECKING:
-    from eventjet.archive.bodies import Carried
+    from eventjet.archive.bodies import CopiedBodies
     from eventjet.archive.reading import Segment
     from eventjet.rebuild import (
         ArchiveReport,
@@ -225,7 +225,7 @@ def archive_value(report: ArchiveReport) -> dict[str, Any]:
     return {**asdict(report), "sealed": sealed}
 
 
-def body_lines(bodies: Carried, source: str) -> Iterator[str]:
+def body_lines(bodies: CopiedBodies, source: str) -> Iterator[str]:
     """Yield the lines about large bodies that were copied from a source; none where there are no bodies."""
     if bodies.copied or bodies.present:
         yield f"bodies: {bodies.copied:,} copied, {bodies.bytes / 1e6:,.1f} MB; {bodies.present:,} there already"

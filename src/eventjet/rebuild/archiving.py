@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from eventjet.archive import republish
-from eventjet.archive.bodies import NOTHING_CARRIED, ArchivedBodies, Carried, archive_bodies, restore_bodies
-from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
+from eventjet.archive.bodies import NO_BODIES, ArchivedBodies, CopiedBodies, archive_bodies, restore_bodies
+from eventjet.archive.reading import Archive, ArchiveReader, Segment, folder_of, segment_ranges
 from eventjet.archive.republish import Restored
 from eventjet.codec.headers import BATCH_ID, MSG_ID, header, save_of, unfinished_save
 from eventjet.errors import ArchiveBroken, UsageError
@@ -51,7 +51,7 @@ class ArchiveReport:
     """The segments that this run sealed; empty when the archive was up to date."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
-    bodies: Carried = NOTHING_CARRIED
+    bodies: CopiedBodies = NO_BODIES
     """The large bodies of all events up to `last`, of which this run copied those that the archive lacked."""
 
 
@@ -70,10 +70,10 @@ async def archive(
     The job may be cancelled or killed at any moment; the next run goes on after the last sealed segment. Only one run
     may write to an archive at a time, and only Spark writes archives.
 
-    `url` is a local folder, or a URL of any Hadoop file system. A segment has `segment_events` positions, and more up to
-    the end of a save. The large bodies of all events are looked for first, and copied where the archive lacks them, so that a body that was
-    missing once comes with a later run; the report names those that the object store does not have. `progress` is
-    called from another thread.
+    `url` is a local folder, or a URL of any Hadoop file system. A segment has `segment_events` positions, and more up
+    to the end of a save. The large bodies of all events are looked for first, and copied where the archive lacks them,
+    so that a body that was missing once comes with a later run; the report names those that the object store does not
+    have. `progress` is called from another thread.
 
     Raises `ArchiveBroken` when the archive is of another log, has another past or cannot go on where it ends;
     `RebuildError`, `Unreachable` and `UsageError`.
@@ -130,15 +130,15 @@ def _ranges(log: Log, first: int, end: int, segment_events: int, to: int | None)
                 f"Position {to:,} is within a save, which ends at {save_end:,}: half of it would be in the archive. "
                 f"Name {save_end:,}, or one before the save."
             )
-        return list(cut(first, end, segment_events, end_of_save))
+        return list(segment_ranges(first, end, segment_events, end_of_save))
 
 
-def _archive_bodies(job: Job, url: str, last: int) -> Carried:
+def _archive_bodies(job: Job, url: str, last: int) -> CopiedBodies:
     """Copy the large bodies of all events that the archive lacks, before the events are sealed."""
     log, watch, references = job.log, job.watch, References()
     with NatsConnection.open(log.endpoint) as link:
         if not log.last or not (job.app.catalog.with_blobs or has_bucket(link, log.stream)):
-            return NOTHING_CARRIED
+            return NO_BODIES
     with watch.phase("bodies"), NatsConnection.open(log.endpoint) as link:
         for batch in read_range(log.endpoint, log.stream, log.first, last + 1, allow_holes=True):
             for record in batch:
@@ -148,20 +148,20 @@ def _archive_bodies(job: Job, url: str, last: int) -> Carried:
         return archive_bodies(link, log.stream, ArchivedBodies(url), references.values(), progress)
 
 
-def _restore_bodies(app: Application, archive: ArchiveReader, settings: Settings, watch: Watch) -> Carried:
+def _restore_bodies(app: Application, archive: ArchiveReader, settings: Settings, watch: Watch) -> CopiedBodies:
     """Store the large bodies of an archive's events, before the events are published; make the bucket if necessary."""
     manifest, references = archive.manifest, References()
     bodies = ArchivedBodies(manifest.url)
     # Where Arrow cannot look, the events tell whether there are bodies.
     with suppress(ArchiveBroken):
         if not app.catalog.with_blobs and not bodies.exist():
-            return NOTHING_CARRIED
+            return NO_BODIES
     for batch in archive.records(manifest.first, manifest.last + 1):
         for record in batch:
             references.take(record)
         watch.check()
     if not references:
-        return NOTHING_CARRIED
+        return NO_BODIES
     bodies.exist()  # raises where Arrow cannot look, before anything is written
     with watch.phase("bodies"), NatsConnection.open(Endpoint.of(settings).with_name("eventjet-restore")) as link:
         config = objects_config(app.name, settings.replicas)
