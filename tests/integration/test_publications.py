@@ -215,6 +215,40 @@ async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) ->
     assert conflicts
 
 
+async def test_messages_of_another_log_do_not_stand_for_the_events_of_this_one(
+    app: App, jet: Jet, settings: Settings
+) -> None:
+    """A log that was lost and made anew begins at position 1 again, and its events are others."""
+    assert jet.client is not None
+    stream = app.publications["lights"].stream
+    for _ in range(3):
+        await jet.repository(Lamp).execute("l", Lamp.switch, 1)
+    async with working(app, settings):
+        await eventually(lambda: is_told(app, settings))
+    for lost in (app.name, f"KV_{app.name}_cursors"):
+        await jet.client.api(f"STREAM.DELETE.{lost}")
+
+    async def failed() -> str | None:
+        (found,) = await status(app, settings)
+        return found.reason if found.state == "failed" else None
+
+    async with app.connect(settings) as again:
+        assert again.client is not None
+        await again.init()
+        await again.repository(Lamp).execute("l", Lamp.switch, 2)
+        for _ in range(2):
+            async with working(app, settings):
+                reason = await eventually(failed)
+            assert "the last message in its stream" in reason
+            assert f"nats stream purge {stream} --subject='{stream}.lights.>'" in reason
+            await again.repository(Lamp).execute("l", Lamp.switch, 1)  # the positions are as far as before
+        assert (await told(again, stream)).numbers == [0, 0, 0]
+        await again.client.api(f"STREAM.PURGE.{stream}", {"filter": f"{stream}.lights.>"})
+        async with working(app, settings):
+            await eventually(lambda: is_told(app, settings))
+        assert (await told(again, stream)).numbers == [0, 1, 0, 0]
+
+
 async def test_what_cannot_be_told_stops_it_with_its_reason(app: App, jet: Jet, settings: Settings) -> None:
     lamps = jet.repository(Lamp)
     await lamps.execute("l", Lamp.switch, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
-from eventjet.codec.headers import EXPECTED, batch_blocks, header_lines, number_of
+from eventjet.codec.headers import EXPECTED, RawRecord, batch_blocks, event_id_of, header_lines, number_of
 from eventjet.codec.subjects import covers, overlap
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import (
@@ -49,12 +49,24 @@ class PublicStream:
         Raises `StoreUnavailable` and `LogUnusable`.
         """
         if self._end is None:
-            try:
-                record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
-            except (ApiRefused, StoreUnavailable) as error:
-                raise await self._explained(error) from error
+            record = await self._last()
             self._end = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
         return self._end[1]
+
+    async def last_published(self) -> tuple[int, str]:
+        """Return the log position of the last published event and the id of its message; (0, "") for none.
+
+        Raises as `published_until`.
+        """
+        record = await self._last()
+        return (0, "") if record is None else (number_of(record[3], POSITION) or 0, event_id_of(record))
+
+    async def _last(self) -> RawRecord | None:
+        """Return the publication's last message, as the leader has it."""
+        try:
+            return await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+        except (ApiRefused, StoreUnavailable) as error:
+            raise await self._explained(error) from error
 
     async def publish(self, messages: Sequence[PublicMessage], position: int) -> None:
         """Publish the messages of the event at a log position, all of them or none.

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cas
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
-from eventjet.codec.headers import is_imported
+from eventjet.codec.headers import event_id_of, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.execute import recorded_events
@@ -29,7 +29,7 @@ from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
-from eventjet.errors import DepsUnusable, Unreachable
+from eventjet.errors import DepsUnusable, LogRolledBack, Unreachable
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
 from eventjet.observability import logs, spans, tracing
@@ -414,7 +414,23 @@ class PublicationHandler(EventHandler):
         self._stream = stream
 
     async def check(self) -> None:
+        """Raise where the last message was published from another log, or from events that this log lost.
+
+        Events up to its position would count as published, though they are others.
+        """
         await self._stream.check()
+        position, message_id = await self._stream.last_published()
+        record = await self.source.at(position) if position else None
+        if position and (record is None or not message_id.startswith(f"{event_id_of(record)}.")):
+            stream, prefix = self._publication.stream, self._stream.prefix
+            event_id = "no event" if record is None else f"the event {event_id_of(record)}"
+            raise LogRolledBack(
+                self._publication.name,
+                position,
+                f"the last message in its stream {stream!r} is {message_id}, and the log has {event_id} there",
+                "events of this log up to there would count as published. Remove the messages of the log before "
+                f"(`nats stream purge {stream} --subject='{prefix}.>'`), or declare another stream",
+            )
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         publication = self._publication
