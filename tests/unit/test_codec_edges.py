@@ -20,6 +20,7 @@ from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.json import differing_fields, dump_json, read_json
+from eventjet.codec.shape import shape_of
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent
 
@@ -386,6 +387,15 @@ P = ParamSpec("P")
 @dataclass(frozen=True, kw_only=True)
 class Box(Generic[T]):
     value: T
+
+
+def test_the_default_of_bytes_is_exported_as_they_are_written() -> None:
+    @event("edge.padded")
+    class Padded:
+        given: bytes = b"\xff\xff\xfe"
+
+    body = orjson.loads(Catalog([Padded]).encode(Padded()).body)
+    assert body["given"] == shape_of(Padded)["properties"]["given"]["default"] == "///+"
 
 
 def test_a_generic_event_or_aggregate_is_refused_where_it_is_declared() -> None:

@@ -275,24 +275,13 @@ async def test_who_closes_the_queue_can_be_cancelled_while_its_task_ends() -> No
 
 def test_a_snapshot_is_not_read_once_members_of_an_enum_have_changed_places() -> None:
     def codec(*names: str) -> tuple[SnapshotCodec[Any], Any]:
-        status: Any = IntEnum("Status", list(names))
-
-        @dataclass(frozen=True)
-        class Inner:
-            status: Any
-
         def evolve(self: Any, happened: Added) -> Any:
             return self
 
-        Inner.__annotations__["status"] = status
-        fields = {
-            "__annotations__": {"inner": tuple[Inner, ...]},
-            "__module__": __name__,
-            "inner": (),
-            "evolve": evolve,
-        }
-        state = aggregate("account", snapshot_every=2)(type("Account", (), fields))
-        return SnapshotCodec[Any](state), state(inner=(Inner(status.FROZEN),))
+        status: Any = IntEnum("Status", list(names))
+        fields = {"__annotations__": {"was": tuple[status, ...]}, "__module__": __name__, "was": (), "evolve": evolve}
+        account: Any = aggregate("account", snapshot_every=2)(type("Account", (), fields))
+        return SnapshotCodec[Any](account), account(was=(status.FROZEN,))
 
     before, frozen = codec("OPEN", "FROZEN", "CLOSED")
     value = before.encode(FoldedState(frozen, 3, 7, "e"))

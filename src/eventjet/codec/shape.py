@@ -9,6 +9,7 @@ order of their declaration, which sorted files lose).
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -75,7 +76,9 @@ def wire_value(value: Any) -> Any:
         return [wire_value(item) for item in cast("Sequence[Any]", value)]
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: wire_value(getattr(value, field.name)) for field in fields(value)}
-    return to_jsonable_python(value, bytes_mode="base64")
+    if isinstance(value, bytes):
+        return b64encode(value).decode()  # pydantic's own base64 is that of URLs
+    return to_jsonable_python(value)
 
 
 class _Shapes(GenerateJsonSchema):
