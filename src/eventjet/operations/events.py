@@ -284,10 +284,7 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
 
 
 async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Effects:
-    """Return the events after position `after` that name this event, its command or one of its effects as cause.
-
-    Reads at most 2,000 records, for at most 1.2 s.
-    """
+    """Return the events after `after`, of the next 2,000, whose cause is this event, its command or an effect."""
     begin = max(after, record[0]) + 1
     root = Node(record)
     nodes_by_id = dict.fromkeys(_ids(record), root)

@@ -145,11 +145,7 @@ def _place_declared(
 
 
 def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
-    """Return the columns to hide: the personal fields of the row type.
-
-    Without a row type (a SQL projection, or an undeclared revision) nobody knows which columns are personal, so all
-    but the keys are hidden if the data is `private`.
-    """
+    """Return the columns to hide: the personal fields of the row type, or without one all but the key if `private`."""
     if row_type is not None:
         return frozenset(column.key for column in table.columns if is_private(field_hint(row_type, column.key)))
     key = {column.key for column in table.primary_key.columns}

@@ -89,13 +89,7 @@ class HealthState:
         return replace(self, fault=fault)
 
     def status(self, now: float) -> HealthStatus:
-        """Judge the process: healthy unless a subscription failed or stands still, or snapshots fail for `stalled_s`.
-
-        Not healthy either before the first snapshot.
-
-        A subscription stands still when it lags or has a reason to wait, has not moved for `stalled_s`, and this
-        process could move it: no other worker has it, and it is neither paused nor retired.
-        """
+        """Judge the process: unhealthy if a subscription failed or stands still, or while nothing can be looked at."""
         judged = [self._judge(subscription, now) for subscription in self.subscriptions.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
