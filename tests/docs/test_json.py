@@ -20,8 +20,9 @@ from eventjet.operations.mirrors import MirrorStatus
 from eventjet.operations.processes import ProcessView, Woken
 from eventjet.operations.promotion import Beyond, Promotion
 from eventjet.rebuild import ArchiveReport, AuditReport, Restored, VerifyReport
-from eventjet.rebuild.auditing import AuditedArchive, LogFinding, Place
+from eventjet.rebuild.auditing import AuditedArchive
 from eventjet.rebuild.job import SnapshotTally
+from eventjet.rebuild.log_audit import LogFinding, Place
 from eventjet.rebuild.runner import Candidate, RebuildReport, Rebuilt
 from eventjet.sql.migrations import Upgraded
 from eventjet.sql.quarantine import DecisionOutcome, Listed
