@@ -225,7 +225,7 @@ def test_a_question_that_nobody_can_answer_is_refused_with_the_way_to_do_without
     assert bank("init").status == 0
     ended = bank("quarantine", "drop", "balances", "1")
     assert (ended.status, ended.out.strip()) == (2, "")
-    question, said = ended.err.split("[y/N]: \n")
+    question, said = ended.err.split("[y/N]:")
     assert "Never take position 1 in balances?" in " ".join(question.split())
     assert " ".join(said.split()) == (
         "eventjet: Nobody has answered: standard input has ended. Nothing was dropped. Give --yes to go ahead."

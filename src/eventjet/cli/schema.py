@@ -240,10 +240,7 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def _read(where: str, folder: str | None) -> tuple[str, dict[str, Any]]:
-    """Read an export from a folder, a file or a commit; return its source in words, and its documents by file.
-
-    `folder` is where a commit has its export. Raises `UsageError` where there is none.
-    """
+    """Read an export from a folder, a file, or `folder` in a commit; return its source in words, and its documents."""
     path = Path(where)
     if path.exists() and folder is not None:
         raise UsageError(f"--dir says where a commit has its export, and {where} is on disk. Leave --dir out.")
