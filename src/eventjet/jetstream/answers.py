@@ -69,10 +69,7 @@ def stream_answer(body: bytes) -> StreamAnswer | None:
 
 
 class Answerers:
-    """The streams and subscribers that answer a client's publishes besides the streams that are meant.
-
-    Each of them is logged once.
-    """
+    """Those who answer a client's publishes besides the streams that are meant; each is logged once."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], str] = {}

@@ -131,10 +131,7 @@ class StreamState:
 
 
 def call(subject: str, body: object = None) -> Request[dict[str, Any]]:
-    """Return a request to the API that gives the answer's JSON; it raises `ApiRefused` for an error in the answer.
-
-    `subject` comes without `$JS.API.`, and `body` is sent as JSON.
-    """
+    """Return a request for the API's JSON answer, on `$JS.API.<subject>`; it raises `ApiRefused`."""
     return _call(subject, body, lambda answer: answer)
 
 
@@ -176,10 +173,7 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
 
 
 def stream_info(stream: str, prefix: str = "") -> Request[StreamState]:
-    """Read a stream's bounds and configuration; raises `StreamMissing`.
-
-    `prefix` is that of another JetStream's API, as in `$JS.hub.API`.
-    """
+    """Read a stream's bounds and configuration, at the API `prefix` (`$JS.hub.API`); raises `StreamMissing`."""
     request = _call(f"STREAM.INFO.{stream}", None, StreamState.of)
     return request._replace(subject=f"{prefix}.STREAM.INFO.{stream}") if prefix else request
 
@@ -362,10 +356,7 @@ def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord |
 def direct_page(
     stream: str, position: int, subject: str | None, *, count: int, size: int
 ) -> Request[tuple[int, int] | None]:
-    """Read a page of up to `count` messages, about `size` bytes, from a position on; `subject` None reads all subjects.
-
-    The request's result is the end of the page: see `end_of_page`.
-    """
+    """Read a page of up to `count` messages, about `size` bytes, from a position on; results in `end_of_page`."""
     what = f"The history of {subject}" if subject else f"The log from position {position}"
     query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
@@ -413,19 +404,13 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
 
 
 def reading_values(bucket: str, keys: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
-    """Read the newest value of each matching key of a key-value bucket, without deleted keys: see `reading_records`.
-
-    For a key that is written meanwhile it is the newer value.
-    """
+    """Read the newest value of each matching key of a key-value bucket, without deleted keys: see `reading_records`."""
     records = yield from reading_records(f"KV_{bucket}", f"$KV.{bucket}.{keys}", limit)
     return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[list[RawRecord]]:
-    """Read the last record of each of these subjects, of which 1,000 are the most; a subject without one is left out.
-
-    They come from any replica, which may lag behind the leader.
-    """
+    """Read the last record, which may lag, of each of up to 1,000 subjects; one without any is left out."""
     records: list[RawRecord] = []
     pending = 1
     while pending:
@@ -524,10 +509,7 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
 
 
 def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") -> RawRecord:
-    """Return the record of a direct get; `subject` is the record's subject if it is known.
-
-    Raises `StoreUnavailable` for an answer that cannot be read, and for a record of another stream than `stream`.
-    """
+    """Return the record of a direct get from `stream`; raises `StoreUnavailable` for anything else."""
     block = frame[3]
     end = block.rfind(_STREAM)
     if end < 0:

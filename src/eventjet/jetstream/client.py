@@ -229,10 +229,7 @@ class Client(LoopClient):
         return frame
 
     def probe(self, stream: str, subject: str) -> None:
-        """Publish a message that no stream stores, so that `answerers` learns who answers besides `stream`.
-
-        It waits for nothing. Without permission to publish on the subject, nothing is learnt.
-        """
+        """Publish, without waiting, what no stream stores, so that `answerers` learns who answers besides `stream`."""
         self.try_request((subject, b"", PROBE), self.expected_answer(stream, subject).accepts)
 
     async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
@@ -290,10 +287,7 @@ class Client(LoopClient):
         return page
 
     async def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` if each of four requests for a page brings its first message and never its end.
-
-        Nothing is raised if nobody answers, or if these credentials may not ask.
-        """
+        """Raise `SingleResponse` if each of four requests for a page brings its first message and never its end."""
         short_request = shortened(request)
         for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
             frames: list[Frame] = []
@@ -323,10 +317,7 @@ class Client(LoopClient):
 
 
 async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
-    """Return an acknowledgement if there is any, else an error.
-
-    Raises `StoreUnavailable` for an answer that may be another stream's.
-    """
+    """Return an acknowledgement, else an error; raises `StoreUnavailable` if it may be another stream's."""
     frame, answer = expected.best(frames)
     # A conflict is compared with the log anyway, whoever reports it; if two streams answer, both are waited for.
     if answer is not None and answer.is_error and (answer.error not in CONFLICTS or expected.doubt(answer)):

@@ -249,10 +249,7 @@ class NatsConnection:
         self._run(self._client.check_pages(request))
 
     def probe(self, kinds: Sequence[tuple[str, str]], wait_s: float) -> tuple[list[ExpectedAnswer], tuple[str, ...]]:
-        """Ask who answers a publish to each (stream, subject); return the answers, and in words who else answered.
-
-        The messages are stored by no stream. A subject that these credentials may not use has no answer.
-        """
+        """Ask who answers a publish to each (stream, subject); return the answers, and in words who else answered."""
 
         async def probe() -> list[ExpectedAnswer]:
             await self._learn_domain()
@@ -276,10 +273,7 @@ class NatsConnection:
     # The loop.
 
     def close(self) -> None:
-        """Close the connection; a thread that waits for messages raises `ConnectionClosed` at once.
-
-        It may be called from any thread, any number of times.
-        """
+        """Close the connection, from any thread; one that waits for messages raises `ConnectionClosed` at once."""
         self._closed = True
         with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._end_waits)

@@ -59,10 +59,7 @@ def _label(place: tuple[str, str]) -> str:
 
 
 async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
-    """Make the stream of an inbox with sources if there is none, then check it; return whether it was made.
-
-    Raises `LogUnusable` for a stream that the server refuses, or that would lose or mix messages.
-    """
+    """Make the stream of an inbox with sources unless it is there, and check it; return whether it was made."""
     config: dict[str, Any] = {
         "name": inbox.stream,
         "storage": "file",

@@ -96,10 +96,7 @@ class RetryPolicy:
 
 
 class JetStreamStore(EventStore):
-    """The log of an app on JetStream, over an open client; for any number of tasks of one event loop.
-
-    Cancelling a task that waits in `append` does not abandon its save.
-    """
+    """The log of an app on JetStream, for the tasks of one event loop; a save goes on if its task is cancelled."""
 
     def __init__(
         self,
@@ -199,10 +196,7 @@ class JetStreamStore(EventStore):
                 )
 
     async def resolve(self, writes: Sequence[Append], log: str = "") -> int:
-        """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send.
-
-        `log` is the identity of the log on which the save began.
-        """
+        """Finish a save of unknown outcome that began on `log`, as `append` does; the log is read before a send."""
         self._client.check_open()
         deadline = time.monotonic() + self.save_timeout_s
         return await asyncio.shield(self._start(writes, log or self.stream.identity, None, deadline))
@@ -334,10 +328,7 @@ class JetStreamStore(EventStore):
     async def _look(
         self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
     ) -> outcome.NextMessages | None:
-        """Read the next messages of all subjects at once, None if that fails.
-
-        If the first of ours is among them, it is checked whether the last event of the save is stored, too.
-        """
+        """Read the next message of each subject, and whether a save of ours is whole; None if that fails."""
         try:
             next_messages = await asyncio.gather(
                 *map(self._next_message, subjects, (write.expected for write in writes))

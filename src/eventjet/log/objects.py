@@ -245,10 +245,7 @@ class ContentWriter:
             del self._rest[:CHUNK_BYTES]
 
     def finish(self, expected: str = "") -> Conversation[tuple[str, int]]:
-        """Store the end of the body, unless its digest has an object already; return (digest, size).
-
-        Raises `Refused` if the digest is not the expected one.
-        """
+        """Store the body's end unless its digest has an object; return (digest, size). Raises `Refused`."""
         if self._rest:
             yield from self._store(bytes(self._rest))
             self._rest.clear()
@@ -315,10 +312,7 @@ class ContentReader:
         self._is_ended = False
 
     def next(self) -> Conversation[bytes | None]:
-        """Return the next chunk, None after the last.
-
-        Raises `BlobMissing`, `BlobDamaged`, and `Refused` for a reference with another size.
-        """
+        """Return the next chunk, None after the last; raises `BlobMissing`, `BlobDamaged` and `Refused`."""
         stored = self._stored = self._stored or (yield from self._bucket.reading(self._digest))
         if stored is None:
             raise BlobMissing(self._digest, self._bucket.name)
@@ -391,10 +385,7 @@ class JetStreamObjects(ObjectStore):
 
 
 def patiently(conversation: Conversation[T], bucket: Bucket, timeout_s: float) -> Conversation[T]:
-    """Repeat each request of a conversation for so long as the server does not answer it.
-
-    Raises `LogUnusable` if the bucket does not exist.
-    """
+    """Repeat a conversation's requests until the server answers; raises `LogUnusable` if the bucket is missing."""
     answer: Any = None
     error: Exception | None = None
     while True:

@@ -300,10 +300,7 @@ class Save:
         return Send(pause, alone=self._rejections >= REJECTED_MAX)
 
     def last_position(self, index: int, message: NextMessage) -> int:
-        """Return the position of the save's last event, if `message` is its first event on subject `index`.
-
-        A batch has no gaps.
-        """
+        """Return the position of the save's last event, by its first on subject `index`: a batch has no gaps."""
         return message.position + sum(map(len, self._event_ids[index:])) - 1
 
     def _torn(self, now: float) -> Step:

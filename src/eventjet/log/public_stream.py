@@ -44,10 +44,7 @@ class PublicStream:
         await check_public_stream(self._client, self._stream, self._publication)
 
     async def published_until(self) -> int:
-        """Return the log position of the last published event, 0 for none.
-
-        Raises `StoreUnavailable` and `LogUnusable`.
-        """
+        """Return the log position of the last published event or 0; raises `StoreUnavailable` and `LogUnusable`."""
         if self._end is None:
             try:
                 record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))

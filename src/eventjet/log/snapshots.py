@@ -180,10 +180,7 @@ class Bucket:
             return value
 
     def divided(self, key: str, value: bytes) -> tuple[list[Request[bool]], bytes]:
-        """Return the writes of a snapshot's parts, and the value to write after them; the snapshot itself if it fits.
-
-        Whoever reads meanwhile puts together parts of two snapshots, which the digest shows.
-        """
+        """Return the writes of a snapshot's parts, and the value to write after them; the snapshot if it fits."""
         if len(value) <= VALUE_MAX:
             return [], value
         parts = [value[start : start + VALUE_MAX] for start in range(0, len(value), VALUE_MAX)]

@@ -120,10 +120,7 @@ class References(Mapping[str, Reference]):
 def references_of(
     link: NatsConnection, endpoint: Endpoint, app: str, tell: Tell = lambda _read, _all: None
 ) -> References:
-    """Read the log up to its present end, and return what its events refer to.
-
-    Raises `LogUnusable`, `StoreUnavailable`, `Forbidden` and `Unreachable`.
-    """
+    """Read the log up to its present end, and return what its events refer to."""
     state = link.run(reading_log_state(app))
     references, read = References(state.last), 0
     if state.messages:
@@ -185,10 +182,7 @@ def sweep_objects(
 def faults_of(
     link: NatsConnection, app: str, references: Iterable[Reference], tell: Callable[[int], object] = lambda _: None
 ) -> Iterator[tuple[Reference, str]]:
-    """Read each body that is referred to, compare it with its digest, and yield those that are missing or damaged.
-
-    `tell` is called with the number of bodies after each. Raises `StoreUnavailable` and `Forbidden`.
-    """
+    """Read each body that is referred to, compare it with its digest, and yield those that are missing or damaged."""
     bucket = Bucket(app)
     for number, reference in enumerate(references, 1):
         reader = ContentReader(bucket, reference.digest)

@@ -89,10 +89,7 @@ class JetStreamTimers:
         self._newest_lock = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
-        """Set the timer of a process, unless a later version of the process has set it.
-
-        `fired` is the sequence of the timer that has fired and is being handled, 0 without one.
-        """
+        """Set a process's timer unless a later version has; `fired` is the sequence of the one being handled, or 0."""
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
         time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
@@ -136,10 +133,7 @@ class JetStreamTimers:
             self._timer_state.pop(subject, None)
 
     async def newest_fired(self) -> int:
-        """Return the sequence of the newest timer that has fired, of all processes; 0 if none has.
-
-        Timers that fire later have higher sequences. All calls within `SHARED_S` share one answer.
-        """
+        """Return the highest sequence of a timer that has fired, of all processes, or 0; shared for `SHARED_S`."""
         async with self._newest_lock:
             loop = asyncio.get_running_loop()
             if loop.time() - self._newest_read_at > SHARED_S:

@@ -233,10 +233,7 @@ def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def cursors_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the configuration of the bucket of an app's cursors.
-
-    Cursors are replaced by compare-and-set, several in one batch.
-    """
+    """Return the configuration of the bucket of an app's cursors, of which several may be replaced in one batch."""
     return {**bucket_config(cursor_bucket(app), replicas), "allow_msg_ttl": True, "allow_atomic": True}
 
 
@@ -327,10 +324,7 @@ async def declare(
 
 
 async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return in words who besides the stream answers publishes to each (stream, subject).
-
-    An answer that arrives after half a second, or 0.05 s without a JetStream domain, is only logged.
-    """
+    """Return in words who besides the stream answers publishes to each (stream, subject) within half a second."""
     for stream, subject in kinds:
         client.probe(stream, subject)
     # If JetStream has a domain, there may be other domains, perhaps far away.
@@ -531,10 +525,7 @@ def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error.
-
-    The configuration of the stream is requested once.
-    """
+    """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error."""
     name = str(declared["name"])
     try:
         state = await client.ask(stream_info(name))

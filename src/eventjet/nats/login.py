@@ -41,10 +41,7 @@ _BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
-    """Return `jwt`, `nkey` and `sig` of CONNECT, reading the files anew; raises `UsageError` for an unusable file.
-
-    Empty for an endpoint without such a file.
-    """
+    """Return `jwt`, `nkey` and `sig` of CONNECT, if there are files for them; raises `UsageError`."""
     if endpoint.credentials is not None:
         jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
         seed = _read(endpoint.credentials, _SEED, "credentials", "seed")

@@ -207,10 +207,7 @@ def joins_of(
     key_checker: Callable[[str], KeyCheck],
     faults: list[str],
 ) -> Joins | None:
-    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then.
-
-    `key_checker` makes the check of the keys of a function, which its text names.
-    """
+    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then."""
     before = len(faults)
     resolved: dict[str, StateSource] = {}
     owners: dict[type, str] = {}
@@ -331,10 +328,7 @@ def _check_plain(
     joined: Collection[type],
     faults: list[str],
 ) -> None:
-    """Add a fault for events that no part of `key` gives a key, and for more than one key function.
-
-    `joined` are the events whose key comes from a state.
-    """
+    """Add faults for events without a key (`joined` have one by state), and for more than one key function."""
     if len(plain) > 1:
         faults.append("`key` has several key functions; give one for all events that no by_state covers")
         return

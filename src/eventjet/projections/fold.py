@@ -220,10 +220,7 @@ _NEWER_MAX = 1_000
 
 
 class Offered:
-    """One record for a projection that quarantines, with its event or its error.
-
-    It has neither where the projection does not take the event and its position is in the quarantine.
-    """
+    """One record for a projection that quarantines, with its event, its error, or its position alone."""
 
     __slots__ = ("error", "event", "record")
 
@@ -320,10 +317,7 @@ class Reader(Protocol):
 def reader(
     catalog: Catalog, resolved: AnyResolved, quarantined_positions: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
-    """Return the reader for the events of a projection.
-
-    The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
-    """
+    """Return the reader for a projection's events, which checks their predecessors through `earlier`, if given."""
     if resolved.quarantines:
         return Offering(catalog, resolved.events, quarantined_positions, earlier)
     if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
@@ -356,10 +350,7 @@ class ParkingFold:
         return list(keys)
 
     def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
-        """Fold the events that are not blocked, and quarantine the others; changes none of the arguments.
-
-        Changed rows are normalised; None stands for a deleted row.
-        """
+        """Fold the events that are not blocked, and quarantine the others; changes none of the arguments."""
         key_of = self._key_of
         aggregates, resolutions = blocked.aggregates, blocked.resolutions
         changed: Rows = {}
@@ -418,10 +409,7 @@ def blocked_by(offer: Offered) -> Quarantined:
 
 
 def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
-    """Return the quarantine's row for an event that failed, with reason, traceback and payload.
-
-    `private` keeps personal data out of the reason and the traceback.
-    """
+    """Return the quarantine's row for an event that failed; `private` keeps personal data out of it."""
     traceback = _storable(traceback_of(error, private=private))
     return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 

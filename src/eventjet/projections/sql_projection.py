@@ -203,10 +203,7 @@ def _second_hint(handler: Handler) -> Any:
 
 
 def _subscribed(function: Handler) -> tuple[tuple[type, ...], bool]:
-    """Return (the classes of events in a handler's annotation, whether it takes a sequence of them).
-
-    Raises `DefinitionError`.
-    """
+    """Return (the classes of events that a handler takes, whether as a sequence); raises `DefinitionError`."""
     parameter = next(iter(inspect.signature(function).parameters), "event")
     hint = resolved_hint(function, parameter)
     kind = get_origin(hint) or hint

@@ -70,10 +70,7 @@ class ReplaySource:
         return 0 if self.archive is None else self.archive.manifest.last
 
     def check_integrity(self, state: StreamState) -> None:
-        """Raise `LogIncomplete` unless log and archive together have every event that was ever recorded.
-
-        Raises `LogDrifted` when the stream's settings may drop or change events.
-        """
+        """Raise `LogIncomplete` unless log and archive have every event, and `LogDrifted` for dangerous settings."""
         if missing_range(state) and not self._covers_missing(state):
             check_integrity(state)
         check_settings(state)

@@ -47,10 +47,7 @@ _CLAIM_S = 0.02
 
 
 class SqliteWorkspace:
-    """A file with the run's tables, and a lock file beside it that is locked while the run's process lives.
-
-    `PostgresWorkspace` describes the methods of both classes.
-    """
+    """A file with the run's tables, and a lock file held while its process lives: see `PostgresWorkspace`."""
 
     suffixes = ("", "-wal", "-shm", "-journal", ".lock")
     """The suffixes of the file, and of the files that SQLite and `claimed` keep beside it."""

@@ -193,10 +193,7 @@ class _Loading:
 
 
 def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[str, Target]) -> Iterator[Part]:
-    """Yield the parts in the tasks' results, and insert the rows of projections in `driver_targets` first.
-
-    Raises `RebuildError` for a fault that a task returned.
-    """
+    """Yield the parts that tasks report, after loading rows for `driver_targets`; raises `RebuildError`."""
     payloads: dict[tuple[str, int], list[bytes]] = {}
     quarantined: dict[tuple[str, int], list[Quarantined]] = {}
     for row in rows:
@@ -231,10 +228,7 @@ def passwordless(database: Database, secrets: Path) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """A Spark task that folds a partition for every target and loads the rows, or returns them to the driver.
-
-    Faults of events and rows are returned as values, not raised.
-    """
+    """A Spark task that folds a partition for every target and loads the rows, or returns them to the driver."""
 
     app: AppRef
     targets: tuple[Target, ...]
@@ -307,10 +301,7 @@ class _TaskLoader:
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int, states: Sequence[Sequence[Any]]) -> Iterator[Any]:
-        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task.
-
-        `states` are rows of the table of states that an earlier task has made.
-        """
+        """Yield the quarantined events, load the remaining rows and `states`, and account for the task's `events`."""
         events_left = iter(self._folding.parked)
         while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
             rows = pack_rows([astuple(event) for event in chunk])

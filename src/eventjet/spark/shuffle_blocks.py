@@ -94,10 +94,7 @@ def state_names(app: AppRef, resolved: ResolvedProjection, skipped: Mapping[int,
 
 @dataclass(frozen=True, slots=True)
 class PackByAggregate:
-    """A Spark task that packs records by their aggregate id, which is in the subject and needs no decoding.
-
-    With `names` an event that names another aggregate goes with the events of that one.
-    """
+    """A Spark task that packs records by the aggregate id in their subject, or by that which their event `names`."""
 
     read: Reader
     partitions: int

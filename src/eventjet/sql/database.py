@@ -38,10 +38,7 @@ BULK = SessionLimits(lock_ms=5_000, statement_ms=0, idle_in_transaction_ms=60_00
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The URL of the read models' database; a value that can be pickled.
-
-    Raises `UsageError` for a URL that cannot be used.
-    """
+    """The URL of the read models' database, which can be pickled; raises `UsageError` for one that cannot be used."""
 
     url: str = field(repr=False)
 
@@ -183,10 +180,7 @@ READER = "eventjet_reader"
 
 
 def grants(tables: Iterable[tuple[str | None, str]]) -> str:
-    """Return SQL that creates roles and grants for these tables, given as (schema, name).
-
-    The database's owner runs it once `eventjet init` has run.
-    """
+    """Return SQL that makes roles and grants for tables (schema, name); the owner runs it after `eventjet init`."""
     schemas = sorted({schema or "public" for schema, _ in tables} | {"public"})
     lines = [
         f"create role {OWNER} login;",

@@ -437,10 +437,7 @@ async def pause(
 async def resume(
     database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
 ) -> list[Paused]:
-    """Resume (name, revision) pairs of an app, all or none.
-
-    Raises `UsageError` for a revision that is not paused, and `Unreachable`, also as `check_owner`.
-    """
+    """Resume (name, revision) pairs of an app, all or none; raises as `pause`, and for one that is not paused."""
     return await _change(database, _resume, chosen, app=app, declared=declared)
 
 

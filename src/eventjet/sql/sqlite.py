@@ -269,10 +269,7 @@ class Sqlite(Dialect):
     def dependents(
         self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
     ) -> list[str]:
-        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
-
-        Foreign keys of tables `along`, which go together, do not count.
-        """
+        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it."""
         dependents = [str(trigger) for trigger in connection.scalars(sqlite_schema.TRIGGERS, {"name": table.name})]
         if for_good:
             dependents += sqlite_schema.broken_without(connection, table.name)
@@ -357,10 +354,7 @@ SQLITE = Sqlite()
 
 
 def make_readable(table: Table) -> None:
-    """Let the application's own `select(table)` read on SQLite what eventjet writes there.
-
-    Adds variants for SQLite to the types of columns; the declared types stay.
-    """
+    """Let the application's own `select(table)` read what eventjet writes on SQLite, by variants of column types."""
     for column in table.columns:
         storage_type = SQLITE.storage_type(column)
         if storage_type is not column.type:
