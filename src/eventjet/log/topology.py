@@ -201,30 +201,18 @@ _COMMON = {
 
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of an app's log stream, as the JetStream API takes it."""
-    return {
-        "name": app,
-        "subjects": [stream_subjects(app)],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": -1,
-        "deny_purge": True,
-        "allow_rollup_hdrs": False,
-        "allow_msg_ttl": False,
-        "allow_atomic": True,
-    }
+    settings = {"deny_purge": True, "allow_rollup_hdrs": False, "allow_msg_ttl": False, "allow_atomic": True}
+    return _config(app, replicas, [stream_subjects(app)]) | settings
+
+
+def _config(name: str, replicas: int, subjects: Sequence[str]) -> dict[str, Any]:
+    return {"name": name, "subjects": subjects, "num_replicas": replicas, **_COMMON, "max_msgs_per_subject": -1}
 
 
 def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of a key-value bucket with one value for each key."""
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": 1,
-        "deny_purge": False,
-        "allow_rollup_hdrs": True,
-    }
+    settings = {"max_msgs_per_subject": 1, "deny_purge": False, "allow_rollup_hdrs": True}
+    return _config(f"KV_{bucket}", replicas, [f"$KV.{bucket}.>"]) | settings
 
 
 def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
@@ -240,15 +228,8 @@ def cursors_config(app: str, replicas: int) -> dict[str, Any]:
 def objects_config(app: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of the object store (ADR-20) with the content of an app's blobs."""
     bucket = object_bucket(app)
-    return {
-        "name": f"OBJ_{bucket}",
-        "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": -1,
-        "deny_purge": False,
-        "allow_rollup_hdrs": True,
-    }
+    config = _config(f"OBJ_{bucket}", replicas, [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"])
+    return config | {"deny_purge": False, "allow_rollup_hdrs": True}
 
 
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
@@ -256,18 +237,9 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
 
     The stream has no limits: if a limit were raised later, old timers would fire again.
     """
-    return {
-        "name": timer_stream(app),
-        "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
-        "num_replicas": replicas,
-        **_COMMON,
-        "discard": "old",
-        "deny_delete": False,
-        "max_msgs_per_subject": -1,
-        "max_msg_size": -1,
-        "allow_msg_schedules": True,
-        "allow_rollup_hdrs": True,
-    }
+    config = _config(timer_stream(app), replicas, [timer_subject(app, "*", "*"), due_subject(app, "*", "*")])
+    limits = {"discard": "old", "deny_delete": False, "max_msg_size": -1}
+    return config | limits | {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
 
 
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
