@@ -62,7 +62,8 @@ _FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1,
 """The earliest and the latest start time of a request: the server counts 64-bit nanoseconds, and others would wrap."""
 LAG_S = 0.1
 """Pause between two requests to replicas that lag behind the leader."""
-_LAGS_MAX = 30
+LAGS_MAX = 30
+"""How often a replica that lags behind, or a page of which a part is lost, is asked again."""
 PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
 """Records and bytes of one request at most: there is no flow control inside a request."""
 _STATUS = b"NATS/1.0 "
@@ -371,7 +372,9 @@ the request is thrown into the generator. A yielded None is a pause of `LAG_S`. 
 """
 
 
-def reading_records(stream: str, subject: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
+def reading_records(
+    stream: str, subject: str, limit: int | None = None, *, start: int = 1
+) -> Conversation[list[RawRecord]]:
     """Read the records of a stream whose subject matches, in order and in a few large pages, at most `limit` of them.
 
     Pages come from any replica. Up to the position that a lagging replica has reached, it lacks no message that the
@@ -383,15 +386,13 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
     lags = 0
     try:
         last: RawRecord | None = yield last_message(stream, subject)
-        start = 1
         while last is not None and start <= last[0] and (limit is None or len(records) < limit):
             count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(records))
             request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
-            frames: Sequence[Frame] = yield request
-            page, _ = _whole_page(frames, stream, request.what)
+            page, _ = yield from reading_page(request, stream)
             if not page:
                 lags += 1
-                if lags > _LAGS_MAX:
+                if lags > LAGS_MAX:
                     raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
                 yield None
                 last = yield last_message(stream, subject)  # the last record may be gone, with its time to live
@@ -422,22 +423,21 @@ def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[l
         }
         what = f"The last messages of {len(subjects)} subjects"
         request = Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
-        frames: Sequence[Frame] = yield request
-        page, pending = _whole_page(frames, stream, what)
+        page, pending = yield from reading_page(request, stream)
         records += page
     return records
 
 
-def _whole_page(frames: Sequence[Frame], stream: str, what: str) -> tuple[list[RawRecord], int]:
-    """Return the records of a page and how many are left after it; raises `StoreUnavailable` if some are lost."""
-    page_end = end_of_page(frames[-1], what)
-    page = direct_records(frames[:-1], stream, None)
-    if page_end is None:
-        return page, 0
-    position, pending = page_end
-    if not page or page[-1][0] != position:
-        raise StoreUnavailable(what, f"records up to position {position} were lost on the way")
-    return page, pending
+def reading_page(request: Request[Any], stream: str) -> Conversation[tuple[list[RawRecord], int]]:
+    """Read the records of one page, and how many are left after it; raises `StoreUnavailable` if some stay lost."""
+    for _ in range(LAGS_MAX):
+        frames: Sequence[Frame] = yield request
+        position, pending = end_of_page(frames[-1], request.what) or (0, 0)
+        page = direct_records(frames[:-1], stream, None)
+        if position == (page[-1][0] if page else 0):
+            return page, pending
+        yield None
+    raise StoreUnavailable(request.what, "a part of the answer is lost on the way again and again")
 
 
 def shortened(request: Request[T]) -> Request[T]:

@@ -41,6 +41,7 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import (
     IN_PROCESS,
+    LAGS_MAX,
     NO_RESOURCES,
     STORE_FAILED,
     WRONG_SEQUENCE,
@@ -49,11 +50,11 @@ from eventjet.jetstream.api import (
     StreamState,
     answer_in,
     direct_page,
-    direct_records,
-    end_of_page,
     last_message,
     messages_of,
     purge_stream,
+    reading_page,
+    reading_records,
     stream_info,
 )
 from eventjet.jetstream.client import Client
@@ -64,10 +65,8 @@ from eventjet.nats.protocol import Frame
 T = TypeVar("T")
 
 _ROLLUP = ("Nats-Rollup", "sub")
-_PAGE_CHUNKS, _PAGE_METAS, _PAGE_BYTES = 8, 500, 2_000_000
-"""Chunks, metadata and bytes of one request at most: there is no flow control inside a request."""
-_LAGS_MAX = 30
-"""How often a replica is asked again that has not got the last chunks yet."""
+_PAGE_CHUNKS, _PAGE_BYTES = 8, 2_000_000
+"""Chunks and bytes of one request at most: there is no flow control inside a request."""
 _TRIES_MAX = 20
 """How often an object's metadata is read again because somebody else wrote it."""
 
@@ -161,21 +160,11 @@ class Bucket:
     def reading_metas(self) -> Conversation[list[StoredObject]]:
         """Return the metadata of all objects, also of those that are claimed meanwhile: a claim moves it to the end."""
         metas: dict[str, StoredObject] = {}
-        subject, start, lags = self.meta_subject("*"), 1, 0
-        while True:
-            request = direct_page(self.stream, start, subject, count=_PAGE_METAS, size=_PAGE_BYTES)
-            page = yield from _page(request, self.stream)
-            if page:
-                start = page[-1][0] + 1
-                metas |= {stored.name: stored for record in page if (stored := StoredObject.of(record)) is not None}
-                continue
-            last: RawRecord | None = yield last_message(self.stream, subject)
-            if last is None or last[0] < start:
-                return list(metas.values())
-            lags += 1
-            if lags > _LAGS_MAX:
-                raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
-            yield None
+        start = 1
+        while records := (yield from reading_records(self.stream, self.meta_subject("*"), start=start)):
+            start = records[-1][0] + 1
+            metas |= {stored.name: stored for record in records if (stored := StoredObject.of(record)) is not None}
+        return list(metas.values())
 
     def writing(self, subject: str, payload: bytes, expected: int, *, rollup: bool = False) -> Conversation[int | None]:
         """Write a message after the one at `expected` (0 for none), and return where it is; None if another is there.
@@ -323,14 +312,14 @@ class ContentReader:
         while len(self._ready) < 2 and self._size < stored.size:
             subject = self._bucket.chunk_subject(stored.token)
             request = direct_page(self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES)
-            page = yield from _page(request, self._bucket.stream)
+            page, _ = yield from reading_page(request, self._bucket.stream)
             for record in page:
                 self._last, self._size = record[0], self._size + len(record[4])
                 self._hash.update(record[4])
                 self._ready += [record[4]] if record[4] else []
             if not page:
                 lags += 1
-                if lags > _LAGS_MAX:
+                if lags > LAGS_MAX:
                     if (yield from self._bucket.is_whole(stored)):
                         raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
                     break
@@ -437,18 +426,6 @@ def _swept() -> StoreError:
         "a sweep took it for one that nobody goes on with, since its last part was older than the sweep's age",
         "Store it again, and sweep with an `--older-than` that no upload takes.",
     )
-
-
-def _page(request: Request[Any], stream: str) -> Conversation[list[RawRecord]]:
-    """Read one page of records, empty if there are none; raises `StoreUnavailable` if a part of it is lost."""
-    for _ in range(_LAGS_MAX):
-        frames: list[Frame] = yield request
-        page_end = end_of_page(frames[-1], request.what)
-        page = direct_records(frames[:-1], stream, None)
-        if page_end is None or (page and page[-1][0] == page_end[0]):
-            return page
-        yield None
-    raise StoreUnavailable(request.what, "a part of the answer is lost on the way again and again")
 
 
 def _position(frame: Frame) -> int:
