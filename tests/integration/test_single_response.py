@@ -97,7 +97,7 @@ async def test_the_first_history_of_a_log_that_was_empty_is_refused(cut: Sick) -
         with pytest.raises(SingleResponse, match=SETTING):
             [one async for one in jet.tail()]
         with pytest.raises(SingleResponse, match=SETTING):
-            await jet.client.records(APP, f"{APP}.>")
+            await jet.client.run(reading_records(APP, f"{APP}.>"))
 
 
 @pytest.mark.parametrize("prefix", [""])

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
@@ -32,8 +31,6 @@ from eventjet.jetstream.api import (
     call,
     is_page,
     is_status,
-    reading_records,
-    reading_values,
     shortened,
 )
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
@@ -249,14 +246,6 @@ class Client(LoopClient):
             raise
         finally:
             self.forget(exchange)
-
-    async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
-        return await self.run(reading_records(stream, subject, limit))
-
-    async def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
-        return await self.run(reading_values(bucket, keys, limit))
 
     async def run(self, conversation: Conversation[T], timeout_s: float | None = None) -> T:
         """Send the requests of a conversation and return its result."""

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from eventjet.codec.headers import RawRecord
 from eventjet.errors import ApiRefused, ConnectionClosed, ConnectionLost, Forbidden, StoreUnavailable, UsageError
 from eventjet.jetstream.answers import PROBE, ExpectedAnswer
-from eventjet.jetstream.api import Conversation, Request, call, reading_values
+from eventjet.jetstream.api import Conversation, Request, call
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.protocol import Frame
@@ -221,10 +220,6 @@ class NatsConnection:
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """Send a JetStream request and return its JSON answer: see `Client.api`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
-
-    def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
-        return self.run(reading_values(bucket, keys, limit))
 
     def run(self, conversation: Conversation[T], timeout_s: float = 5.0, *, writes: bool = False) -> T:
         """Send the requests of a conversation and return its result; `writes` says that some are to be stored."""

@@ -28,6 +28,7 @@ from eventjet.jetstream.api import (
     last_message,
     next_message,
     purge_stream,
+    reading_records,
 )
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
@@ -200,7 +201,7 @@ async def timers_due(client: Client, app: str, process: str, limit: int | None =
 
 
 async def _timers(client: Client, app: str, subject: str, limit: int | None, *, due: bool) -> list[TimerSet]:
-    records = await client.records(timer_stream(app), subject, limit)
+    records = await client.run(reading_records(timer_stream(app), subject, limit))
     return [TimerSet(process_of(record[2]), timer_time(record[3]), due) for record in records]
 
 
