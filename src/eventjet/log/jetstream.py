@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header, logged_at
+from eventjet.codec.headers import RawRecord, event_id_of, logged_at
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,
@@ -345,13 +345,11 @@ class JetStreamStore(EventStore):
 
     async def _holds(self, position: int, event_id: str) -> bool:
         record = await self._from_leader(api.message_at(self.app, position), retry=False)
-        return record is not None and header(record[3], MSG_ID) == event_id
+        return record is not None and event_id_of(record) == event_id
 
     async def _next_message(self, subject: str, expected: int) -> outcome.NextMessage | None:
         record = await self._from_leader(api.next_message(self.app, expected + 1, subject), retry=False)
-        return (
-            None if record is None else outcome.NextMessage(record[0], header(record[3], MSG_ID) or "", record=record)
-        )
+        return None if record is None else outcome.NextMessage(record[0], event_id_of(record), record=record)
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None

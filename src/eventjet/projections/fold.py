@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
+from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, event_id_of, header
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
@@ -237,7 +237,7 @@ class Offered:
     @property
     def event_id(self) -> str:
         """The id in the record's header; empty where that has none."""
-        return header(self.record[3], MSG_ID) or ""
+        return event_id_of(self.record)
 
     @property
     def aggregate_key(self) -> AggregateKey:

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.connection import NatsConnection
@@ -238,7 +238,7 @@ class ShadowWriter:
         self.decode.expect(records)
         events = [event for record in records if (event := self.decode(record)) is not None]
         last = records[-1]
-        batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
+        batch = Batch(self.position, last[0], event_id_of(last), events)
         parts = Parts(self.shadow.resolved.name, batch, private=self.shadow.resolved.is_private)
         for part in parts:
             try:
