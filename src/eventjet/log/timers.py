@@ -32,6 +32,7 @@ from eventjet.jetstream.api import (
 )
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
+from eventjet.text import utc_text
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class JetStreamTimers:
         """Set a process's timer unless a later version has; `fired` is the sequence of the one being handled, or 0."""
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
-        time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
+        time = utc_text(max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)))
         for _ in range(_TRIES):
             timer = None if fired else self._timer_state.get(subject)
             timer = timer or await self._read(process, token, fired)
