@@ -39,24 +39,8 @@ from eventjet.errors import (
     StoreUnavailable,
     StreamMissing,
 )
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    LAGS_MAX,
-    NO_RESOURCES,
-    STORE_FAILED,
-    WRONG_SEQUENCE,
-    Conversation,
-    Request,
-    StreamState,
-    answer_in,
-    direct_page,
-    last_message,
-    messages_of,
-    purge_stream,
-    reading_page,
-    reading_records,
-    stream_info,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, Request, StreamState
 from eventjet.jetstream.client import Client
 from eventjet.log.store import ObjectStore, changed_content, wrong_size
 from eventjet.log.topology import full_stream
@@ -119,7 +103,7 @@ class Bucket:
 
     def purging(self, token: str, until: int = 2**63 - 2) -> Request[int]:
         """Return the request that removes an object's chunks up to a position."""
-        return purge_stream(self.stream, self.chunk_subject(token), until)
+        return api.purge_stream(self.stream, self.chunk_subject(token), until)
 
     def reading(self, digest: str) -> Conversation[StoredObject | None]:
         """Return the object of a digest, as the leader has it; None if there is none."""
@@ -145,7 +129,7 @@ class Bucket:
 
     def is_whole(self, stored: StoredObject) -> Conversation[bool]:
         """Return whether all chunks of an object are there; their content is not read."""
-        chunks: int = yield messages_of(self.stream, self.chunk_subject(stored.token))
+        chunks: int = yield api.messages_of(self.stream, self.chunk_subject(stored.token))
         return chunks == stored.chunks
 
     def removing(self, stored: StoredObject) -> Conversation[bool]:
@@ -154,14 +138,14 @@ class Bucket:
         if position is None:
             return False
         yield self.purging(stored.token)
-        yield purge_stream(self.stream, self.meta_subject(stored.name), position)
+        yield api.purge_stream(self.stream, self.meta_subject(stored.name), position)
         return True
 
     def reading_metas(self) -> Conversation[list[StoredObject]]:
         """Return the metadata of all objects, also of those that are claimed meanwhile: a claim moves it to the end."""
         metas: dict[str, StoredObject] = {}
         start = 1
-        while records := (yield from reading_records(self.stream, self.meta_subject("*"), start=start)):
+        while records := (yield from api.reading_records(self.stream, self.meta_subject("*"), start=start)):
             start = records[-1][0] + 1
             metas |= {stored.name: stored for record in records if (stored := StoredObject.of(record)) is not None}
         return list(metas.values())
@@ -175,13 +159,13 @@ class Bucket:
         try:
             return (yield Request(f"A write to {subject}", subject, payload, _position, headers, self.stream))
         except ApiRefused as refusal:
-            if refusal.err_code in (NO_RESOURCES, STORE_FAILED):
-                state: StreamState = yield stream_info(self.stream)
+            if refusal.err_code in (api.NO_RESOURCES, api.STORE_FAILED):
+                state: StreamState = yield api.stream_info(self.stream)
                 full = full_stream(self.stream, state.config, refusal.err_code, refusal.description)
                 raise full or refusal from None
-            if refusal.err_code != WRONG_SEQUENCE:
+            if refusal.err_code != api.WRONG_SEQUENCE:
                 raise
-        last: RawRecord | None = yield last_message(self.stream, subject)
+        last: RawRecord | None = yield api.last_message(self.stream, subject)
         return last[0] if last is not None and last[0] > expected and last[4] == payload else None
 
     def meta(self, name: str) -> Conversation[StoredObject | None]:
@@ -189,7 +173,7 @@ class Bucket:
 
         Metadata of another form, which another program wrote, is that of an object with another digest.
         """
-        record: RawRecord | None = yield last_message(self.stream, self.meta_subject(name))
+        record: RawRecord | None = yield api.last_message(self.stream, self.meta_subject(name))
         if record is None:
             return None
         return StoredObject.of(record) or StoredObject(name, "", 0, 0, record[0], record[1], False, "")
@@ -261,7 +245,7 @@ class ContentWriter:
             raise _contended(digest)
         failpoints.reach("objects.put")
         subject = self._bucket.chunk_subject(self._token)
-        last: RawRecord | None = yield last_message(self._bucket.stream, subject)
+        last: RawRecord | None = yield api.last_message(self._bucket.stream, subject)
         if (0 if last is None else last[0]) != self._last:
             raise _swept()
         return digest, self._size
@@ -311,15 +295,17 @@ class ContentReader:
         # Two chunks have to be there, unless all have come: the last is handed on after the comparison.
         while len(self._ready) < 2 and self._size < stored.size:
             subject = self._bucket.chunk_subject(stored.token)
-            request = direct_page(self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES)
-            page, _ = yield from reading_page(request, self._bucket.stream)
+            request = api.direct_page(
+                self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES
+            )
+            page, _ = yield from api.reading_page(request, self._bucket.stream)
             for record in page:
                 self._last, self._size = record[0], self._size + len(record[4])
                 self._hash.update(record[4])
                 self._ready += [record[4]] if record[4] else []
             if not page:
                 lags += 1
-                if lags > LAGS_MAX:
+                if lags > api.LAGS_MAX:
                     if (yield from self._bucket.is_whole(stored)):
                         raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
                     break
@@ -393,7 +379,7 @@ def patiently(conversation: Conversation[T], bucket: Bucket, timeout_s: float) -
             except StoreUnavailable as unavailable:
                 if isinstance(unavailable, NoResponders):
                     try:
-                        yield stream_info(bucket.stream)
+                        yield api.stream_info(bucket.stream)
                     except StreamMissing:
                         raise no_bucket(bucket) from None
                     except StoreError:
@@ -430,9 +416,9 @@ def _swept() -> StoreError:
 
 def _position(frame: Frame) -> int:
     try:
-        return int(answer_in(frame, "An object")["seq"])
+        return int(api.answer_in(frame, "An object")["seq"])
     except ApiRefused as refusal:
-        if refusal.err_code != IN_PROCESS:
+        if refusal.err_code != api.IN_PROCESS:
             raise
         raise StoreUnavailable(refusal.subject, refusal.description) from None  # nothing was compared
 

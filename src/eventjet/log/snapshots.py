@@ -37,17 +37,8 @@ from eventjet.errors import (
     UnencodableEvent,
     Unreachable,
 )
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    WRONG_SEQUENCE,
-    Conversation,
-    Request,
-    answer_in,
-    direct_last,
-    last_message,
-    message_at,
-    stream_info,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, Request
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.topology import explained_by, snapshots_config
@@ -153,10 +144,10 @@ class Bucket:
 
     def entry(self, key: str) -> Request[RawRecord | None]:
         """Read the entry of a key, None if there is none; may lag behind the leader."""
-        return direct_last(f"KV_{self.name}", self._subject(key))
+        return api.direct_last(f"KV_{self.name}", self._subject(key))
 
     def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
-        return last_message(f"KV_{self.name}", self._subject(key))
+        return api.last_message(f"KV_{self.name}", self._subject(key))
 
     def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
         """Write the value of a key; with `expected`, only over the entry at that position (0 for none), else False."""
@@ -193,9 +184,9 @@ class Bucket:
 
 def _written(key: str, frame: Frame) -> bool:
     try:
-        answer_in(frame, f"The snapshot {key}")
+        api.answer_in(frame, f"The snapshot {key}")
     except ApiRefused as refusal:
-        if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+        if refusal.err_code in (api.WRONG_SEQUENCE, api.IN_PROCESS):
             return False
         raise
     return True
@@ -344,7 +335,9 @@ class BulkSnapshots:
                 self._hang_up()
                 if not isinstance(error, Unreachable):
                     with contextlib.suppress(StoreError, Unreachable):  # the bucket's settings may be the reason
-                        state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
+                        state = ask_once(
+                            self._endpoint, api.stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S
+                        )
                         fault = explained_by(state, snapshots_config(self._app, 1), error)
                 if isinstance(fault, LogUnusable | ApiRefused):
                     raise fault from error
@@ -382,7 +375,7 @@ class BulkSnapshots:
             return existing.event_id == offer.event_id
         if existing.position <= self._last:
             return False  # it is older, or of an event that this log does not have
-        record = link.ask(message_at(self._app, existing.position))
+        record = link.ask(api.message_at(self._app, existing.position))
         subject = f"{self._app}.{offer.key}".encode()
         return record is not None and record[2] == subject and event_id_of(record) == existing.event_id
 

@@ -33,16 +33,8 @@ from eventjet.errors import (
     StreamMissing,
     UnknownAggregate,
 )
-from eventjet.jetstream.api import (
-    LIMITS,
-    NAME_IN_USE,
-    NO_RESOURCES,
-    Conversation,
-    StreamState,
-    create_stream,
-    stream_info,
-    update_stream,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, StreamState
 from eventjet.jetstream.client import Client
 
 IDENTITY = "eventjet.log"
@@ -320,7 +312,7 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
             return None
         try:
             await client.ask(
-                update_stream({**state.config, "metadata": _with_noted_aggregates(state.metadata, aggregates)})
+                api.update_stream({**state.config, "metadata": _with_noted_aggregates(state.metadata, aggregates)})
             )
         except Forbidden as error:
             reason = f"these credentials may not use {error.subject}"
@@ -350,7 +342,7 @@ def _with_noted_aggregates(metadata: Mapping[str, str], aggregates: Collection[s
 def finding_stream(name: str) -> Conversation[StreamState | None]:
     """Return the state of a stream; None if it does not exist."""
     try:
-        return (yield stream_info(name))
+        return (yield api.stream_info(name))
     except StreamMissing:
         return None
     except ApiRefused as refusal:
@@ -384,9 +376,9 @@ def identity_of(state: StreamState) -> str:
 async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     name = str(config["name"])
     try:
-        return await client.ask(create_stream(config))
+        return await client.ask(api.create_stream(config))
     except ApiRefused as refusal:
-        existing = await client.run(finding_stream(name)) if refusal.err_code == NAME_IN_USE else None
+        existing = await client.run(finding_stream(name)) if refusal.err_code == api.NAME_IN_USE else None
         if existing is not None:
             return existing  # another `init` has created it meanwhile
         raise not_created(name, refusal) from None
@@ -398,7 +390,7 @@ async def _existing_events_error(client: Client, config: Mapping[str, Any], stat
     The server adopts files that it finds in the stream's folder: of a stream that was deleted a moment ago, or whose
     configuration was lost. So it is not known whose events they are.
     """
-    await client.ask(update_stream(config))
+    await client.ask(api.update_stream(config))
     return LogUnusable(
         f"The stream {state.name!r}",
         f"it was not there, and the server made it with events up to position {state.last} in it",
@@ -500,7 +492,7 @@ async def explained(client: Client, declared: Mapping[str, Any], error: StoreErr
     """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error."""
     name = str(declared["name"])
     try:
-        state = await client.ask(stream_info(name))
+        state = await client.ask(api.stream_info(name))
     except StreamMissing:
         return missing_stream(name)
     except StoreError:
@@ -516,10 +508,10 @@ def explained_by(state: StreamState, declared: Mapping[str, Any], error: StoreEr
 
 def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) -> StreamFull | None:
     """Return the error for an answer that says a limit of the stream or its account is reached; None for others."""
-    if code == NO_RESOURCES:
+    if code == api.NO_RESOURCES:
         limit = f"its account has used up the storage that it may use: {text}"
         return StreamFull(stream, limit, "Raise the account's limit, or remove what nobody needs from its streams.")
-    setting = LIMITS.get(text)
+    setting = api.LIMITS.get(text)
     if setting is None:
         return None
     of_subject = "of one subject " if setting == "max_msgs_per_subject" else ""
