@@ -40,10 +40,7 @@ def endpoint_of(url: str) -> str | None:
 
 
 def storage_fault(url: str, message: str) -> tuple[str, str] | None:
-    """Return the reason and the remedy of an S3 store's fault by a library's message; None for a fault of another kind.
-
-    The messages of the libraries have parts of requests in them, and are not shown.
-    """
+    """Return (reason, remedy) of an S3 store's fault by a library's message, which is not shown; None for others."""
     if not is_s3(url):
         return None
     where = endpoint_of(url) or "Amazon S3"

@@ -384,10 +384,7 @@ class RestoreBatch:
         return self.records[-1][0]
 
     def frames(self, batch_id: str) -> tuple[bytes, bytes]:
-        """Return (frames of all messages but the last, headers of the last message, which asks for an answer).
-
-        The server stores none of the batch unless its log ends right before it.
-        """
+        """Return (frames of all messages but the last, headers of the last): stored only right after the log's end."""
         frames: list[bytes] = []
         expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
         name, headers = batch_id.encode(), b""

@@ -25,10 +25,7 @@ T = TypeVar("T")
 WRONG_SEQUENCE = 10071
 """Error code: the subject's last message is not at the expected sequence."""
 IN_PROCESS = 10164
-"""Error code with three replicas: another writer's message to the subject is being replicated, and may still get lost.
-
-Nothing was compared.
-"""
+"""Error code with three replicas: another writer's message is being replicated, and nothing was compared."""
 REPEATED_ID = 10201
 """Error code: a message of an atomic batch has an id that was stored within the duplicate window; nothing is stored."""
 CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
@@ -200,10 +197,7 @@ def messages_of(stream: str, subject: str) -> Request[int]:
 
 
 def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[list[str], int]]:
-    """List the subjects that match and have messages, in order from an offset on, and count all of them.
-
-    The server lists 100,000 subjects at a time; with an offset beyond the last it lists none and still counts.
-    """
+    """List matching subjects with messages in order, 100,000 from an offset on at most, and count all of them."""
 
     def read(info: dict[str, Any]) -> tuple[list[str], int]:
         return sorted(info["state"].get("subjects") or ()), int(info.get("total", 0))

@@ -179,10 +179,7 @@ class Client(LoopClient):
         return request.parse(frame)
 
     async def api(self, subject: str, body: object = None) -> dict[str, Any]:
-        """Send a JetStream request and return its JSON answer; raises `ApiRefused` for an error in the answer.
-
-        `subject` comes without `$JS.API.`.
-        """
+        """Return the JSON answer to a request on `$JS.API.<subject>`; raises `ApiRefused` for an error in it."""
         return await self.ask(call(subject, body))
 
     async def learn_domain(self) -> None:

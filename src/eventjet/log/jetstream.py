@@ -202,11 +202,7 @@ class JetStreamStore(EventStore):
         return await asyncio.shield(self._start(writes, log or self.stream.identity, None, deadline))
 
     async def check_server(self) -> None:
-        """Check what `connect` cannot: the server that has the log, and whether pages of records arrive.
-
-        Raises `Unreachable` if the log is in the JetStream of another server that is too old, and `SingleResponse` if a
-        page of the log cannot arrive; an empty log has no page.
-        """
+        """Check that the log's server is new enough and that pages arrive; raises `Unreachable`, `SingleResponse`."""
         if self._client.endpoint.is_elsewhere and self.stream.server_version:
             check_version(f"The NATS server that has the log {self.app!r}", {"version": self.stream.server_version})
         first = self.stream.first

@@ -151,10 +151,7 @@ class Bucket:
         return list(metas.values())
 
     def writing(self, subject: str, payload: bytes, expected: int, *, rollup: bool = False) -> Conversation[int | None]:
-        """Write a message after the one at `expected` (0 for none), and return where it is; None if another is there.
-
-        Repeated after an answer that was lost, it finds its own message.
-        """
+        """Write after the message at `expected` (0 for none); return where it, or an earlier try, is, or None."""
         headers = header_block([(EXPECTED, str(expected)), *([_ROLLUP] if rollup else ())])
         try:
             return (yield Request(f"A write to {subject}", subject, payload, _position, headers, self.stream))

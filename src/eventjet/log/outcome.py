@@ -212,10 +212,7 @@ class Unknown:
 
 
 Failed = Conflicted | ErrorReply | PermissionDenied | Unknown
-"""The outcomes of a save that failed or may have failed.
-
-An error or a denied permission is definite here: nothing is stored, and sending the save again would not help.
-"""
+"""The outcomes of a save that failed or may have failed; an error or a denied permission is definite here."""
 Outcome = Stored | Failed
 Step = Send | Look | Outcome
 

@@ -313,11 +313,7 @@ class BulkSnapshots:
         self._hang_up()
 
     def put(self, offers: Sequence[Offer]) -> None:
-        """Write the offers that are newer than the existing snapshots; at most `WINDOW` offers may be given.
-
-        It tries again for half a minute while the server does not answer or entries change, and then raises
-        `StoreUnavailable` or `Unreachable`.
-        """
+        """Write up to `WINDOW` newer offers; raises `StoreUnavailable` or `Unreachable` after `_RETRY_S`."""
         deadline = time.monotonic() + _RETRY_S
         through_leader = False
         remaining = list(offers)

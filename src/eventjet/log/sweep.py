@@ -134,11 +134,7 @@ def sweep_objects(
     removes: bool = False,
     tell: Tell = lambda _read, _all: None,
 ) -> Objects:
-    """Read the bucket and then the log, and with `removes` remove the orphans.
-
-    Raises `LogUnusable` if the bucket or the log does not exist, `StoreUnavailable`, `Forbidden` and `Unreachable`.
-    With `removes` it also raises `LogIncomplete`, and `LogUnusable` if the bucket was made for another log.
-    """
+    """Read the bucket, then the log, and with `removes` remove orphans, unless log or bucket are in doubt."""
     bucket = Bucket(app)
     # In this order: what is written after it was read here is protected by the comparison when it is removed.
     oldest_ns = (_run(link, bucket, _asking(api.server_time(bucket.stream))) - age_s) * 1e9

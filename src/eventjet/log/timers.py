@@ -29,10 +29,7 @@ from eventjet.text import utc_text
 T = TypeVar("T")
 
 FARTHEST = timedelta(days=365 * 100)
-"""How far ahead a timer is set at most; a later deadline is set again when the timer fires.
-
-The server counts nanoseconds to the year 2262, and fires later timers at once.
-"""
+"""How far ahead a timer is set, since the server's clock ends in 2262; a later one is set again as it fires."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 """The earliest time that a timer is set for: a time before 1677 would wrap to a time in the future."""
 _VERSION = "Ej-Version"
@@ -115,10 +112,7 @@ class JetStreamTimers:
         raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
 
     async def cancel(self, process: str, process_id: str, version: int) -> None:
-        """Remove the timer of a process if it is of this version or an earlier one, and if this object knows it.
-
-        A timer that is not removed fires once, and the process finds nothing to do.
-        """
+        """Remove a known timer of this version or an earlier one; one that stays fires once, and changes nothing."""
         subject = timer_subject(self._app, process, encode_id(process_id))
         timer = self._timer_state.get(subject)
         if timer is not None and timer.sequence and timer.version <= version:

@@ -225,10 +225,7 @@ def objects_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the configuration of the stream of an app's timers.
-
-    The stream has no limits: if a limit were raised later, old timers would fire again.
-    """
+    """Return the configuration of an app's timers, without limits: after a raised one, old timers would fire again."""
     config = _config(timer_stream(app), replicas, [timer_subject(app, "*", "*"), due_subject(app, "*", "*")])
     limits = {"discard": "old", "deny_delete": False, "max_msg_size": -1}
     return config | limits | {"allow_msg_schedules": True, "allow_rollup_hdrs": True}

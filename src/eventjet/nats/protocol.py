@@ -143,10 +143,7 @@ def status_of(headers: bytes) -> tuple[int, str]:
 
 
 def nobody_listens(frame: Frame) -> bool:
-    """Return whether a frame says that nobody subscribes to the subject of a request.
-
-    A stored message whose headers look like this status is told apart by its position.
-    """
+    """Return whether nobody subscribes to a request's subject; a stored message like that has a position."""
     return not frame[4] and frame[3].startswith(b"NATS/1.0 503") and b"\r\nNats-Sequence: " not in frame[3]
 
 

@@ -59,10 +59,7 @@ class Fold:
         """The fold of the states that give the keys; None where events have their keys."""
 
     def join(self, events: Iterable[Recorded[Any]], cells: Mapping[StateId, Cell]) -> Joining:
-        """Return events with their states and keys, for a projection with `by_state`: pass both to `__call__`.
-
-        `cells` are the states before. Raises `HandlerFailed` and `ProjectionStopped`.
-        """
+        """Return events with states and keys, for `__call__`; raises `HandlerFailed` and `ProjectionStopped`."""
         assert self.states is not None
         return self.states.join(events, cells, self._fail)
 

@@ -213,11 +213,7 @@ def open_job(
     engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
 ) -> Generator[Job]:
-    """Yield a job whose engine is open until the end of the `with` block.
-
-    `from_archive` is the URL of an archive from which the past is read. Raises `Unreachable`, `UsageError` and
-    `ArchiveBroken`.
-    """
+    """Yield a job whose engine is open in the block; raises `Unreachable`, `UsageError` and `ArchiveBroken`."""
     application, options = loaded(app), options_of(engine)
     with watch.phase("start"):
         endpoint, state = readable_log(settings, application.name, "eventjet-rebuild")

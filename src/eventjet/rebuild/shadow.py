@@ -30,10 +30,7 @@ from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock
 from eventjet.text import listed
 
 TAIL_MAX = 5_000
-"""The maximum number of events that a shadow writes while it locks the live tables; the live worker waits meanwhile.
-
-A shadow that is further behind releases the locks and catches up first.
-"""
+"""The most events that a shadow writes while live tables are locked; one further behind catches up first."""
 
 EPOCH = -1
 """The epoch of a shadow's checkpoint. No worker ever has it, so the shadow's writer can never write to the live table:
@@ -141,10 +138,7 @@ class Shadow(Generic[R_co]):
             self._resolutions, self._decisions = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
-
-        `target.resolutions` becomes the quarantine of that snapshot. Returns None when there is no live read model.
-        """
+        """Copy the live rows and resolutions in one snapshot, and return its live checkpoint; None without any."""
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
             if live is None or not live.log:

@@ -1,7 +1,4 @@
-"""The columns of the whole log, of one event type and of a read model, and the rows for them, in Arrow.
-
-DataFrames and the tables of a lakehouse have them alike. Nothing here imports pyspark.
-"""
+"""Columns and rows of the log, an event type and a read model in Arrow, for DataFrames and lakes, without pyspark."""
 
 from __future__ import annotations
 

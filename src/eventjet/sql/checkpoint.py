@@ -254,10 +254,7 @@ def pause(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def resume(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
-    """Resume the projection in the state in which it was paused; None when it is not paused. The row must be locked.
-
-    An unknown state becomes building, since building becomes active by itself.
-    """
+    """Resume a projection, whose row is locked, as it was, or building if that is unknown; None if not paused."""
     state = (checkpoint.reason or "").removeprefix(_PAUSED_WHILE)
     transition = RESUME_AS.get(state, RESUME_AS[BUILDING])
     return _change(connection, transition, checkpoint.name, checkpoint.revision, reason=None)

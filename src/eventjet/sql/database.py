@@ -58,11 +58,7 @@ class Database:
         return shown_database(self.url)
 
     def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
-        """Return an async engine, not connected yet; dispose of it.
-
-        PostgreSQL shows `purpose` as the application name of the sessions.
-        Raises `UsageError` for PostgreSQL in a loop in which psycopg cannot work.
-        """
+        """Return an async engine, to be disposed of; raises `UsageError` in a loop in which psycopg cannot work."""
         if self.dialect is POSTGRES:
             check_loop_for_psycopg()
         url, arguments = self._arguments(0, purpose, limits)

@@ -287,10 +287,7 @@ class Dialect(ColumnValues):
 
     @abstractmethod
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        """Return all features that a table made in its place could lack: columns, rules, indexes, settings.
-
-        Features that can be carried over have the statement that gives them to the `heir`.
-        """
+        """Return what a table in its place could lack, with statements that give it to the `heir`, if there are."""
 
     @abstractmethod
     def dependents(

@@ -267,11 +267,7 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
 
 
 def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
-    """Choose a revision's location and write it into its checkpoint.
-
-    Raises `LocationTaken` where the revision needs its own location and that may not be created (`may_create`), and
-    raises as `check_owner`.
-    """
+    """Choose a revision's location for its checkpoint; raises `LocationTaken`, and as `check_owner`."""
     check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
     holder = _newest_holder(connection, resolved)

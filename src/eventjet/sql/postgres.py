@@ -356,10 +356,7 @@ def _is_transient(error: DBAPIError, state: str) -> bool:
 
 
 def _has_too_many_parameters(error: DBAPIError) -> bool:
-    """Whether a statement was never sent, since the protocol has no room for so many parameters.
-
-    The driver raises an operational error, as it does where the server is at fault.
-    """
+    """Whether a statement was never sent, having more parameters than the protocol has room for."""
     parameters: object = error.params
     return not error.ismulti and isinstance(parameters, Sized) and len(parameters) > _PARAMETERS_MAX
 

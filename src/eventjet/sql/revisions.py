@@ -177,10 +177,7 @@ def _exchange(connection: Connection, promoted: Checkpoint, displaced: Sequence[
 
 
 def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Checkpoint, exchange: Exchange) -> None:
-    """Raise `PromotionRefused` when something depends on a leaving table, or an unknown table is in the way.
-
-    Features of the leaving tables that the coming ones lack are only logged, since that may be intended.
-    """
+    """Raise `PromotionRefused` for what depends on a leaving table, or is in the way; log lost features."""
     dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(promoted.tables)):
         raise PromotionRefused(resolved, f"its own tables are not in {promoted.location}")
@@ -311,10 +308,7 @@ class Unused:
 
 
 def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
-    """Return the unused revisions, ordered by name and revision.
-
-    Revisions of another app are left out, and those that name no app and whose log is not one of this app.
-    """
+    """Return the unused revisions of this app, by its log if they name no app, ordered by name and revision."""
     checkpoints = checkpoint.read_all(connection)
     declared_revisions = {(resolved.name, resolved.revision) for resolved in declared}
     # A row of an older eventjet names no app; its log tells the app where another row names both.
@@ -347,11 +341,7 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
 def retire(
     connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str = ""
 ) -> Unused:
-    """Drop the tables and the location of an unused revision within the caller's transaction; return what was dropped.
-
-    Raises `UsageError` for a revision that is declared, in use or unknown, or on which something depends. Declared
-    again, it begins anew.
-    """
+    """Drop an unused revision's tables and location in the caller's transaction; raises `UsageError`."""
     dropped = _droppable(connection, name, revision, declared, app)
     (current,) = [row for row in revisions(connection, name) if row.revision == revision]
     # Tables before checkpoints, as workers lock them.

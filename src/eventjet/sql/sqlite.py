@@ -289,10 +289,7 @@ class Sqlite(Dialect):
         return TextOrder.PLAIN
 
     def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
-        """Return the name of a trigger that never fires and marks the table.
-
-        The trigger goes with the table when it is moved or backed up, and is dropped with it.
-        """
+        """Return the name of a trigger that never fires and marks the table, with which it is moved and dropped."""
         mark = connection.scalar(sqlite_schema.MARKS, {"name": table.name})
         if mark is not None or not make:
             return None if mark is None else str(mark)
@@ -310,10 +307,7 @@ class Sqlite(Dialect):
         location: str,
         schema: str | None,  # noqa: ARG002 - there are none
     ) -> None:
-        """Rename a table, and create its indexes again under other names, as these are unique in the whole file.
-
-        Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
-        """
+        """Rename a table and its indexes; what refers to its old name refers to the table that takes that over."""
         new_name = f"{name[1]}{location}"
         indexes = [
             (str(index), str(statement))

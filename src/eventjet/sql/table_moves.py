@@ -101,11 +101,7 @@ class Exchange:
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
-    """Return, as text, what depends on tables and would be lost or stay with them when they are moved or dropped.
-
-    Callers ask before they begin, and again once the tables are locked. Only reads. `for_good` says that no table of
-    the same name takes their place.
-    """
+    """Return, as text, what depends on tables and is lost if they move or (`for_good`) are dropped; only reads."""
     along, dialect = list(tables.values()), dialect_of(connection)
     return [
         f"{dependent} on {name[1]}"
