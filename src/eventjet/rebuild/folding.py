@@ -222,17 +222,6 @@ def fold_of(app: Application, name: str) -> ResolvedProjection:
     return resolved
 
 
-class Tokens:
-    """A function from an event to the tokens of the keys whose rows it changes, for one projection."""
-
-    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues) -> None:
-        self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
-
-    def __call__(self, event: Recorded[Any]) -> list[str]:
-        """Return one token for each key of the event; raises `HandlerFailed`."""
-        return [key_token(key) for key in self._fold.keyed((event,))[1]]
-
-
 def key_token(key: RowKey) -> str:
     """Return a key as text; different keys of one table, whose parts have the same types, have different texts."""
     # Members of an enum may be written alike.

@@ -46,13 +46,11 @@ from eventjet.spark.session import Started, is_remote
 from eventjet.spark.shuffle_blocks import (
     BLOCK_COLUMNS,
     CONF,
-    PackByAggregate,
-    PackByKey,
     PackByState,
     TaskFault,
     in_windows,
+    packing,
     shuffled,
-    state_names,
     unpack,
 )
 from eventjet.spark.source import (
@@ -148,20 +146,15 @@ class _Loading:
         if log_pass.route is Route.UNSHUFFLED:
             folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._frames()]
             return reduce(DataFrame.union, folded)
+        # Projections with a shuffle of their own have a pass of their own; the others are packed alike.
+        resolved = fold_of(self.job.app, log_pass.projections[0])
         packed: list[DataFrame] = []
         for frame, read in self._frames():
-            names = None
-            if log_pass.route is Route.BY_STATE:
-                names = state_names(self.app, fold_of(self.job.app, log_pass.projections[0]), skipped)
-            pack = PackByAggregate(read, plan.partitions, names)
-            if log_pass.route is Route.BY_KEY:
-                pack = PackByKey(
-                    read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped
-                )
+            pack = packing(read, plan.partitions, self.app, resolved, dialect, self.options, skipped)
             packed.append(frame.mapInArrow(pack, BLOCK_COLUMNS))
         blocks = reduce(DataFrame.union, packed)
         if log_pass.route is Route.BY_STATE:
-            by_state = PackByState(plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped)
+            by_state = PackByState(plan.partitions, self.app, resolved.name, dialect, self.options, skipped)
             blocks = shuffled(blocks, plan.partitions).mapInArrow(by_state, BLOCK_COLUMNS)
         return shuffled(blocks, plan.partitions).mapInArrow(task, _RESULT)
 
