@@ -23,16 +23,7 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.jetstream.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.jetstream.api import (
-    CONFLICTS,
-    LAG_S,
-    Conversation,
-    Request,
-    call,
-    is_page,
-    is_status,
-    shortened,
-)
+from eventjet.jetstream.api import CONFLICTS, LAG_S, Conversation, Request, call, is_page, is_status, shortened
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange

@@ -29,14 +29,7 @@ from eventjet.codec.subjects import entity_key
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import (
-    ApiRefused,
-    LogUnusable,
-    StoreError,
-    StoreUnavailable,
-    UnencodableEvent,
-    Unreachable,
-)
+from eventjet.errors import ApiRefused, LogUnusable, StoreError, StoreUnavailable, UnencodableEvent, Unreachable
 from eventjet.jetstream import api
 from eventjet.jetstream.api import Conversation, Request
 from eventjet.jetstream.client import Client

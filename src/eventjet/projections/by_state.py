@@ -323,10 +323,7 @@ def _keys_of(
 
 
 def _check_plain(
-    plain: Sequence[Callable[[Recorded[Any]], Any]],
-    events: Sequence[type],
-    joined: Collection[type],
-    faults: list[str],
+    plain: Sequence[Callable[[Recorded[Any]], Any]], events: Sequence[type], joined: Collection[type], faults: list[str]
 ) -> None:
     """Add faults for events without a key (`joined` have one by state), and for more than one key function."""
     if len(plain) > 1:

@@ -114,12 +114,7 @@ class Fold:
             self._fail(event, error)
         return keyed, keys
 
-    def __call__(
-        self,
-        rows: Mapping[RowKey, Any],
-        events: Iterable[Any],
-        keys: Sequence[RowKey] | None = None,
-    ) -> Rows:
+    def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Any], keys: Sequence[RowKey] | None = None) -> Rows:
         """Return the rows that the events change, normalised; None for a deleted row.
 
         `rows` holds the rows before and is not changed. Events must be in the order of the log. `keys` are given with

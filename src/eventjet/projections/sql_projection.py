@@ -21,13 +21,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import (
-    raw_annotations,
-    recorded_events_of,
-    resolved_hint,
-    shown_name,
-    union_members,
-)
+from eventjet.domain.subscription import raw_annotations, recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults

@@ -52,15 +52,7 @@ from eventjet.spark.event_rows import (
 from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
 from eventjet.spark.running import send_files, shipped
 from eventjet.spark.session import running_session
-from eventjet.spark.shuffle_blocks import (
-    BLOCK_COLUMNS,
-    CONF,
-    PackByState,
-    in_windows,
-    packing,
-    shuffled,
-    unpack,
-)
+from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByState, in_windows, packing, shuffled, unpack
 from eventjet.spark.source import Reader, read_columns
 
 _log = logging.getLogger(__name__)

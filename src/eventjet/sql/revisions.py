@@ -28,16 +28,7 @@ from eventjet.sql.dialect import Fault, TableName, TableRef
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
-from eventjet.sql.table_moves import (
-    Exchange,
-    Move,
-    NotNow,
-    bounded,
-    dependents,
-    lock_as_workers,
-    retried,
-    undeclared,
-)
+from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded, dependents, lock_as_workers, retried, undeclared
 from eventjet.text import listed
 
 TAIL_S = 1.0

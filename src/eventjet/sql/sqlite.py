@@ -45,16 +45,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.findings import Finding, Level
-from eventjet.projections.columns import (
-    Convert,
-    UnfitValue,
-    dumps,
-    loads,
-    normaliser,
-    plain,
-    stored,
-    way_out_of,
-)
+from eventjet.projections.columns import Convert, UnfitValue, dumps, loads, normaliser, plain, stored, way_out_of
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import sqlite_schema
 from eventjet.sql.checkpoint import ADVANCE
