@@ -133,7 +133,6 @@ class RowReader:
     def __init__(self, catalog: Catalog, tables: Sequence[LakeTable], *, personal: bool) -> None:
         typed = [table for table in tables if table.event is not None]
         self._decode = Decoder(catalog, [table.event.event_type for table in typed if table.event is not None])
-        self._whole = next((table for table in tables if table.event is None), None)
         self._by_type: dict[str, LakeTable] = {}
         for table in typed:
             assert table.event is not None
