@@ -131,13 +131,12 @@ class RowReader:
     """Makes the rows of records for a lake's tables; an event that cannot be decoded raises as in a projection."""
 
     def __init__(self, catalog: Catalog, tables: Sequence[LakeTable], *, personal: bool) -> None:
-        typed = [table for table in tables if table.event is not None]
-        self._decode = Decoder(catalog, [table.event.event_type for table in typed if table.event is not None])
+        typed = [(table.event, table) for table in tables if table.event is not None]
+        self._decode = Decoder(catalog, [event.event_type for event, _ in typed])
         self._by_type: dict[str, LakeTable] = {}
-        for table in typed:
-            assert table.event is not None
+        for event, table in typed:
             # An event of a newer schema has the name, too, and must not be passed over.
-            self._by_type |= dict.fromkeys((table.event.info.name, *table.event.info.formerly), table)
+            self._by_type |= dict.fromkeys((event.info.name, *event.info.formerly), table)
         self._open_types = None if personal else open_types(catalog)
 
     def rows(self, records: Sequence[RawRecord], after: Mapping[str, int]) -> dict[str, list[Sequence[Any]]]:
