@@ -13,7 +13,6 @@ from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import QUARANTINED, RETRY, Quarantined
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import Conversation, is_page, reading_records
-from eventjet.jetstream.client import Client
 from eventjet.nats.protocol import Frame
 from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
 from eventjet.subscriptions.retry import renewing
@@ -21,8 +20,6 @@ from eventjet.subscriptions.retry import renewing
 
 class Busy:
     """A client of a bucket in which a key that was read is written again at once."""
-
-    values = Client.values
 
     def __init__(self, *values: tuple[bytes, bytes]) -> None:
         self._stored = values
