@@ -1,17 +1,20 @@
 """Readers on a mirror beside readers on the leader, while commands run: `python -m benchmarks.mirror`.
 
 Two regions on this machine, synced before every acknowledgement. In turns the log of the first is left alone, has
-a mirror in the second, and is read again and again from its leader or from the mirror. What a reader costs the
-leader is the CPU of its process for each command; the rate of commands says more on machines with a core for each part.
+a mirror in the second, and is read again and again from its leader or from the mirror. As if each region were a machine
+of its own, the server of the log and the commands have one half of the cores, the mirror's server and the reader the
+other. What a reader costs the leader is the CPU of its process for each command, and what it takes of their rate.
+Needs Linux and two cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +37,8 @@ ALONE, MIRRORED = "no mirror, no reader", "a mirror, no reader"
 ON_LEADER, ON_MIRROR = "a mirror, a reader on the leader", "a mirror, a reader on the mirror"
 COPIED_MAX_S = 600
 TASKS = 16
+_CORES = sorted(os.sched_getaffinity(0))
+EAST_CORES, WEST_CORES = _CORES[: len(_CORES) // 2], _CORES[len(_CORES) // 2 :]
 
 
 def main(runs: int, count: int, seconds: float) -> int:
@@ -72,11 +77,14 @@ def lap(regions: Regions, subject: str, count: int, seconds: float, figures: tup
             time.sleep(0.1)
         copied.add("one replica, synced always", count / (time.monotonic() - began))
     server = {ON_LEADER: regions.east, ON_MIRROR: regions.west}.get(subject)
+    for pid, cores in ((os.getpid(), EAST_CORES), (regions.east.pid, EAST_CORES), (regions.west.pid, WEST_CORES)):
+        _pin(pid, cores)
     with reading(server, count) as done:
         before, events, began = _cpu_s(regions.east), done(), time.monotonic()
         commands = asyncio.run(_commands(settings.for_log(), seconds))
         took_s, events = time.monotonic() - began, done() - events
         cpu.add(subject, (_cpu_s(regions.east) - before) / commands * 1e6)
+    _pin(os.getpid(), _CORES)  # the servers of the next lap begin as those of this one did
     rate.add(subject, commands / took_s)
     if server is not None:
         read.add(subject, events / took_s)
@@ -110,7 +118,8 @@ def reading(server: NatsServer | None, count: int) -> Generator[Any]:
     """Have a process read the log again and again; yields a function that returns how many events it has read."""
     context = multiprocessing.get_context("spawn")
     read = context.Value("q", 0)
-    process = None if server is None else context.Process(target=_read, args=(server.url, count, read), daemon=True)
+    arguments = None if server is None else (server.url, count, read, WEST_CORES)
+    process = None if arguments is None else context.Process(target=_read, args=arguments, daemon=True)
     if process is not None:
         process.start()
         while not read.value:
@@ -123,10 +132,17 @@ def reading(server: NatsServer | None, count: int) -> Generator[Any]:
         process.join()
 
 
-def _read(url: str, count: int, read: Any) -> None:
+def _read(url: str, count: int, read: Any, cores: Sequence[int]) -> None:
+    _pin(os.getpid(), cores)
     while True:
         for records in read_range(Endpoint((url,)), bank.name, 1, count + 1):
             read.value += len(records)
+
+
+def _pin(pid: int, cores: Sequence[int]) -> None:
+    """Keep all threads of a process on these cores; threads and processes that it starts stay there too."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def _cpu_s(server: NatsServer) -> float:

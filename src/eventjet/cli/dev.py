@@ -119,10 +119,7 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
 
 
 async def prepare_here(at: AppTarget) -> None:
-    """Create all that the app needs on local servers, streams that others would bring included; say what is wrong.
-
-    Raises `UnknownAggregate` for a log of aggregates that the app does not declare.
-    """
+    """Create all that the app needs on local servers, streams of others too; raises `UnknownAggregate`."""
     from eventjet.dev.streams import make_streams
 
     async with at.client() as client:
@@ -209,10 +206,7 @@ async def _wait_until_ended(worker: ServerProcess) -> None:
 
 
 async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
-    """Yield the paths of Python files that changed together, except in environments, caches and eventjet's own data.
-
-    Raises `Unreachable` where watchfiles is not installed.
-    """
+    """Yield the Python files of the app that changed together; raises `Unreachable` without watchfiles."""
     try:
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType]
     except ImportError:
@@ -231,10 +225,7 @@ class ConsoleProcess:
     """The console in a process of its own: at most one at a time, always on the same port."""
 
     def __init__(self, at: AppTarget, environ: Mapping[str, str], port: int, *, allow_actions: bool) -> None:
-        """Describe a console on this port; `environ` says where server and database are.
-
-        `allow_actions` lets everybody on this machine act in the console.
-        """
+        """Describe a console on this port; `allow_actions` lets everybody on this machine act in it."""
         self._at = at
         self._allow_actions = allow_actions
         self._environ = environ
@@ -243,10 +234,7 @@ class ConsoleProcess:
         self._is_announced = False
 
     async def start(self) -> None:
-        """Start the console, wait until it answers, and print its URL the first time.
-
-        Raises `Unreachable` where it ends before, or does not answer within 60 s.
-        """
+        """Start the console, wait 60 s at most for its answer, and print its URL once; raises `Unreachable`."""
         command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told"]
         command += ["--allow-actions"] if self._allow_actions else []
         command += ["--port", str(self._port), "--app", self._at.reference, "--app-dir", str(self._at.folder)]

@@ -252,10 +252,7 @@ def log_format() -> str:
 
 
 def log_to_stderr(how: LogFormat) -> None:
-    """Send the log of this process to standard error: eventjet's from INFO on, that of libraries from WARNING on.
-
-    In JSON, `note` writes to this log too.
-    """
+    """Log to standard error, eventjet from INFO on, libraries from WARNING on; in JSON, `note` writes there too."""
     global _is_json_log  # noqa: PLW0603 - standard error is one, too
     _is_json_log = how is LogFormat.JSON
     handler = logging.StreamHandler(sys.stderr)

@@ -143,10 +143,7 @@ def _run(at: AppTarget, name: str, work: Callable[[Quarantine], Coroutine[Any, A
 async def _outcome(
     quarantine: Quarantine, decide: Callable[[], Awaitable[list[int]]], timeout_s: float, *, must_end: bool
 ) -> Answer:
-    """Decide, wait until workers have carried it out, for `timeout_s` at the most, and return the outcomes.
-
-    With `must_end` the answer is no where a worker has not finished in time.
-    """
+    """Decide, wait up to `timeout_s` for workers, and return the outcomes; with `must_end` being late is a no."""
     from eventjet.operations.quarantine import outcome_text, pending_text
 
     positions, deadline = await decide(), time.monotonic() + timeout_s

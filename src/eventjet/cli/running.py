@@ -150,10 +150,7 @@ def interruptible(bound_s: float) -> Generator[Interruption]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
-    """Handle the ending signals within the block, except those that the process ignores.
-
-    Under `nohup` a program ignores SIGHUP, and in the background of a shell SIGINT.
-    """
+    """Handle the ending signals within the block, except those that are ignored, as SIGHUP is under `nohup`."""
     handled = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
     previous_handlers = {number: signal.signal(number, handler) for number in handled}
     try:
@@ -278,10 +275,7 @@ async def run_until_stopped(
 
 
 async def _not_working(at: AppTarget, names: Sequence[str]) -> str:
-    """Return in words which of the subscriptions no worker takes, and which have events in quarantine.
-
-    Empty where there is none, and where that cannot be read.
-    """
+    """Return in words what no worker takes, and what has quarantined events; empty for nothing, or if unreadable."""
     from eventjet.subscriptions.status import StatusReader
 
     try:

@@ -230,10 +230,7 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
-    """Read an export from a folder, a file or a commit; return its source in words, and its documents by file.
-
-    `folder` is where a commit has its export. Raises `UsageError` where there is none.
-    """
+    """Read an export from a folder, a file, or `folder` in a commit; return its source in words, and its documents."""
     path = Path(where)
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*.json")) if file.is_file()]

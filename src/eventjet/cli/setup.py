@@ -98,10 +98,7 @@ def init(
 
 
 async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, list[str]]:
-    """Create missing streams, cursors and tables; return the topology of the server, and the created tables.
-
-    Raises `Unreachable`, and `TableLost` for a projection that has lost its rows and is not in `reset`.
-    """
+    """Create missing streams, cursors and tables; return topology and created tables. Raises `TableLost`."""
     from eventjet.sql.database import Database
     from eventjet.sql.locations import create_tables
     from eventjet.sql.revisions import reset as begin_anew
@@ -174,10 +171,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
 
 def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
-    """Restore the declared settings of streams and buckets, and the log's identity; return the changes as lines.
-
-    Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
-    """
+    """Restore declared settings and the log's identity; return the changes as lines. Raises `UsageError`."""
     from eventjet.log.integrity import repair
     from eventjet.log.topology import IDENTITY, finding_stream
 
@@ -209,10 +203,7 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
 
 
 def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
-    """Return the log's identity from the checkpoints, if they agree and the stream has the event of each of them.
-
-    Raises `UsageError` otherwise.
-    """
+    """Return the identity that the checkpoints agree on, if the stream has their events; raises `UsageError`."""
     from eventjet.codec.headers import MSG_ID, header
     from eventjet.jetstream.api import message_at
 

@@ -204,10 +204,7 @@ def doctor(
 
 
 def _status(examined: Examined, *, strict: bool) -> int:
-    """Return the exit status of an examination.
-
-    Status 3 takes precedence over 1, since what could not be checked may be worse than any fault that was found.
-    """
+    """Return the exit status; 3 comes before 1, since what could not be checked may be worse than any fault."""
     from eventjet.doctor.report import Level
 
     counts = examined.counts

@@ -316,10 +316,7 @@ def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
 
 
 async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
-    """Remove cursors with their quarantine; return how many open events were in it.
-
-    Raises `UsageError` where a cursor was written meanwhile.
-    """
+    """Remove cursors and their quarantine; return its number of open events. Raises `UsageError` if one was written."""
     from eventjet.subscriptions.cursor_store import StoredCursor
 
     parked = 0
@@ -337,10 +334,7 @@ async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
 
 
 def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
-    """Delete the durable consumers of removed cursors, as far as they are on the log.
-
-    The consumer of an inbox stays: the app no longer declares on which stream it is.
-    """
+    """Delete the durables of removed cursors on the log; that of an inbox stays, since its stream is not known."""
     from eventjet.jetstream.api import delete_consumer
     from eventjet.subscriptions.declarations import INBOX
 

@@ -113,10 +113,7 @@ def _progress(title: str) -> Callable[[int], None]:
 
 
 def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tuple[Any, str, str]]:
-    """Return (class, aggregate name, constraint) of the named constraints, or of all in the app.
-
-    Raises `UsageError` for a constraint that the app does not declare.
-    """
+    """Return (class, aggregate, constraint) of the named constraints, or of all; raises `UsageError` without one."""
     if aggregate is not None:
         cls, info = aggregate_of(app, aggregate)
         names = [constraint.name for constraint in info.unique]

@@ -87,10 +87,7 @@ class Leaf:
 
 
 def decimal_from_json(text: str) -> Decimal:
-    """Return the Decimal of a text in Python's form, without extra signs, zeros, blanks or underscores.
-
-    Raises `ValueError` for any other text.
-    """
+    """Return the Decimal of a text in Python's form, without extra signs, zeros or blanks; raises `ValueError`."""
     try:
         value = Decimal(text)
     except ArithmeticError:

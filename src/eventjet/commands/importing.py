@@ -391,10 +391,7 @@ class Importer:
         await asyncio.gather(*[self._read_history(key, last_ordinal) for key, last_ordinal in unread.items()])
 
     async def _read_on(self, last_ordinals: Mapping[Key, int], count: int) -> dict[Key, int]:
-        """Read on in the log, as long as each read finds a quarter of what these aggregates lack up to these ordinals.
-
-        Return the aggregates that are still to be read.
-        """
+        """Read on in the log while a read finds a quarter of what is lacking; return the aggregates left to read."""
         unread = self._advance(last_ordinals)
         while unread and self._read_from is not None:
             lacking = self._lacking(unread)

@@ -69,10 +69,7 @@ class Stack:
     """The ports of its servers, and of what is served beside them."""
 
     def write_exports(self, app: str) -> Path:
-        """Write a file that points another shell at this stack by `. file`, and return its path.
-
-        Only this user may read the file, and it is removed when the stack ends.
-        """
+        """Write a file, for this user alone, that points another shell at this stack; return its path."""
         variables = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
         file = self.folder / _ENV
         file.unlink(missing_ok=True)

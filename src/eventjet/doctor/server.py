@@ -124,10 +124,7 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
 
 
 def _check_account(report: Report, info: Mapping[str, Any]) -> None:
-    """Report how close the account is to each of its limits.
-
-    An account has one set of limits, or one for each number of replicas (tiers).
-    """
+    """Report how close the account is to its limits, of which it has one set, or one for each number of replicas."""
     tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {"": info}
     demands = any(bool(part["limits"].get("max_bytes_required")) for part in tiers.values())
     is_limited = False
@@ -174,10 +171,7 @@ class Greeting:
 
 
 def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
-    """Connect to every named or discovered server in turn, and return its greeting.
-
-    An error of a connection becomes the `fault` of its greeting.
-    """
+    """Return the greeting of every named or discovered server; an error of a connection becomes its `fault`."""
     deadline = time.monotonic() + timeout_s
     addresses = endpoint.addresses()
     greeted: list[Greeting] = []
@@ -299,20 +293,14 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], monitored: set[st
 
 
 def _duration_text(seconds: float) -> str:
-    """Return a duration in the unit that a person would have written.
-
-    Days appear because nats-server reads `1m` without quotes as a million seconds.
-    """
+    """Return a duration as a person would write it, in days too: nats-server reads `1m` as a million seconds."""
     if seconds < 120:
         return f"{seconds:g} s"
     return f"{seconds / 60:g} minutes" if seconds < 7_200 else f"{seconds:,.0f} s ({seconds / 86_400:.1f} days)"
 
 
 def _fetch_varz(url: str, installation: Installation) -> Mapping[str, Any]:
-    """Return `/varz` of a monitoring endpoint without following redirects.
-
-    Raises `OSError`, `ValueError` and `HTTPException`.
-    """
+    """Return `/varz` of a monitoring endpoint, without redirects; raises `OSError`, `ValueError`, `HTTPException`."""
     where = urlsplit(url)
     # Each endpoint gets a share of the time, so that one that hangs does not hide the others.
     timeout_s = min(_REQUEST_S, installation.timeout_s / (len(installation.monitoring) + 1))

@@ -118,23 +118,9 @@ async def instances_of(
 ) -> Instances:
     """Return the instances of a process by stage, and the oldest `limit` of those that are asked for.
 
-    The stage of an instance is the type of its last event, and its age is the time since then. One request reads the
-    last events of 500 instances, so 100,000 instances take 200 requests, or 400 where the process has deadlines. No
-    state is loaded. `stage` is a stored name, or its last part (`debited`). Without a stage, only instances that are
-    open are listed, unless `everything` is true; the counts by stage are of all.
-
-    Args:
-        stage: Only instances in this stage are listed.
-        older_than: Only instances that have been in their stage for longer are listed.
-        everything: Instances that wait for nothing are listed, too.
-        limit: The most instances that are listed.
-        looked_max: The most instances that are looked at.
-        offset: How many instances are passed over, in the order of their subjects.
-
-    Raises:
-        UsageError: The app has no such process, or it has no such stage.
-        StoreUnavailable: The server did not answer in time.
-        Forbidden: The credentials may not read the log or the cursors.
+    The stage is the type of an instance's last event, as a stored name or its last part (`debited`). Without a stage,
+    only open instances are listed, unless `everything` is true. One request reads the last events of 500 instances.
+    Raises `UsageError` for a process or a stage that the app lacks, `StoreUnavailable` and `Forbidden`.
     """
     _, info = process_class(app, name)
     types = sorted(kind.info.name for kind in app.catalog.kinds() if kind.event_type in info.events)

@@ -156,10 +156,7 @@ class Processes:
         return view
 
     async def history(self, jet: Jet, process_id: str) -> tuple[list[Moment], bool]:
-        """Return the first events of one process, oldest first, and whether there are later ones.
-
-        Raises `StoreUnavailable`, `Forbidden` and `Refused`.
-        """
+        """Return the first events of one process, oldest first, and whether there are later ones."""
         await jet.skipped()
         subject = subject_of(jet.name, self.name, process_id)
         records, remaining = await page_of_log(self._client, jet.name, 1, subject, HISTORY_MAX)

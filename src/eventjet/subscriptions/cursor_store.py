@@ -79,10 +79,7 @@ class QuarantinedEntry:
 
     @classmethod
     def decoded(cls, body: bytes, sequence: int = 0) -> QuarantinedEntry:
-        """Return the entry in a stored value, without the fields that a later release added.
-
-        Raises `CursorDamaged` for a value that is not an entry.
-        """
+        """Return the entry in a stored value, without fields of a later release; raises `CursorDamaged`."""
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
             values |= {"parked": Quarantined(**declared_fields(Quarantined, values["parked"])), "sequence": sequence}
@@ -188,19 +185,13 @@ class Cursors:
         await self._replace(stored, cursor, changes)
 
     async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
-        """Replace the cursor and entries that may have been read before it; raises as `write`.
-
-        Also raises `CursorFenced` when an entry has changed since it was read.
-        """
+        """Replace the cursor, and entries read before it; raises as `write`, also where an entry has changed."""
         name = cursor.name
         expecting = [(_key(name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries]
         await self._replace(stored, cursor, expecting)
 
     async def adopt(self, stored: StoredCursor, cursor: Cursor) -> None:
-        """Replace a cursor by one of the log that continues its own, and its quarantine with it; raises as `decide`.
-
-        It may be repeated where it was interrupted (ADR 0071).
-        """
+        """Replace a cursor and its quarantine by one of the log that continues its own; repeatable (ADR 0071)."""
         entries = [
             replace(entry, log=cursor.log)
             for entry in await self.parked(cursor.name, resolved=True)
@@ -323,10 +314,7 @@ class Cursors:
         return int(answer["seq"])
 
     async def _was_changed(self, messages: Sequence[_Message]) -> bool:
-        """Return whether somebody wrote one of these keys since it was read.
-
-        The server's error alone does not say that this write caused it.
-        """
+        """Return whether somebody wrote one of these keys since it was read; the server's error does not say so."""
         for key, _, headers in messages:
             expected = dict(headers).get(EXPECTED)
             if expected is not None:
