@@ -68,6 +68,17 @@ def is_id(given: str) -> bool:
     return True
 
 
+async def test_without_a_server_a_read_model_has_its_position_and_no_lag(nats: NatsServer, tmp_path: Path) -> None:
+    settings = settings_of(nats, f"sqlite:///{tmp_path}/read.db")
+    async with begun(shelf, settings) as jet:
+        await jet.repository(Account).execute("a-1", Account.open, "ada")
+    async with looking(shelf, settings) as client:
+        nats.stop()
+        page = said(await client.get("/models/one?name=balances"))
+    assert "Position 1 Lag not known" in page
+    assert "1 of 0" not in page
+
+
 async def test_all_pages_of_a_table_together_show_each_row_once(nats: NatsServer, database: str) -> None:
     settings = settings_of(nats, database)
     async with begun(shelf, settings) as jet:

@@ -30,7 +30,7 @@ _BODY_MAX = 10_000
 _RESOLUTIONS = {"retry": "to be tried again", "parked": "quarantined"}
 
 commands = typer.Typer(
-    name="quarantine", help="Show, retry and drop events that could not be taken.", no_args_is_help=True
+    name="quarantine", help="Show, retry and drop events that could not be handled.", no_args_is_help=True
 )
 
 NameArgument = Annotated[str, argument("NAME", "Whose quarantine.", "work")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli.output import Answer, Block, Fields, Note, Table, confirm, note, show
+from eventjet.cli.output import Answer, Block, Fields, Note, Table, confirm, note
 from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, switch
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
@@ -162,7 +162,7 @@ def sync(
             return await processes.wake(ids or [])
 
     done = run_async(wake())
-    woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
+    woke = f"woke {done.woken:,}, which took {counted(done.steps, 'step')}"
     lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
     lines += [f"{name} {example['id']!r}: {example['reason']}" for example in done.examples]
     if done.failed > len(done.examples):
@@ -230,13 +230,14 @@ def set_cursor(
     question = f"Put {name} at position {position:,}? Now {_effect(before, position)}."
     confirm(question, yes=yes, otherwise="Nothing was changed.")
     _, lost = run_async(_set(at, declared, position, write=True))
+    lines = [f"{name} goes on after position {position:,}"]
     if lost:
         events = counted(len(lost), "quarantined event")
-        show(f"{events} of a log that is gone: given up (`quarantine list {name} --all`).")
+        lines.append(f"{events} of a log that is gone: given up (`eventjet quarantine list {name} --all`).")
     if declared[0].kind == "process":
-        show(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
+        lines.append(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
     value = {"name": name, "position": position, "before": before and before[0], "dropped": lost}
-    return Answer(value, f"{name} goes on after position {position:,}")
+    return Answer(value, lines)
 
 
 async def _set(

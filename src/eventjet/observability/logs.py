@@ -169,7 +169,7 @@ UNPROVEN_PEER = LogEvent(
     "eventjet.unproven_peer",
     _W,
     "PostgreSQL at %(hosts)s is reached with sslmode=%(mode)s, which does not prove who answers there. "
-    "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
+    "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to the database's URL.",
 )
 PIPELINE_LEFT_OUT = LogEvent(
     "eventjet.pipeline_left_out", _W, "The pipeline has no dataset for the projection %(projection)s: %(reason)s"

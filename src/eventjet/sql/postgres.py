@@ -189,7 +189,7 @@ class Postgres(Dialect):
             return connections.REMEDY
         if "unsupported startup parameter" in str(cause):
             return "A pooler refuses what sessions need: give PgBouncer `ignore_startup_parameters = options`."
-        return "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
+        return "Check that it runs, and that --database or EVENTJET_DATABASE names its host, database and user."
 
     def own_location(self, name: str, revision: int) -> str:
         return f"ej_{name}_r{revision}"
@@ -420,7 +420,7 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], bool, str, str]] = {
         ("off",),
         True,
         "workers can write nothing, so read models stand still",
-        "Point EVENTJET_DATABASE at the primary, or set `default_transaction_read_only = off`.",
+        "Name the primary in --database or EVENTJET_DATABASE, or set `default_transaction_read_only = off`.",
     ),
     "synchronous_commit": (
         ("on", "local", "remote_write", "remote_apply"),
