@@ -381,10 +381,7 @@ def _projections(
 def _quarantine_faults(
     aggregates: Mapping[Any, AggregateInfo], projections: Mapping[str, AnyResolved]
 ) -> Iterator[str]:
-    """Yield faults of projections that quarantine events of several aggregates.
-
-    A row of several aggregates could get another value if events of one of them were applied later.
-    """
+    """Yield faults of projections that quarantine events although a row may be of several aggregates."""
     for name, resolved in projections.items():
         aggregate_names = sorted(
             {info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(resolved.events)}

@@ -460,10 +460,7 @@ def _log_ends(end: int) -> str:
 
 
 def position_in(token: str, app: str) -> tuple[int, str]:
-    """Return the position that a token names, and the identity of its log; empty if the token has none.
-
-    Raises `UsageError` for an invalid token, and for a token of another app.
-    """
+    """Return a token's position and the identity of its log, if it has one; raises `UsageError` for another app's."""
     match = _TOKEN.fullmatch(token.strip(" \t"))
     if match is None or int(match[2]) > _POSITION_MAX:
         raise UsageError(

@@ -74,10 +74,7 @@ def _is_closed(raised: BaseException, task: asyncio.Task[None] | None) -> bool:
 
 @contextmanager
 def exceptions_only(owner: str) -> Generator[None]:
-    """Turn what is not an `Exception` into `UnexpectedExit`, as `called` does, but within this task.
-
-    It wraps a generator or a context manager of the application; `GeneratorExit`, its normal closing, passes through.
-    """
+    """Turn what is not an `Exception` into `UnexpectedExit`, as `called` does, except `GeneratorExit`."""
     try:
         yield
     except (Exception, GeneratorExit):
@@ -137,10 +134,7 @@ class LoopGuard:
 
 
 class GuardedBlock(AbstractAsyncContextManager[T]):
-    """A context manager that must be left in the loop where it was entered.
-
-    Leaving it in another loop raises `UsageError`, and it stays open.
-    """
+    """A context manager that raises `UsageError`, and stays open, if it is left in another loop."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T], guard: LoopGuard) -> None:
         self._manager = manager
@@ -156,10 +150,7 @@ class GuardedBlock(AbstractAsyncContextManager[T]):
 
 
 class GuardedIterator(AsyncIterator[T]):
-    """An iterator over an async generator that may be used only in the loop of its guard.
-
-    In another loop it raises `UsageError`, and the generator stays open.
-    """
+    """An async generator's iterator that raises `UsageError`, and leaves it open, in a loop other than its guard's."""
 
     def __init__(self, generator: AsyncGenerator[T], guard: LoopGuard) -> None:
         self._generator = generator

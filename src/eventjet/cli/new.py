@@ -69,19 +69,13 @@ def _checked(name: str) -> str:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a package of this name is installed, such as pytest.
-
-    In the folder of a project with that name, `python -m pytest` would run the project instead.
-    """
+    """Return whether a package of this name is installed, which the project would hide in its folder."""
     spec = importlib.machinery.PathFinder.find_spec(name, [sysconfig.get_paths()["purelib"]])
     return spec is not None or name == "eventjet"
 
 
 def _write(name: str, folder: Path, *, pipeline: bool) -> list[Path]:
-    """Write the whole project or nothing: first beside the folder, then moved to its place; return its files.
-
-    Raises `UsageError` where the folder cannot be written.
-    """
+    """Write the project beside the folder, then move it there whole; return its files. Raises `UsageError`."""
     try:
         with (
             as_file(files("eventjet") / _TEMPLATE) as source,

@@ -135,10 +135,7 @@ class AppTarget:
         return [resolved.name for resolved in projections_of(self.app(), names)]
 
     def work(self, names: Sequence[str]) -> Chosen:
-        """Return the projections, reactors and processes of these names, or all of the app for none.
-
-        Raises `UsageError` for an unknown name.
-        """
+        """Return the subscriptions of these names, or all for none; raises `UsageError` for an unknown name."""
         from eventjet.subscriptions.supervisor import chosen_of
 
         return chosen_of(self.app(), names)
@@ -228,10 +225,7 @@ def target(app: str | None, app_dir: Path | None, servers: str | None, database:
 
 
 def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:
-    """Return the settings of `EVENTJET_*`, overridden by a command's options.
-
-    Raises `UsageError` for options that may hold a secret.
-    """
+    """Return the settings with a command's options; raises `UsageError` for options that may hold a secret."""
     settings = Settings.load({"servers": servers, "database": database})
     # A user without a password in the URL of a NATS server may be a token.
     if servers and any(server_url(url).user is not None for url in settings.servers):

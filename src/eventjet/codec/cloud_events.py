@@ -123,10 +123,7 @@ class IncomingDecoder:
             ) from None
 
     def _read_of(self, type_name: Any) -> Any:
-        """Return the decoder of a CloudEvent's data: for a union of events, that of the event with its type.
-
-        Raises `ValueError` for a type that none of them has.
-        """
+        """Return the decoder of a CloudEvent's data, in a union that of its type; raises `ValueError` without one."""
         if not self._by_type:
             return self._read
         if type_name not in self._by_type:

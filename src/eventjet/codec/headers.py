@@ -110,10 +110,7 @@ def event_id_of(record: RawRecord) -> str:
 
 
 def batch_blocks(messages: Sequence[str]) -> list[bytes]:
-    """Return the header blocks of messages that are one atomic batch (ADR-50), each given by its header lines.
-
-    A single message stays a plain publish, which may have no headers.
-    """
+    """Return the header blocks of one atomic batch (ADR-50) from header lines; a single message stays plain."""
     if len(messages) == 1:
         return [f"NATS/1.0\r\n{messages[0]}\r\n".encode() if messages[0] else b""]
     batch = uuid4().hex

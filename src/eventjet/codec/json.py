@@ -23,10 +23,7 @@ def read_json(text: bytes | str) -> Any:
 
 
 def dump_json(value: Any, option: int = 0) -> bytes:
-    """Return the JSON that `read_json` reads as the same value; `option` is passed to orjson.
-
-    Raises `TypeError` for a type that orjson does not take, and `ValueError` for NaN and infinities.
-    """
+    """Return the JSON that `read_json` reads as the same value; raises `TypeError`, and `ValueError` for NaN."""
     try:
         text = orjson.dumps(value, option=option)
     except TypeError as error:
@@ -52,10 +49,7 @@ def check_numbers(value: Any) -> Any:
 
 
 def differing_fields(left: bytes, right: bytes) -> list[str]:
-    """Return the names of the fields that differ between two JSON texts; 1, 1.0 and true differ.
-
-    It is `its body` for texts that differ and are not both objects.
-    """
+    """Return the fields that differ between two JSON texts, as 1, 1.0 and true do; `its body` for no objects."""
     try:
         values = read_json(left), read_json(right)
     except ValueError:

@@ -28,6 +28,8 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationUnexpectedValue, SchemaValidator, core_schema
 
+from eventjet.text import utc_text
+
 Node: TypeAlias = dict[str, Any]
 """A part of a core schema or of a JSON Schema."""
 
@@ -85,10 +87,7 @@ class Leaf:
 
 
 def decimal_from_json(text: str) -> Decimal:
-    """Return the Decimal of a text in Python's form, without extra signs, zeros, blanks or underscores.
-
-    Raises `ValueError` for any other text.
-    """
+    """Return the Decimal of a text in Python's form, without extra signs, zeros or blanks; raises `ValueError`."""
     try:
         value = Decimal(text)
     except ArithmeticError:
@@ -129,7 +128,7 @@ def datetime_to_json(value: datetime) -> str:
     """Return a datetime as RFC 3339 text in UTC; raises `ValueError` for a datetime without a zone."""
     if value.tzinfo is None:
         raise ValueError("a datetime needs a time zone")
-    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return utc_text(value)
 
 
 def in_utc(value: datetime) -> datetime:

@@ -117,10 +117,7 @@ def cursor_bucket(app: str) -> str:
 
 
 def cursor_name(name: str, partition: int, partitions: int) -> str:
-    """Return the name of the cursor of a partition, which counts from 0; declared names have no `-`.
-
-    The name contains the number of partitions, so a release with another number does not use the same cursors.
-    """
+    """Return the cursor's name of a partition, from 0 on; it has their number, so another number has other cursors."""
     return name if partitions == 1 else f"{name}-{partition + 1}-of-{partitions}"
 
 

@@ -16,10 +16,7 @@ _APART, _ALIKE, _CONFUSED = range(3)
 
 
 def union_faults(schema: Any, name: str) -> list[str]:
-    """Return the unions in a class's core schema whose members JSON does not tell apart, each as a sentence.
-
-    `name` is the name of the class in these sentences.
-    """
+    """Return the unions of a core schema whose members JSON does not tell apart, in sentences about class `name`."""
     return list(dict.fromkeys(_Unions(schema).faults(schema, name)))
 
 

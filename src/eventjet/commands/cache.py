@@ -103,10 +103,7 @@ class Cache(Generic[S]):
         self._marks_bytes = 0
 
     def lock(self, aggregate_id: str) -> tuple[asyncio.Lock, bool]:
-        """Return the lock of one id within this process, and whether other tasks hold it or wait for it.
-
-        It lives for as long as they do.
-        """
+        """Return the lock of one id, which lives as long as tasks hold it or wait for it, and whether others do."""
         lock = self._locks.get(aggregate_id)
         if lock is not None:
             return lock, True

@@ -346,10 +346,7 @@ class Executor(Generic[S, E]):
         return newest
 
     async def reaching(self, aggregate_id: str, *, position: int = 0, version: int = 0) -> FoldedState[S]:
-        """Return a state that contains a position and a version, even if a replica lags behind the leader.
-
-        Raises `StoreUnavailable` if no read has reached them within a second or two.
-        """
+        """Return a state with a position and a version in it; raises `StoreUnavailable` if a replica lags."""
         state = self.cache.get(aggregate_id) if self.store.is_confirmed else None
         for pause_s in LAG_PAUSES_S:
             if state is None or state.position < position or state.version < version:
@@ -360,20 +357,14 @@ class Executor(Generic[S, E]):
         raise StoreUnavailable(self.subject(aggregate_id), f"a replica lags behind position {position}")
 
     def cache_first(self, event: Recorded[Any]) -> None:
-        """Cache the state after an aggregate's first event, which the log has delivered, unless a state is cached.
-
-        A load then needs no request. Like every cached state it may be stale, which an append or a later read shows.
-        """
+        """Cache the state after an aggregate's first event, unless one is cached, so that a load needs no request."""
         if event.version == 1 and self.cache.get(event.aggregate_id) is None:
             folded = self.histories.folded_first(event)
             if folded is not None:
                 self.cache.put(event.aggregate_id, folded)
 
     async def outdated(self, aggregate_id: str, state: FoldedState[S]) -> Conflict | None:
-        """Return None if the leader's last record is the one of this state, else a `Conflict`.
-
-        An older or another last record is a conflict as well: the log may have been created again or restored.
-        """
+        """Return a `Conflict` unless the leader's last record is that of this state; it may be older, too."""
         tail = await self.store.tail(self.info.name, aggregate_id)
         if tail is None:
             is_newest = state.position == 0
@@ -525,10 +516,7 @@ async def append(
 
 
 async def _decide_claims(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
-    """Return the decisions on claims to record first so that unique values stay unique.
-
-    Raises `NotUnique` and `UniqueNotBuilt`, once the states of the decisions are confirmed as the newest.
-    """
+    """Return the claims to record first; raises `NotUnique` and `UniqueNotBuilt` once the states are confirmed."""
     claim_decisions: list[Decision[Any, Any]] = []
     by_executor: dict[Executor[Any, Any], list[Decision[Any, Any]]] = {}
     for decision in decisions:

@@ -151,10 +151,7 @@ class History:
         return next((record for record in records if version_in(record) is not None), None)
 
     async def records(self, bounds: Bounds, head: Head | None = None) -> Sequence[RawRecord]:
-        """Return the records of the versions within the bounds, without checking that they follow one another.
-
-        Records of other programs between them and behind the last one are included, and are not counted by `limit`.
-        """
+        """Return the records of the versions within the bounds, unchecked; `limit` counts none of other programs."""
         head = head or await self.head()
         if head is None:
             return ()
@@ -188,10 +185,7 @@ class HistoryReader:
         self._skipped = skipped
 
     async def read(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
-        """Return the events within the bounds, without retired events.
-
-        Raises `HistoryBroken`, `CodecError`, and what `EventStore` raises.
-        """
+        """Return the events within the bounds, without retired ones; raises `HistoryBroken` and `CodecError`."""
         if bounds.limit == 0 or (bounds.version is not None and bounds.version <= bounds.after):
             return []
         history = History(self._store, self._aggregate, aggregate_id)

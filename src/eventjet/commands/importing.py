@@ -50,7 +50,7 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import CodecError, ConcurrencyConflict, Forbidden, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
 from eventjet.runtime import exceptions_only, settled
-from eventjet.text import listed, shown
+from eventjet.text import listed, shown, utc_text
 
 Key: TypeAlias = tuple[str, str]
 """Name of the aggregate type, and id."""
@@ -278,7 +278,7 @@ class Importer:
             context = header_lines([*context_headers(command_id, metadata), (IMPORTED, "1")])
         if imported.at is not None:
             check_moment(f"Event {place.given} of {key[0]} {key[1]!r} in the import is of", imported.at)
-            context += header_lines([(RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z"))])
+            context += header_lines([(RECORDED_AT, utc_text(in_utc(imported.at)))])
         return _Item(key, place.given, imported, encoded, context)
 
     async def _import_chunk(self, chunk: list[_Item]) -> None:
@@ -391,10 +391,7 @@ class Importer:
         await asyncio.gather(*[self._read_history(key, last_ordinal) for key, last_ordinal in unread.items()])
 
     async def _read_on(self, last_ordinals: Mapping[Key, int], count: int) -> dict[Key, int]:
-        """Read on in the log, as long as each read finds a quarter of what these aggregates lack up to these ordinals.
-
-        Return the aggregates that are still to be read.
-        """
+        """Read on in the log while a read finds a quarter of what is lacking; return the aggregates left to read."""
         unread = self._advance(last_ordinals)
         while unread and self._read_from is not None:
             lacking = self._lacking(unread)

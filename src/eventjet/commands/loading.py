@@ -125,10 +125,7 @@ class Histories(Generic[S]):
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
-        """Return the state as it was at one bound, which must be given alone.
-
-        Raises `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
-        """
+        """Return the state at the one given bound; raises `UsageError` for one beyond the end, or to come."""
         await self._check_bound(version, position, at)
 
         bound: Any = next(bound for bound in (version, position, at) if bound is not None)
@@ -220,10 +217,7 @@ class Histories(Generic[S]):
     async def commands_since(
         self, aggregate_id: str, folded: FoldedState[S], since: int, selects: Callable[[str], bool]
     ) -> dict[str, tuple[int, int]]:
-        """Return the first and last versions that commands recorded after a position, by command id.
-
-        `selects` is called with ids as they stand in headers, escaped.
-        """
+        """Return (first, last) version by id of commands recorded after a position; `selects` gets escaped ids."""
         records = await self._after_position(aggregate_id, since, folded.position)
         versions: dict[str, tuple[int, int]] = {}
         for record in records:

@@ -85,10 +85,7 @@ class LogCheck:
 
 
 async def check_log(app: Application, store: EventStore, histories: int) -> LogCheck:
-    """Read a log within the limits of this module; fold up to `histories` histories of each event type and schema.
-
-    Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
-    """
+    """Read a log within this module's limits; fold up to `histories` histories of each event type and schema."""
     state = await store.state()
     result = LogCheck(app.name, state.first, state.last, state.last - state.first < WHOLE_MAX)
     check = _Check(app, store, await store.skip_markers(), histories, result)

@@ -254,10 +254,7 @@ class Repositories:
         self._repositories: dict[Any, Repository[Any, Any]] = {}
 
     def of(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
-        """Return the repository of one aggregate type, the same for every call.
-
-        Raises `UsageError` for a type that the app does not list.
-        """
+        """Return the one repository of an aggregate type; raises `UsageError` for a type that the app does not list."""
         if not isinstance(aggregate, type):
             kind = type(aggregate).__name__
             raise UsageError(

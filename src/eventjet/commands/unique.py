@@ -67,10 +67,7 @@ class UniqueValues:
         return self.constraints[name]
 
     async def is_built(self, constraint: str) -> bool:
-        """Return whether every value in use is claimed.
-
-        The register of the constraint says so, or the log has no aggregate of the type yet.
-        """
+        """Return whether every value in use is claimed: the register says so, or the log has no such aggregate."""
         register = await self.claims.newest(register_id(self.aggregate, constraint))
         return await self._has_no_aggregates() if register.state.is_built is None else register.state.is_built
 
@@ -81,10 +78,7 @@ class UniqueValues:
         )
 
     async def unbuild(self) -> None:
-        """Record that an import will add aggregates whose values are not claimed.
-
-        Raises `Refused` if the values of the type are claimed already.
-        """
+        """Record that an import will add unclaimed values; raises `Refused` if the values are claimed already."""
         for name in self.constraints:
 
             def unbuild(register: Claim, name: str = name) -> ClaimEvent | None:
@@ -100,10 +94,7 @@ class UniqueValues:
             await execute(self.claims.store, (self._plan(register_id(self.aggregate, name), unbuild),))
 
     async def claims_of_save(self, decisions: list[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
-        """Decide which events of claims are recorded with these decisions so that unique values stay unique.
-
-        Raises `NotUnique` and `UniqueNotBuilt`, on the newest claims.
-        """
+        """Decide which claims these decisions need; raises `NotUnique` and `UniqueNotBuilt`, on the newest claims."""
         moves: dict[str, _Move] = {}
         gains: dict[str, bool] = {}
         """Constraints whose register must be read, and whether the save gains a value of them."""
@@ -131,10 +122,7 @@ class UniqueValues:
     async def _decide_register(
         self, constraint: str, *, is_gain: bool
     ) -> Decision[Claim, ClaimEvent] | Conflict | None:
-        """Decide what to record in the register of a constraint with the first event of the type; None for nothing.
-
-        Raises `UniqueNotBuilt` if a value is gained while not all values in use are claimed.
-        """
+        """Decide what the register records with the type's first event; raises `UniqueNotBuilt` for a gain."""
         if constraint in self._built_constraints:
             return None
         register = register_id(self.aggregate, constraint)

@@ -27,10 +27,7 @@ _NOT_RUNNING = "It does not run in this console: it has ended, or another consol
 
 
 async def _statuses(actions: Actions) -> tuple[list[WorkStatus], str]:
-    """Return (all statuses as of now, why they are not known).
-
-    Those of the poller may be a second old, from before an action.
-    """
+    """Return (all statuses as of now, why they are not known); those of the poller may be from before an action."""
     sources = actions.sources
     result = await sources.attempt("The server or the database", status(sources.app, sources.settings))
     return result.value or [], result.fault

@@ -129,10 +129,7 @@ class Jobs:
         return self._jobs.get(job_id)
 
     async def run(self, job: Job) -> str:
-        """Run a job and return its result as text.
-
-        Raises `UsageError` when too many jobs run or another works on the same projection, and what the work raises.
-        """
+        """Run a job and return its result as text; raises `UsageError` for too many, or two on one projection."""
         running = [other for other in self._jobs.values() if other.is_running]
         for other in running:
             shared = set(other.names) & set(job.names)

@@ -70,10 +70,7 @@ def rendered(request: Request, template: str, /, **values: Any) -> str:
 
 
 def linker(request: Request) -> Callable[..., str]:
-    """Return a function that gives the path of a page by the page's name; its other keywords become the query.
-
-    Paths begin with the path under which the console is mounted.
-    """
+    """Return a function from a page's name, and keywords for the query, to its path below the console's own."""
     root = request.scope.get("root_path", "")
 
     def link(name: str, /, **query: Any) -> str:
@@ -180,10 +177,7 @@ NUMBER_MAX = 2**63 - 1
 
 
 def query_text(request: Request, name: str, most: int = TEXT_MAX) -> str:
-    """Return a text of the query, or empty text if the query does not contain it.
-
-    Raises `HTTPException` 400 for text that is too long or that no log and no table can contain.
-    """
+    """Return a text of the query, or empty text; raises `HTTPException` 400 for text that is too long or impossible."""
     value = request.query_params.get(name, "")
     if len(value) > most:
         raise HTTPException(400, f"`{name}` has {len(value):,} characters; {most:,} are the most.")
@@ -193,10 +187,7 @@ def query_text(request: Request, name: str, most: int = TEXT_MAX) -> str:
 
 
 def query_number(request: Request, name: str, *, least: int = 0, most: int = NUMBER_MAX) -> int | None:
-    """Return a number of the query, which may have commas, or None if the query does not contain it.
-
-    Raises `HTTPException` 400 for other text and for a number outside of `least` to `most`.
-    """
+    """Return a number of the query, perhaps with commas, or None; raises `HTTPException` 400 for any other text."""
     digits = request.query_params.get(name, "").replace(",", "").strip()
     if not digits:
         return None

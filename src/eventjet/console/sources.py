@@ -118,10 +118,7 @@ class Sources:
         *,
         refusals: type[EventjetError] | tuple[()] = (),
     ) -> Result[T]:
-        """Take a look, and return its value or its fault, which begins with `source`, such as "The database".
-
-        An error of `refusals` says that the query is wrong, and becomes an `HTTPException` 400.
-        """
+        """Take a look; return its value, or a fault that begins with `source`. `refusals` become an HTTP 400."""
         try:
             return Result(await self.fetch(source, look, within_s))
         except refusals as error:
@@ -130,10 +127,7 @@ class Sources:
             return Result(None, str(error) or f"{source} did not answer in time.")
 
     async def fetch(self, source: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
-        """Take a look and return its value; raises what the look raises, or `TimeoutError` after `within_s`.
-
-        A look that is late is cancelled but not waited for, since its end may never come.
-        """
+        """Take a look; one that is late is cancelled, not waited for, and raises `TimeoutError` after `within_s`."""
         if len(self._abandoned) >= _ABANDONED_MAX:
             look.close()
             raise TimeoutError(f"{source} has not answered for a while, so it is not asked again yet.")

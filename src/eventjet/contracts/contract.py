@@ -70,10 +70,7 @@ class EventShape:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The contract of an app.
-
-    The contract of an export that was kept over releases has events at several schemas, and events no longer declared.
-    """
+    """The contract of an app; one kept over releases has events at several schemas, and events since dropped."""
 
     app: str
     events: tuple[EventShape, ...]

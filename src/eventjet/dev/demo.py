@@ -75,10 +75,7 @@ class Demo:
     stack: Stack = field(init=False)
 
     def run(self, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
-        """Run the demo on servers of its own; `run` runs its coroutine once the servers are up.
-
-        Raises `Unreachable` when a server cannot start, and `DemoFailed` when a result is not as promised.
-        """
+        """Run the demo on servers of its own, whose coroutine `run` runs; raises `Unreachable` and `DemoFailed`."""
         with running_stack(postgres=True) as self.stack:
             run(self._run())
 
@@ -218,11 +215,7 @@ class DemoCommand(ServerProcess):
         super().__init__(self._name, program, log, {**inherited, **environ})
 
     async def finished(self, step: _Step = lambda _name, _done, _total: None, statuses: tuple[int, ...] = (0,)) -> str:
-        """Wait for the command's end and return its output without the lines of progress, which `step` gets.
-
-        Kills the command when cancelled. Raises `DemoFailed` when it takes longer than 120 s, and for an exit status
-        other than `statuses`.
-        """
+        """Wait for the end of the command and return its output, without the lines of progress, which `step` gets."""
         output: list[str] = []
         deadline = time.monotonic() + _COMMAND_S
         try:

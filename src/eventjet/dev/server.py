@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 
 class EmbeddedServer(ABC):
-    """The base of embedded servers: `stop`, `kill` and `start` keep data, port and directory.
-
-    `close` removes a temporary directory.
-    """
+    """The base of embedded servers; `close` removes a temporary directory, all else keeps data, port and directory."""
 
     name: str
     component: str
@@ -79,6 +76,11 @@ class EmbeddedServer(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check_running(self) -> None:
+        """Raise `Unreachable`, with the end of its log, where a server that was started has ended."""
+        if self._process is not None and not self._process.running:
+            raise self._process.failure("it has ended")
+
     @property
     def running(self) -> bool:
         """Whether the server's process runs."""
@@ -96,10 +98,7 @@ class EmbeddedServer(ABC):
 
     @property
     def directory(self) -> Path:
-        """The folder of configuration, log and data.
-
-        A temporary folder is removed by `close`, or when this object or the program ends.
-        """
+        """The folder of configuration, log and data; a temporary one goes with `close`, this object or the program."""
         if self._permanent is not None:
             self._permanent.mkdir(parents=True, exist_ok=True)
             return self._permanent

@@ -54,10 +54,7 @@ class Program:
 
 
 def main(argument: str, parent: int) -> int:
-    """Run the program until it or the process `parent` ends.
-
-    Returns the program's exit status, or 128 + the signal that ended it; 0 when the parent ended first.
-    """
+    """Run the program until it or the process `parent` ends; return its status, or 128 + the signal that ended it."""
     program = Program(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ending, received = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}, set[int]()

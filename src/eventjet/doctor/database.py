@@ -37,10 +37,7 @@ class StoredReadModels:
 
 
 def check_database(installation: Installation, report: Report) -> StoredReadModels | None:
-    """Check the database and its tables; return the checkpoints for other parts.
-
-    Return None where the app needs no database, or the checkpoints cannot be read.
-    """
+    """Check the database and its tables; return the checkpoints, None without any or if they cannot be read."""
     if not installation.app.projections:
         report.ok("database", "the app declares no read models, so it needs no database")
         return None
@@ -87,10 +84,7 @@ def _check_connected(
 
 @contextmanager
 def _guarded(report: Report, connection: Connection, name: str) -> Generator[None]:
-    """Turn unusable tables and missing permissions within the block into findings, so that other checks go on.
-
-    The block runs in its own savepoint, since a refused statement ends a transaction of PostgreSQL.
-    """
+    """Turn unusable tables and missing permissions within the block, a savepoint of its own, into findings."""
     try:
         with connection.begin_nested():
             yield

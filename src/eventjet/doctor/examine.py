@@ -103,10 +103,7 @@ class _Part(Generic[T]):
         self._thread.start()
 
     def outcome(self) -> T | None:
-        """Wait for the result of the check, and return it; None where the check failed or takes too long.
-
-        The wait ends shortly before the deadline, so that the caller has time left to report a missing result.
-        """
+        """Wait for the result of the check; None if it fails, or comes too late for the caller to report on it."""
         try:
             return self._result.result(max(0.0, self._deadline - _REPORT_S - time.monotonic()))
         except Exception:  # noqa: BLE001 - the part reports it itself, of a time that was too short too

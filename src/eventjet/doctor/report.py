@@ -95,10 +95,7 @@ class Report:
 
 
 def skew(before: float, remote_time: float, after: float) -> float:
-    """Return the least skew in seconds of a clock that showed `remote_time` between `before` and `after`.
-
-    It is negative for a clock that is behind.
-    """
+    """Return the least skew, negative if behind, of a clock that showed `remote_time` between two times of ours."""
     return remote_time - after if remote_time > after else min(0.0, remote_time - before)
 
 

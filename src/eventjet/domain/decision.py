@@ -50,10 +50,7 @@ class Committed(Generic[S, E]):
 
 
 def decided_on(decide: Callable[..., Any], state: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Return what a decision returns for a state; raises what it raises.
-
-    It gets copies of the arguments, since after a conflict it runs again with the same arguments.
-    """
+    """Return what a decision returns for a state and copies of the arguments, which a conflict may need again."""
     return decide(state, *own_copy(args, copies_unknown=False), **own_copy(dict(kwargs), copies_unknown=False))
 
 

@@ -71,10 +71,7 @@ def decode_id(token: str) -> str:
 
 
 def new_event_id(random: str = "") -> str:
-    """Return a new UUIDv7, never derived from data, since all writers of a stream share its message ids.
-
-    `random` are 20 hexadecimal digits of `os.urandom`, if the caller has taken those of many ids at once.
-    """
+    """Return a new UUIDv7; `random` are 20 hexadecimal digits of `os.urandom`, if the caller has taken many at once."""
     time_ms = f"{time.time_ns() // 1_000_000:012x}"
     random = random or os.urandom(10).hex()
     variant = _VARIANT[random[3]]

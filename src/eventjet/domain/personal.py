@@ -43,10 +43,7 @@ def is_private(hint: Any) -> bool:
 
 
 def masked(value: Any, *hints: Any) -> Any:
-    """Return the JSON of a value with its personal parts hidden; the value is annotated with one of `hints`.
-
-    Fields that a private class does not declare are hidden as well, since nobody knows what they are.
-    """
+    """Return the JSON of a value with its personal parts, and fields that its class does not declare, hidden."""
     if not any(map(is_private, hints)):
         return value
     kinds = [kind for hint in hints for kind in _kinds(hint)]

@@ -167,10 +167,7 @@ class Deadline(Generic[S_co, E_co]):
     delay: timedelta | None = None
 
     def due_at(self, last_event: datetime) -> datetime:
-        """Return when the deadline is due, in UTC, from the time at which the process's last event was recorded.
-
-        A time that Python cannot express becomes the first or the last it can: the past is due, the future is not.
-        """
+        """Return when the deadline is due, in UTC and within Python's range, after an event recorded at this time."""
         return in_utc(self.when) if self.when is not None else later(last_event, cast("timedelta", self.delay))
 
 

@@ -133,10 +133,7 @@ def recorded(
     time_ns: int,
     block: bytes,
 ) -> Recorded[Any]:
-    """Return a `Recorded` whose time, id, command and metadata are decoded by `decode` on first access.
-
-    `decode` must not raise. This takes a fifth of the time of the constructor, which sets each field by a call.
-    """
+    """Return a `Recorded` that `decode`, which must not raise, completes on first access: five times as fast."""
     event = cast("Any", _Unsealed)()
     event.data = data
     event.aggregate_id = aggregate_id

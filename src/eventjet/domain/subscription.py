@@ -33,10 +33,7 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
 
 
 def recorded_events_of(function: Any, parameter: str = "") -> tuple[type, ...]:
-    """Return the event classes in the `Recorded[…]` annotation of a parameter, by default the first.
-
-    Raises `DefinitionError` if the annotation is missing or not a `Recorded`.
-    """
+    """Return the event classes in a parameter's `Recorded[…]` annotation; raises `DefinitionError` without one."""
     parameter = parameter or next(iter(inspect.signature(function).parameters), "event")
     events = events_of(function, parameter)
     if typing.get_origin(resolved_hint(function, parameter)) is not Recorded:

@@ -82,10 +82,7 @@ async def _change(
 
 
 def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
-    """Activate the tables of the declared revision, so that readers see them; return None if they are active already.
-
-    Blocks. Raises `PromotionRefused` and `Unreachable`.
-    """
+    """Activate the tables of the declared revision; None if they are already. Raises `PromotionRefused`. Blocks."""
     database = Database(settings.database)
     with database.reaching_sync():
         return revisions.promote(database, resolved)
@@ -131,10 +128,7 @@ class AuditEntry:
 
 
 async def begin(database: Database, record: ActionRecord) -> bool:
-    """Record an action before it is carried out; return False where its id is recorded already.
-
-    An action that is recorded already must not be carried out again.
-    """
+    """Record an action before it is carried out; return False for an id that is recorded, and must not run again."""
     values = {
         "id": record.id,
         "app": record.app,

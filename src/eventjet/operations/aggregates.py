@@ -100,10 +100,7 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
 
 
 async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> list[AggregateMatch]:
-    """Return the aggregates of this type among these ids; ids without events are left out.
-
-    Raises what `EventStore` does.
-    """
+    """Return the aggregates of this type among these ids; ids without events are left out."""
 
     async def match_of(aggregate_id: str) -> AggregateMatch | None:
         try:
@@ -208,10 +205,7 @@ class SnapshotInfo:
 
 
 class TimeTravel:
-    """States of aggregates at earlier versions, with a cache of folded states.
-
-    An instance belongs to one connection; any number of tasks of its event loop may use it.
-    """
+    """States of aggregates at earlier versions, cached, for one connection and any tasks of its event loop."""
 
     def __init__(self, repositories: Repositories, client: Client | None) -> None:
         self._repositories = repositories
@@ -398,10 +392,7 @@ class StateDifference:
 
 
 def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any) -> StateDifference:
-    """Compare two states as JSON; the other two arguments are the same states with personal data masked.
-
-    Of a masked value the result says whether it changed, and nothing else.
-    """
+    """Compare two states as JSON, given plain and then masked; a masked value shows only whether it changed."""
     fields = list(islice(_fields("", (before, after, shown_before, shown_after), 0), _COMPARED_MAX))
     # Where there are too many fields, list the changed ones only.
     listed = fields if len(fields) <= ROWS_MAX else [item for item in fields if item.change != "same"][:ROWS_MAX]

@@ -45,6 +45,7 @@ from eventjet.log.store import BATCH_MAX, EventStore
 from eventjet.projections.columns import key_labels
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.text import utc_text
 
 _DEPTH_MAX = 100
 """How deep the JSON of a body may be nested to be shown as JSON: what shows it calls itself for each level."""
@@ -103,7 +104,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
         fault = fault or str(error)
     event: dict[str, Any] = {
         "position": position,
-        "recorded_at": when.isoformat().replace("+00:00", "Z"),
+        "recorded_at": utc_text(when),
         "aggregate": aggregate,
         "aggregate_id": aggregate_id,
         "version": number_of(block, VERSION),
@@ -117,10 +118,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
 
 
 def bodies_in(data: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the large bodies that an event refers to, from its JSON: field, digest, size, name and media type.
-
-    What is masked in the JSON is not among them.
-    """
+    """Yield field, digest, size, name and media type of each large body in an event's JSON that is not masked."""
     if isinstance(data, dict):
         value = cast("dict[str, Any]", data)
         digest, size = value.get("digest"), value.get("size")
@@ -287,10 +285,7 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
 
 
 async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Effects:
-    """Return the events after position `after` that name this event, its command or one of its effects as cause.
-
-    Reads at most 2,000 records, for at most 1.2 s.
-    """
+    """Return the events after `after`, of the next 2,000, whose cause is this event, its command or an effect."""
     begin = max(after, record[0]) + 1
     root = Node(record)
     nodes_by_id = dict.fromkeys(_ids(record), root)
@@ -315,10 +310,7 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
 
 
 def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
-    """Return the keys of the rows that an event touches in each read model.
-
-    Runs the application's functions; an error in one is its `reason`.
-    """
+    """Return the keys of the rows that an event touches, by the app's functions; an error in one is its `reason`."""
     touched: list[RowsTouched] = []
     for name, resolved in app.projections.items():
         joins = resolved.joins if isinstance(resolved, ResolvedProjection) else None

@@ -19,10 +19,10 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import process_of, timer_time
-from eventjet.operations.processes import process_class, time_text
+from eventjet.operations.processes import process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.text import counted, duration, listed, meant
+from eventjet.text import counted, duration, listed, meant, utc_text
 
 LOOKED_MAX = 100_000
 """The most instances that one call looks at by default."""
@@ -118,23 +118,9 @@ async def instances_of(
 ) -> Instances:
     """Return the instances of a process by stage, and the oldest `limit` of those that are asked for.
 
-    The stage of an instance is the type of its last event, and its age is the time since then. One request reads the
-    last events of 500 instances, so 100,000 instances take 200 requests, or 400 where the process has deadlines. No
-    state is loaded. `stage` is a stored name, or its last part (`debited`). Without a stage, only instances that are
-    open are listed, unless `everything` is true; the counts by stage are of all.
-
-    Args:
-        stage: Only instances in this stage are listed.
-        older_than: Only instances that have been in their stage for longer are listed.
-        everything: Instances that wait for nothing are listed, too.
-        limit: The most instances that are listed.
-        looked_max: The most instances that are looked at.
-        offset: How many instances are passed over, in the order of their subjects.
-
-    Raises:
-        UsageError: The app has no such process, or it has no such stage.
-        StoreUnavailable: The server did not answer in time.
-        Forbidden: The credentials may not read the log or the cursors.
+    The stage is the type of an instance's last event, as a stored name or its last part (`debited`). Without a stage,
+    only open instances are listed, unless `everything` is true. One request reads the last events of 500 instances.
+    Raises `UsageError` for a process or a stage that the app lacks, `StoreUnavailable` and `Forbidden`.
     """
     _, info = process_class(app, name)
     types = sorted(kind.info.name for kind in app.catalog.kinds() if kind.event_type in info.events)
@@ -261,10 +247,10 @@ def instances_value(listing: Instances) -> dict[str, Any]:
         "instances": [
             {
                 **{name: getattr(each, name) for name in ("id", "stage", "position")},
-                "at": time_text(each.at),
+                "at": utc_text(each.at, "seconds"),
                 "age_s": age_s(each.at),
                 "waits_for": each.waits_for,
-                "until": None if each.until is None else time_text(each.until),
+                "until": None if each.until is None else utc_text(each.until, "seconds"),
                 "quarantined": each.quarantined,
             }
             for each in listing.instances

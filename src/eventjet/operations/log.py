@@ -88,10 +88,7 @@ class LogPage:
 
 
 async def page_before(client: Client, app: str, end: int, first: int, log_filter: LogFilter) -> LogPage:
-    """Return the newest events before position `end`, at most `ROWS`, none before position `first`.
-
-    Where a page has fewer, its `start` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
-    """
+    """Return the newest events before `end`, at most `ROWS`, none before `first`; `start` says how far it searched."""
     subject, page = log_filter.subject(app), LogPage(start=end, end=end)
     deadline = time.monotonic() + LOOK_S
     size = ROWS if subject is None and not log_filter.scans else _SCAN
@@ -117,10 +114,7 @@ async def page_before(client: Client, app: str, end: int, first: int, log_filter
 
 
 async def page_from(client: Client, app: str, start: int, last: int, log_filter: LogFilter) -> LogPage:
-    """Return the oldest events from position `start` on, at most `ROWS`, none after position `last`.
-
-    Where a page has fewer, its `end` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
-    """
+    """Return the oldest events from `start` on, at most `ROWS`, none after `last`; `end` says how far it searched."""
     subject, page = log_filter.subject(app), LogPage(start=start, end=start)
     deadline = time.monotonic() + LOOK_S
     while page.end <= last and len(page.records) < ROWS:
@@ -146,10 +140,7 @@ async def page_from(client: Client, app: str, start: int, last: int, log_filter:
 
 
 async def ends_of(client: Client, app: str) -> tuple[int, int]:
-    """Return the positions of the first and the last record, (1, 0) for an empty log.
-
-    Raises `LogUnusable` where the stream does not exist, since `eventjet init` has not run.
-    """
+    """Return the first and the last position, (1, 0) for an empty log; raises `LogUnusable` before `eventjet init`."""
     try:
         state = await client.ask(stream_info(app))
     except StreamMissing:
@@ -239,10 +230,7 @@ class LogStatus:
 
 
 async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_s: float) -> LogStatus:
-    """Return the status of the log now; `previous` is the status of the previous call, which saves a request.
-
-    Raises `Unreachable`, `StoreUnavailable` and `Forbidden`, and `LogUnusable` where the stream does not exist.
-    """
+    """Return the status of the log now; the `previous` one saves a request. Raises `LogUnusable` without a stream."""
     try:
         state, info = await asyncio.gather(
             client.ask(stream_info(app), timeout_s), client.ask(call(f"STREAM.INFO.{app}"), timeout_s)

@@ -140,10 +140,7 @@ class Quarantine:
         return events[:limit], is_cut or (limit is not None and len(events) > limit)
 
     async def event(self, position: int, *, personal: bool = False, waiting: int = 0) -> QuarantinedEvent | None:
-        """Return a quarantined event with its body and the first `waiting` events that it blocks; None without one.
-
-        Personal data is masked unless `personal` asks for it.
-        """
+        """Return an event with its body, masked unless `personal`, and the first `waiting` behind it; or None."""
         behind: Sequence[Listed] = ()
         if self._projection is not None:
 

@@ -284,10 +284,7 @@ system_account: SYS
 
 
 def leaf_accounts(app: str, roles: Sequence[Role], routed: Routed, domain: str) -> str:
-    """Return the accounts block of a leaf node's configuration, where the log is in a JetStream domain of the hub.
-
-    The hub has accounts of the same names, as `accounts` returns them without a domain.
-    """
+    """Return `accounts` for a leaf node, where a JetStream domain of the hub has the log, under the same names."""
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role, routed) for role in roles if role.name == ADMIN)
     outside = "\n".join(user_lines(role, routed) for role in roles if role.name not in _INSIDE)
@@ -325,10 +322,7 @@ _SEVERAL_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\
 
 
 def _log_subjects(app: str, roles: Sequence[Role]) -> list[str]:
-    """Return the subjects that roles publish to the log's account, none of them covered by another.
-
-    The server delivers a message once for each import that matches it.
-    """
+    """Return what roles publish to the log's account, without overlap: each import that matches delivers once."""
     between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
     return without_covered(
         subject for role in roles for subject in role.publish if not subject.startswith(between_clients)

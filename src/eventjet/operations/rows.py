@@ -136,10 +136,7 @@ class _Unreadable:
 
 
 def _resolutions(connection: Connection, resolved: ResolvedProjection, key: tuple[Any, ...]) -> dict[int, str]:
-    """Return the resolution by position of the quarantined events whose aggregate id is the row's key.
-
-    Events that were retried are left out. Raises `UsageError` for more than 1,000 events.
-    """
+    """Return position → resolution of the row's quarantined events, without retried ones; raises `UsageError`."""
     if not resolved.quarantines:
         return {}
     c = quarantine.c

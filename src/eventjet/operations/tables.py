@@ -92,10 +92,7 @@ class RevisionTables:
 def revision_tables(
     connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
 ) -> RevisionTables:
-    """Return the tables of a revision, and a page of the named table, or of the first one without a name.
-
-    Raises `UsageError` for a table that the revision does not have, and what `table_page` and `check_owner` raise.
-    """
+    """Return a revision's tables, and a page of the named or the first one; raises `UsageError` for another name."""
     check_owner(connection, name, app.name)
     dialect_of(connection).load_all(connection)
     stored_checkpoint = checkpoint.read(connection, name, revision)
@@ -112,10 +109,7 @@ def revision_tables(
 def place_tables(
     connection: Connection, app: App, stored_checkpoint: Checkpoint
 ) -> tuple[list[PlacedTable], list[str]]:
-    """Return the tables of one revision that exist, and the declared names of those that do not.
-
-    For a revision that the app does not declare, columns are read from the database.
-    """
+    """Return a revision's tables that exist, undeclared ones as the database has them, and the names of the others."""
     dialect = dialect_of(connection)
     resolved = app.projections.get(stored_checkpoint.name)
     if resolved is not None and resolved.revision == stored_checkpoint.revision:
@@ -151,11 +145,7 @@ def _place_declared(
 
 
 def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
-    """Return the columns to hide: the personal fields of the row type.
-
-    Without a row type (a SQL projection, or an undeclared revision) nobody knows which columns are personal, so all
-    but the keys are hidden if the data is `private`.
-    """
+    """Return the columns to hide: the personal fields of the row type, or without one all but the key if `private`."""
     if row_type is not None:
         return frozenset(column.key for column in table.columns if is_private(field_hint(row_type, column.key)))
     key = {column.key for column in table.primary_key.columns}
@@ -165,10 +155,7 @@ def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[
 def table_page(
     connection: Connection, placed: PlacedTable, *, after: str = "", start: str = "", limit: int = PAGE_ROWS
 ) -> TablePage:
-    """Return a page of rows: those after a key, or those whose first key column is at least `start`.
-
-    Raises `UsageError` for text that is no key of the table.
-    """
+    """Return the rows after a key, or with a first key column from `start` on; raises `UsageError` for no key."""
     dialect = dialect_of(connection)
     columns, key = list(placed.table.columns), placed.key
     query = page_query(placed, dialect, after=after, start=start, limit=limit)

@@ -113,18 +113,12 @@ class WorkerContext:
         return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, tables=tables, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
-        """Return the lock to use while writing.
-
-        In a database with a single writer, queueing in this process is cheaper than polling the database's lock.
-        """
+        """Return the lock for writing: with a single writer, queueing here is cheaper than polling the database."""
         return nullcontext() if self.database.dialect.is_concurrent else self._turn
 
 
 class Session:
-    """The SQL connection of one session, created by `Session.open` and used by one task at a time.
-
-    Raises what SQLAlchemy raises; no transaction is left open then.
-    """
+    """The SQL connection of one session, used by one task at a time; an error leaves no transaction open."""
 
     def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
         self._connection = connection

@@ -65,19 +65,13 @@ class Cursor:
     """For an inbox whose stream is gathered: (origin, when it was made) of each origin, as its last message says."""
 
     def encoded(self) -> bytes:
-        """Return the stored JSON value.
-
-        Empty `waking`, `began`, `tries` and `origins` are left out: releases without these fields can read the value.
-        """
+        """Return the stored JSON; fields that earlier releases do not know are left out where they are empty."""
         values = {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
         return orjson.dumps(values)
 
     @classmethod
     def decoded(cls, body: bytes) -> Cursor:
-        """Return the cursor in a stored value, without the fields that a later release added.
-
-        Raises `CursorDamaged` for a value that is not a cursor.
-        """
+        """Return the cursor in a stored value, without fields of a later release; raises `CursorDamaged`."""
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
             values["done"] = tuple((int(first), int(last)) for first, last in values["done"])
@@ -161,10 +155,7 @@ class Cursor:
         reason: str | None = None,
         retried: Container[int] = (),
     ) -> Cursor:
-        """Return the cursor at another position; `reason` says what some events still wait for.
-
-        Tries of events that are done are dropped, except for the positions in `retried`: events of the quarantine.
-        """
+        """Return the cursor at another position, with a reason to wait; tries of done events go, unless `retried`."""
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
         if self.tries:
             tries = tuple(tried for tried in self.tries if tried[0] in retried or not moved.is_done(tried[0]))
@@ -172,10 +163,7 @@ class Cursor:
         return moved.waiting(reason)
 
     def tried(self, position: int, number: int) -> Cursor:
-        """Return the cursor with at least this number of tries at a position; position 0 is not counted.
-
-        Position 0 stands for all deadlines of a process.
-        """
+        """Return the cursor with at least this number of tries at a position; 0, for deadlines, is not counted."""
         if not position or self.tries_of(position) >= number:
             return self
         return replace(self, tries=(*self.untried({position}).tries, (position, number)))
@@ -185,10 +173,7 @@ class Cursor:
         return replace(self, tries=tuple(tried for tried in self.tries if tried[0] not in positions))
 
     def waiting(self, reason: str | None) -> Cursor:
-        """Return the cursor with the reason it waits for, cut to 2,000 characters; None clears the reason.
-
-        The subscription continues by itself once the cause is gone.
-        """
+        """Return the cursor with a reason to wait, which passes by itself, cut to 2,000 characters; None clears it."""
         return replace(self, reason=None if reason is None else reason[:_REASON_MAX])
 
     def released(self) -> Cursor:
@@ -196,10 +181,7 @@ class Cursor:
         return replace(self, owner=None)
 
     def failed(self, reason: str) -> Cursor:
-        """Return the cursor as failed, with the reason cut to 2,000 characters, and without an owner and tries.
-
-        The next session calls the handler again: its code may be another by then.
-        """
+        """Return the cursor as failed, with 2,000 characters of the reason; a next session calls its handler again."""
         return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX], tries=())
 
     def paused(self) -> Cursor:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.position import PAUSED
 from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRY
@@ -136,18 +136,12 @@ async def _read(cursors: Cursors, name: str, limit: int | None = None) -> _Quara
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
-    """Have quarantined events tried again; None means all of them.
-
-    Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
-    """
+    """Have quarantined events, all for None, tried again; return positions. Raises `UsageError` for another event."""
     return await _resolve(cursors, name, positions, RETRY)
 
 
 async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[int]:
-    """Give up quarantined events for good; the events that they block are tried.
-
-    Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
-    """
+    """Give up quarantined events, so that those behind them are tried; return positions. Raises `UsageError`."""
     return await _resolve(cursors, name, positions, DROPPED)
 
 
@@ -157,10 +151,7 @@ async def pause(cursors: Cursors, names: Sequence[str]) -> list[Paused]:
 
 
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[Paused]:
-    """Resume these cursors.
-
-    Raises `UsageError` for a cursor that is not paused, unless another of the named partitions of its reactor is.
-    """
+    """Resume these cursors; raises `UsageError` where no named partition of a reactor is paused."""
     stored = {name: (await cursors.read(name)).cursor for name in names}
     paused = {declared_name(name) for name, cursor in stored.items() if cursor.state == PAUSED}
     for name, cursor in stored.items():
@@ -170,10 +161,7 @@ async def resume(cursors: Cursors, names: Sequence[str]) -> list[Paused]:
 
 
 async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordAt) -> list[int]:
-    """Drop quarantined events that this log does not have, since it is another log or was restored.
-
-    Returns their positions.
-    """
+    """Drop quarantined events that this log, another one or one restored, does not have; return positions."""
 
     async def give_up() -> list[int]:
         lost = [entry for entry in await cursors.parked(name) if await _is_lost(entry, log, record_at)]
@@ -225,10 +213,7 @@ async def _retry_fenced(write: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[QuarantinedEntry]) -> None:
-    """Write resolved entries together with the cursor, which its owner must not move between this read and write.
-
-    The cursor is therefore read after the entries: reading many entries takes longer than the owner's next write.
-    """
+    """Write resolved entries with their cursor, read after them: its owner writes before many entries are read."""
     if not entries:
         return
     stored = await cursors.read(name)
@@ -316,7 +301,7 @@ async def cursor_at(store: EventStore, client: Client, declaration: Declaration,
         raise UsageError(
             f"{declaration.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
         )
-    event_id = "" if record is None else header(record[3], MSG_ID) or ""
+    event_id = "" if record is None else event_id_of(record)
     return Cursor(declaration.name, declaration.kind, log, position, event_id, began=position)
 
 

@@ -409,10 +409,7 @@ class CursorSession:
         self._park(_under_key(parked_for(offered, error, private=self._is_private), key), tries)
 
     def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
-        """Return whether an earlier event of the key waits.
-
-        Where a cursor was set back, the waiting event may be a later one, which blocks nothing before it.
-        """
+        """Return whether an earlier event of the key waits; where a cursor was set back, it may be a later one."""
         return self._blocking_positions.get(key, offered.position) < offered.position
 
     def _park(self, parked: Quarantined, tries: int = 0) -> None:

@@ -23,7 +23,7 @@ from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
-from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, reading_values
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, declared_fields
@@ -79,10 +79,7 @@ class QuarantinedEntry:
 
     @classmethod
     def decoded(cls, body: bytes, sequence: int = 0) -> QuarantinedEntry:
-        """Return the entry in a stored value, without the fields that a later release added.
-
-        Raises `CursorDamaged` for a value that is not an entry.
-        """
+        """Return the entry in a stored value, without fields of a later release; raises `CursorDamaged`."""
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
             values |= {"parked": Quarantined(**declared_fields(Quarantined, values["parked"])), "sequence": sequence}
@@ -188,19 +185,13 @@ class Cursors:
         await self._replace(stored, cursor, changes)
 
     async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
-        """Replace the cursor and entries that may have been read before it; raises as `write`.
-
-        Also raises `CursorFenced` when an entry has changed since it was read.
-        """
+        """Replace the cursor, and entries read before it; raises as `write`, also where an entry has changed."""
         name = cursor.name
         expecting = [(_key(name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries]
         await self._replace(stored, cursor, expecting)
 
     async def adopt(self, stored: StoredCursor, cursor: Cursor) -> None:
-        """Replace a cursor by one of the log that continues its own, and its quarantine with it; raises as `decide`.
-
-        It may be repeated where it was interrupted (ADR 0071).
-        """
+        """Replace a cursor and its quarantine by one of the log that continues its own; repeatable (ADR 0071)."""
         entries = [
             replace(entry, log=cursor.log)
             for entry in await self.parked(cursor.name, resolved=True)
@@ -235,7 +226,7 @@ class Cursors:
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""
         entries: list[CursorEntry] = []
-        for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
+        for sequence, _, subject, _, body in await self._client.run(reading_values(self._bucket, "c.*")):
             cursor_name = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(cursor_name) == name:
                 cursor = None
@@ -297,7 +288,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return sum(record[4] == body for record in await self._client.values(self._bucket, f"w.{name}.*"))
+        return sum(record[4] == body for record in await self._client.run(reading_values(self._bucket, f"w.{name}.*")))
 
     async def leave(self, name: str, owner: str) -> None:
         """Withdraw the announcement of `beat`."""
@@ -323,10 +314,7 @@ class Cursors:
         return int(answer["seq"])
 
     async def _was_changed(self, messages: Sequence[_Message]) -> bool:
-        """Return whether somebody wrote one of these keys since it was read.
-
-        The server's error alone does not say that this write caused it.
-        """
+        """Return whether somebody wrote one of these keys since it was read; the server's error does not say so."""
         for key, _, headers in messages:
             expected = dict(headers).get(EXPECTED)
             if expected is not None:
@@ -341,7 +329,7 @@ class Cursors:
         `resolved` includes events that were retried or dropped. At most `limit` entries are read, those that were
         written first.
         """
-        records = await self._client.values(self._bucket, f"q.{name}.*", limit)
+        records = await self._client.run(reading_values(self._bucket, f"q.{name}.*", limit))
         entries = [QuarantinedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((entry for entry in entries if resolved or entry.is_open), key=lambda entry: entry.position)
 

@@ -92,10 +92,7 @@ def has_timers(app: Application) -> bool:
 
 
 def probes_of(app: Application) -> list[tuple[str, str]]:
-    """Return a (stream, subject) pair for each kind of message that the app stores.
-
-    They are used to check which other streams or responders answer on these subjects.
-    """
+    """Return a (stream, subject) for each kind of message of the app, to ask who else answers there."""
     aggregates = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
     published = [(publication.stream, publication.name) for publication in app.publications.values()]
     needs = {"cursors": bool(declarations_of(app)), "timers": has_timers(app)}
@@ -119,10 +116,7 @@ def _partitions(reactor: Reactor[Any, Any]) -> list[Declaration]:
 
 @asynccontextmanager
 async def opened_deps(app: Application) -> AsyncGenerator[Any]:
-    """Open `App(deps=…)` for the block and yield its value; None when the app has no deps.
-
-    Raises `DepsUnusable` when `deps` returns something other than an async context manager.
-    """
+    """Open `App(deps=…)` for the block and yield its value, None without deps; raises `DepsUnusable`."""
     deps: Any = nullcontext() if app.deps is None else app.deps()
     if not isinstance(deps, AbstractAsyncContextManager):
         raise DepsUnusable(app.name, type(deps).__name__)

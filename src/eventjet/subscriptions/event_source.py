@@ -40,10 +40,7 @@ class EventSource(Protocol):
     """Whether the stream may drop old records as part of its normal operation."""
 
     async def check(self, cursor: Cursor) -> str:
-        """Return what identifies the stream, which may be another one if it continues that of the cursor.
-
-        Raises when a cursor cannot continue in it.
-        """
+        """Return what identifies the stream, or one that continues it; raises if the cursor cannot go on there."""
         ...
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:

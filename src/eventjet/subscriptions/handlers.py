@@ -62,10 +62,7 @@ class Deps:
         """The task that opens and closes the deps; it ends before `close` only with `DepsUnusable`."""
 
     async def opened(self) -> Any:
-        """Return the value of the deps once they are open, and set the context variables that opening set.
-
-        Raises `Unreachable` while they cannot be opened, or when the first try takes longer than a lease.
-        """
+        """Return the value of the deps, and set the context variables of their opening; raises `Unreachable`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.lease_s):
                 await self._first_try_ended.wait()
@@ -76,10 +73,7 @@ class Deps:
         return self._value
 
     async def close(self) -> None:
-        """Close the deps, or cancel their opening; raises what closing raises.
-
-        Closing may take half of `drain_s`; then it is cancelled and logged.
-        """
+        """Close the deps, in half of `drain_s` at most, or cancel their opening; raises what closing raises."""
         self._closing.set()
         late_s = self._options.drain_s / 2 if self._is_open else 0.0
         await asyncio.wait({self.task}, timeout=late_s)
@@ -360,10 +354,7 @@ class ProcessHandler(EventHandler):
         return positions, until if reached >= min(until, (await store.ends(name))[1]) else reached
 
     async def look_at(self, process_id: str, position: int) -> None:
-        """Wake a process instance whose last event is at that position.
-
-        An instance with a newer event is woken by that event. An imported event does not wake its instance.
-        """
+        """Wake an instance whose last event, not imported, is at that position; a newer one wakes it by itself."""
         newest = await self._runner.store.tail(self._runner.name, process_id)
         if newest is not None and newest[0] == position and not is_imported(newest[3]):
             with self.handling(1):
@@ -399,10 +390,7 @@ class ProcessHandler(EventHandler):
 
 
 class PublicationHandler(EventHandler):
-    """Publishes events to another stream, one after the other.
-
-    An event that cannot be published stops the subscription, since a publication guarantees the order.
-    """
+    """Publishes events to another stream in order; one that cannot be published stops the subscription."""
 
     def __init__(
         self, declaration: Declaration, source: EventSource, publication: Publication[Any], stream: PublicStream

@@ -89,13 +89,7 @@ class HealthState:
         return replace(self, fault=fault)
 
     def status(self, now: float) -> HealthStatus:
-        """Judge the process: healthy unless a subscription failed or stands still, or snapshots fail for `stalled_s`.
-
-        Not healthy either before the first snapshot.
-
-        A subscription stands still when it lags or has a reason to wait, has not moved for `stalled_s`, and this
-        process could move it: no other worker has it, and it is neither paused nor retired.
-        """
+        """Judge the process: unhealthy if a subscription failed or stands still, or while nothing can be looked at."""
         judged = [self._judge(subscription, now) for subscription in self.subscriptions.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
@@ -139,10 +133,7 @@ class HealthState:
         }
 
     def _has_to_move(self, status: WorkStatus) -> bool:
-        """Return whether a subscription lags or waits, and this process could move it.
-
-        It could when no other worker has the subscription, and it is neither paused nor retired.
-        """
+        """Return whether a subscription lags or waits, is neither paused nor retired, and no other worker has it."""
         is_ours = status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
         return is_ours and (status.lag_events > 0 or bool(status.reason))
 
@@ -168,10 +159,7 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
 
 
 class HealthMonitor:
-    """Health and metrics of one worker process.
-
-    When the event loop hangs, `keep` takes no snapshots, and the process becomes unhealthy after `stalled_s`.
-    """
+    """Health and metrics of one worker, which is unhealthy after `stalled_s` without a look, as when it hangs."""
 
     def __init__(
         self,
@@ -227,10 +215,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGenerator[tuple[str, int]]:
-    """Answer requests at an address within the block, and yield the address with its real port.
-
-    Raises `Unreachable` when nothing can listen there.
-    """
+    """Answer requests at an address within the block, and yield it with its real port; raises `Unreachable`."""
     server = await asyncio.to_thread(_server, address, monitor)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
     thread.start()

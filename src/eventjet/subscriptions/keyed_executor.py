@@ -87,10 +87,7 @@ class KeyedExecutor:
         self._queue(key, 0, work)
 
     async def pause(self, seconds: float) -> None:
-        """Pause the running work before its next try: other keys use its place meanwhile, and its own key waits.
-
-        The pause ends early when the executor is drained.
-        """
+        """Pause the running work before its next try, or until drained; other keys use its place, its own key waits."""
         place = _place.get()
         place.release()
         with suppress(TimeoutError):
@@ -109,10 +106,7 @@ class KeyedExecutor:
         return not self._open_positions and not self._queues
 
     def done_beyond(self) -> tuple[tuple[int, int], ...]:
-        """Return the ranges of positions that are done beyond the floor; added neighbours are one range.
-
-        Ranges that were done before and whose positions were not added yet are included.
-        """
+        """Return the ranges that are done beyond the floor, those of before that were not added yet included."""
         ranges: list[tuple[int, int]] = []
         joined = False
         for position, (remaining, _) in self._open_positions.items():

@@ -57,10 +57,7 @@ def silent_checkpoint(watch: OwnerWatch, checkpoint: Checkpoint | None) -> Check
 
 
 class Lease:
-    """One worker's lease of one projection, for one session; created by `acquire`.
-
-    Each change is one statement and raises `CheckpointFenced` when another epoch has begun.
-    """
+    """One worker's lease of one projection, for one session; changes raise `CheckpointFenced` in another epoch."""
 
     def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -124,10 +121,7 @@ class Lease:
         await self._session.read(check)
 
     async def check_tables(self) -> None:
-        """Raise `TableLost` when the projection's tables are no longer the tables that the checkpoint describes.
-
-        Raises `CheckpointFenced` when another epoch has begun.
-        """
+        """Raise `TableLost` if the tables are not those of the checkpoint, and `CheckpointFenced` in another epoch."""
 
         def check(connection: Connection) -> None:
             current = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)
@@ -163,10 +157,7 @@ class Lease:
         await self._change(checkpoints.stand_back)
 
     async def release(self) -> None:
-        """Release the lease so that a standby can take it at once.
-
-        Raises no `CheckpointFenced`: in another epoch there is nothing to release.
-        """
+        """Release the lease for a standby; nothing is raised in another epoch, where there is nothing to release."""
         await self._session.write(checkpoints.release, self.checkpoint)
 
     async def _change(

@@ -50,10 +50,7 @@ class RunningTry:
 
 @dataclass(slots=True)
 class _Standstill:
-    """A time in which the event loop does not move, because a task or a callback does not return to it.
-
-    Two are equal if the loop has not moved between them and the same code blocks it.
-    """
+    """A time in which the loop does not move; two are equal if it has not moved since, and the same code blocks it."""
 
     beats: int
     """The beats of the loop when it began."""

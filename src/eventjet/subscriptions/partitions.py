@@ -23,10 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionAssignment:
-    """The partitions of one reactor that one process works on.
-
-    A reactor with a single partition belongs to the first process that takes it.
-    """
+    """The partitions of one reactor that one process works on; a single one belongs to the first that takes it."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -49,10 +46,7 @@ class PartitionAssignment:
         self._releases.remove(release_requested)
 
     def divide(self, processes: int) -> None:
-        """Divide the partitions among this many processes, this one included.
-
-        When this lowers the limit, the partitions that were taken last are released.
-        """
+        """Divide the partitions among all processes; where that lowers the limit, those taken last are released."""
         if processes == self._processes:
             return
         self._processes = processes

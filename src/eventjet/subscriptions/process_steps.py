@@ -43,10 +43,7 @@ class _Moved(Exception):
 
 
 class ProcessRunner:
-    """Runs the instances of one process type over one connection.
-
-    Any number of tasks may use it, but one task at a time for each instance.
-    """
+    """Runs the instances of one process type over one connection, one task at a time for each instance."""
 
     def __init__(self, repositories: Repositories, cls: Any, info: ProcessInfo) -> None:
         self.info = info
@@ -88,10 +85,7 @@ class ProcessRunner:
         )
 
     async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
-        """Record what the listener decides about an event, once.
-
-        An event at or before the last one that the instance recorded something for is passed over.
-        """
+        """Record what the listener decides about an event, once; one at or before the last one heard is passed over."""
         folded = await self._own_executor.reaching(process_id)
         if await self._heard_until(process_id, folded, event.position) >= event.position:
             return
@@ -141,10 +135,7 @@ class ProcessRunner:
         failpoints.reach("due.stored")
 
     async def next_deadline(self, process_id: str, folded: FoldedState[Any]) -> NextDeadline | None:
-        """Return the earliest deadline of a state; None without any.
-
-        Also None when the leader knows a newer state, which has its own deadlines.
-        """
+        """Return the earliest deadline of a state; None without any, or when the leader knows a newer state."""
         deadlines = deadlines_of(folded.state)
         if not deadlines:
             return None

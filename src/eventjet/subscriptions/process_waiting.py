@@ -65,10 +65,7 @@ async def settled(
 
 
 def is_settled(folded: FoldedState[Any], until: Callable[[Any], bool] | None) -> bool:
-    """Return whether an instance has begun and `until` holds; without `until`, whether no step and no deadline follow.
-
-    Raises what the functions of the process and `until` raise.
-    """
+    """Return whether an instance has begun and `until` holds; by default, that no step and no deadline follow."""
     if until is not None:
         return folded.version > 0 and until(own_copy(folded.state))
     return folded.version > 0 and own_copy(folded.state).step() is None and not deadlines_of(folded.state)

@@ -146,10 +146,7 @@ class ProjectionSession:
             await self._lease.release()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Check the tables, carry out retries, check the log, then write batches.
-
-        Each step relies on the steps before it, and all steps rely on the lease.
-        """
+        """Check the tables, carry out retries, check the log, then write batches: each relies on those before it."""
         context, resolved, session, lease = self._context, self._resolved, self._session, self._lease
         checkpoint = lease.checkpoint
         if not isinstance(resolved, ResolvedSql):
@@ -288,10 +285,7 @@ class ProjectionSession:
 
 
 class _FoldCommitter:
-    """Commits batches of a fold: reads the rows, folds the events, writes the rows.
-
-    With `overlaps` the next batch is folded while this batch is written.
-    """
+    """Commits batches of a fold; with `overlaps` the next batch is folded while the database writes this one."""
 
     def __init__(
         self,

@@ -45,10 +45,7 @@ _BYTES_MAX = 16 * 1024 * 1024
 
 
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
-    """Return the aggregates whose events are blocked.
-
-    Raises `ProjectionStopped` when there are any and the projection no longer quarantines.
-    """
+    """Return the blocked aggregates; raises `ProjectionStopped` if the projection no longer quarantines."""
     blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
         reason = f"it stops at errors, and its quarantine still blocks {counted(len(blocked), 'aggregate')}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError
 from eventjet.jetstream.reader import DurablePull
@@ -180,10 +180,7 @@ class Source:
 
 
 class EventReader:
-    """Reads one durable in a thread; create it with `EventReader.open`.
-
-    `take` raises whatever ended the reading, after it returned the events before.
-    """
+    """Reads one durable, opened by `open`, in a thread; `take` raises what ended it, after the events before."""
 
     def __init__(
         self,
@@ -211,10 +208,7 @@ class EventReader:
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> EventReader:
-        """Take over the durable so that it continues after `position`; `start` begins to read.
-
-        `decoder` makes the function that decodes records; it is given a reader of the predecessors of events.
-        """
+        """Take over the durable after `position`; `decoder` is given a reader of predecessors, and decodes records."""
         endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
         opening = asyncio.ensure_future(
             asyncio.to_thread(
@@ -244,10 +238,7 @@ class EventReader:
         return await self._buffer.take(timeout_s) if batch is None else batch
 
     async def peek_whole(self) -> Batch | None:
-        """Return the batch that the next `take` will return, once it is whole; None when reading ends before.
-
-        Cancelling this call loses no events: they stay in the buffer while it waits.
-        """
+        """Return the batch of the next `take` once it is whole, None at the end; cancelling this loses no events."""
         if self._peeked is None:
             self._peeked = await self._buffer.take_whole()
         return self._peeked
@@ -286,10 +277,7 @@ class EventReader:
             self._buffer.fail(error)
 
     def _hand_over(self, records: Sequence[RawRecord]) -> bool:
-        """Decode records and put them as a chunk; False when the buffer is closed.
-
-        A record that cannot be decoded ends the chunk before it and raises its error afterwards.
-        """
+        """Put decoded records as a chunk, those before an undecodable one first; False when the buffer is closed."""
         decode = self._decode
         decode.expect(records)
         events: list[Recorded[Any]] = []
@@ -306,7 +294,7 @@ class EventReader:
         if done:
             last = records[done - 1]
             size = sum([len(record[4]) for record in records[:done]])
-            event_id, pending = header(last[3], MSG_ID) or "", self._pull.pending
+            event_id, pending = event_id_of(last), self._pull.pending
             chunk = Chunk(self._position, last[0], event_id, events, done, size, pending)
             self._position = last[0]
             if not self._buffer.put(chunk):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from eventjet.observability import logs
+from eventjet.text import utc_text
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Backoff:
 
 def time_text() -> str:
     """Return the current time as reasons print it: UTC to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_text(datetime.now(UTC), "seconds")
 
 
 def waiting_since(since: str, reason: str) -> str:
@@ -72,10 +73,7 @@ def waiting_since(since: str, reason: str) -> str:
 
 
 async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], every_s: float) -> T:
-    """Await work that may take longer than a lease, and renew the lease every `every_s` seconds meanwhile.
-
-    An error of a renewal cancels the work and is raised.
-    """
+    """Await work, and renew the lease every `every_s` seconds meanwhile; an error of a renewal cancels the work."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -92,10 +90,7 @@ async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], e
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait up to `END_S` for their ends, whatever they raise; a task that hangs is logged and left.
-
-    Application code may ignore a cancellation, and nothing can force it to end.
-    """
+    """Cancel tasks, and wait up to `END_S` for their ends; one that ignores its cancellation is logged and left."""
     for task in tasks:
         task.cancel()
         task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
@@ -124,10 +119,7 @@ class OwnerWatch:
         self._since = clock()
 
     def is_silent(self, lease: Hashable, duration_s: float) -> bool:
-        """Note the lease that was just read, and return whether it has been unchanged for longer than `duration_s`.
-
-        `lease` is any value that changes with each renewal; None means that there is no owner.
-        """
+        """Note the lease just read, None without an owner; return whether it is unchanged for over `duration_s`."""
         now = self._clock()
         if lease != self._lease:
             self._lease, self._since = lease, now

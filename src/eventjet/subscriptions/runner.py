@@ -105,11 +105,7 @@ class Subscription:
         *,
         private: bool,
     ) -> None:
-        """Prepare a subscription.
-
-        `on_ready` is called, perhaps often, once the subscription works or waits for
-        the lease. `private` keeps personal data out of logged reasons.
-        """
+        """Prepare a subscription, which calls `on_ready`, perhaps often, once it works or waits for the lease."""
         self.name = name
         self.options = options
         self.backoff = backoff

@@ -28,7 +28,7 @@ from eventjet.errors import (
     StreamMissing,
     TableLost,
 )
-from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
+from eventjet.jetstream.api import StreamState, last_message, next_message, reading_values, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import log_fault, succession_fault
 from eventjet.log.public_stream import check_public
@@ -99,7 +99,7 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
     list the keys, only the cursors that the app declares are read.
     """
     try:
-        return connection.values(cursor_bucket(app.name), "c.*")
+        return connection.run(reading_values(cursor_bucket(app.name), "c.*"))
     except NoResponders:
         bucket = cursor_bucket(app.name)
         requests = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
@@ -126,10 +126,7 @@ def cursor_fault(
 def look_at_followers(
     connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
 ) -> list[WorkStatus]:
-    """Return the status of every declared reactor, process, publication and inbox, and of all others with a cursor.
-
-    `last` is the last position of the log. Blocks.
-    """
+    """Return the status of all that is declared or has a cursor; `last` is the last position of the log. Blocks."""
     log = connection.run(reading_log_state(app.name))
     identity_of(log)  # raises for a log that has lost its identity
     of_cursors = _standstill(connection, cursors_config(app.name, 1))
@@ -195,7 +192,7 @@ def _progress(
 ) -> _Progress:
     """Return the progress of a cursor; raises `CursorDamaged` for an entry of the quarantine that cannot be read."""
     try:
-        records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
+        records = connection.run(reading_values(cursor_bucket(app.name), f"q.{cursor.name}.*"))
         entries = [QuarantinedEntry.decoded(record[4]) for record in records]
     except NoResponders as error:
         # Where the settings may not be read, the failed listing is all that is known.
@@ -221,10 +218,7 @@ def _progress(
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
-    """Return the error for settings of this stream with which no cursor can move.
-
-    None when there are none, when the stream is missing, and when its settings may not be read.
-    """
+    """Return the error for settings with which no cursor can move; None without any, or if they may not be read."""
     try:
         return standstill_of(connection.ask(stream_info(str(declared["name"]))), declared)
     except (StreamMissing, Forbidden):
@@ -232,10 +226,7 @@ def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogD
 
 
 def _public_fault(connection: NatsConnection, app: Application, name: str) -> LogUnusable | None:
-    """Return why the stream of a publication cannot be used.
-
-    None when it can, for other subscriptions, and when the stream may not be read.
-    """
+    """Return why the stream of a publication cannot be used; None if it can, or if it may not be read."""
     publication = app.publications.get(name)
     if publication is None:
         return None
@@ -255,10 +246,7 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
 def _lag(
     connection: NatsConnection, stream: str, cursor: Cursor, filters: list[str], last: int
 ) -> tuple[int, float | None]:
-    """Return the number of positions after the cursor, and the age in seconds of the first event that concerns it.
-
-    The number is 0 when no later event concerns the cursor. The age is None when the subjects are unknown.
-    """
+    """Return the lag in positions, 0 if none concerns the cursor, and the age in seconds, None if that is unknown."""
     if cursor.position >= last:
         return 0, 0.0
     waiting: list[tuple[int, int]] = []
@@ -293,10 +281,7 @@ async def status(app: Application, settings: Settings, *, pause_s: float | None 
 async def watched(
     app: Application, settings: Settings, interval_s: float
 ) -> AsyncGenerator[list[WorkStatus] | EventjetError]:
-    """Yield the status every `interval_s` without end, with the pace over the last ten seconds.
-
-    Raises an error of the first read; a later error is yielded instead of a status, and reading continues.
-    """
+    """Yield the status every `interval_s`, with its pace; raises an error of the first read, and yields a later one."""
     async with StatusReader(app, settings) as reader:
         history = StatusHistory()
         history.add(await reader.read())
@@ -341,10 +326,7 @@ class StatusReader:
         await self._close()
 
     async def read(self) -> StatusSnapshot:
-        """Return the status of every subscription that is declared or has a checkpoint or a cursor.
-
-        Projections come first, by name and revision. Raises `Unreachable`.
-        """
+        """Return the status of every subscription, projections first, by name and revision; raises `Unreachable`."""
         try:
             snapshot = await self._checkpoints() if self._declared else CheckpointSnapshot()
             at = time.monotonic()
@@ -445,10 +427,7 @@ def _rebuilding(connection: Connection) -> frozenset[tuple[str, int]]:
 def look_at_projections(
     connection: NatsConnection, stream: str, snapshot: CheckpointSnapshot
 ) -> tuple[list[WorkStatus], int]:
-    """Return the status of every projection that is declared or has a checkpoint, and the log's last position.
-
-    Blocks. Raises `Unreachable` and `StoreError`.
-    """
+    """Return the status of each projection, declared or with a checkpoint, and the last position. Blocks."""
     log = _read_log(connection, stream, snapshot)
     return statuses_of(snapshot, log), log.last
 
@@ -497,10 +476,7 @@ def _status(checkpoint: Checkpoint, remaining_s: float, snapshot: CheckpointSnap
 
 
 def _read_log(connection: NatsConnection, stream: str, snapshot: CheckpointSnapshot) -> LogSnapshot:
-    """Read the log's last position, the age of the event after each checkpoint, and the faults of active checkpoints.
-
-    Blocks. Raises `Unreachable` and `StoreError`.
-    """
+    """Read the log's end, the age of the event after each checkpoint, and faults of active checkpoints. Blocks."""
     state = connection.run(reading_log_state(stream))
     identity_of(state)  # raises for a log that has lost its identity
     checkpoints = [checkpoint for checkpoint, _ in snapshot.rows]
@@ -525,10 +501,7 @@ def _cut(reason: str | None) -> str | None:
 
 
 def _with_loss(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint as its worker will see it: failed if its tables are lost.
-
-    Unchanged when these credentials may not read the tables.
-    """
+    """Return the checkpoint as its worker will see it: failed if tables, as far as they may be read, are lost."""
     if checkpoint.state not in (BUILDING, ACTIVE):
         return checkpoint
     try:

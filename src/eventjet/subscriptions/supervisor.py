@@ -292,10 +292,7 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: 
 
 
 def _check_stream(endpoint: Endpoint, app: Application) -> str:
-    """Return the log's identity; raises when the log is missing. Blocks.
-
-    Also logs the drift of the log, and the aggregates and sampled events in it that this release cannot read.
-    """
+    """Return the log's identity, and log its drift and what this release cannot read; raises without one. Blocks."""
     with NatsConnection.open(endpoint) as connection:
         state = connection.run(reading_log_state(app.name))
         identity = identity_of(state)

@@ -74,14 +74,7 @@ class WorkStatus:
 
     @property
     def condition(self) -> Condition:
-        """The condition of the subscription: the first of these that is true.
-
-        `retired`, `stopped` (it failed), `paused`, `not begun` (it has no cursor). Then, without a worker:
-        `not declared`, `rebuilding`, `waiting` (it has a reason) or `no worker`. With one: `waiting`, `lag unknown`
-        (the log did not say where it ends), `falling behind`, `building`, `catching up`, `behind`, `standing by` (up to
-        date beside the rows that readers see) or `working`. `quarantined` replaces the good ones, and `rebuilding`
-        replaces `stopped`.
-        """
+        """How the subscription does: the first of these conditions that is true."""
         lags = self.lag_events > 0
         if self.state == RETIRED:
             return Condition("retired", Level.FAULT if self.declared else Level.NOTE)

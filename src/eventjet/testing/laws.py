@@ -165,10 +165,7 @@ class AggregateLaws(Laws):
         return folded(self.aggregate() if state is None else state, history, self._catalog())
 
     def _decisions(self) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
-        """Return (name, function, argument annotations) of the public methods that are annotated to return events.
-
-        Methods that take a value which only eventjet makes, as listeners of a process do, are left out.
-        """
+        """Return (name, function, argument annotations) of the decisions whose arguments can be generated."""
         events = set(folded_events(self.aggregate))
         decisions: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         members = cast("Mapping[str, Any]", vars(self.aggregate))

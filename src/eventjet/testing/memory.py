@@ -47,10 +47,7 @@ class MemoryReadModels:
             await connection.run_sync(create_tables, list(self.app.projections.values()))
 
     async def catch_up(self, resolved: AnyResolved) -> int:
-        """Apply the rest of the log to a read model in one transaction and return the position that it reached.
-
-        Raises `HandlerFailed`, and what the database raises.
-        """
+        """Apply the rest of the log to a read model in one transaction and return the position that it reached."""
         async with self._lock, self.engine.begin() as connection:
             await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
             previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)

@@ -32,10 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide pytest-asyncio's warning about an unset loop scope, except in its auto mode.
-
-    pytest-asyncio comes with the extra `testing`, so an application may never have configured it.
-    """
+    """Hide pytest-asyncio's warning about an unset loop scope: the extra `testing` brings pytest-asyncio along."""
     if config.pluginmanager.has_plugin("asyncio") and config.getini("asyncio_mode") != "auto":
         warnings.filterwarnings("ignore", _UNSET, pytest.PytestDeprecationWarning)
 

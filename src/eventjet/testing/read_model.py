@@ -61,10 +61,7 @@ class ReadModelCase:
         self._runner = runner
 
     def written(self, events: Sequence[Recorded[Any]], ends: Iterable[int]) -> TableRows:
-        """Return the rows after batches that end with the events of these numbers, from 1, and a batch with the rest.
-
-        Nothing is committed. Raises `HandlerFailed`, and what the database raises.
-        """
+        """Return the rows after batches that end with the events of these numbers, from 1, uncommitted."""
         return self._runner.run(self._written(events, sorted({*ends, len(events)})))
 
     def in_one_pass(self, events: Sequence[Recorded[Any]]) -> TableRows:

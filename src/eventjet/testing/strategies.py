@@ -81,10 +81,7 @@ def values_of(hint: Any, where: str, options: Values) -> SearchStrategy[Any]:
 
 
 def instances_of(cls: Any, options: Values) -> SearchStrategy[Any]:
-    """Return a strategy for instances of an event, a dataclass or a pydantic model.
-
-    Instances that pydantic's validation refuses are drawn again.
-    """
+    """Return a strategy for instances of an event, a dataclass or a pydantic model that pydantic accepts."""
     if cls in options.strategies:
         return options.strategies[cls]
     required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()

@@ -97,10 +97,7 @@ class Parts:
         return reason_of(error, private=self._private)
 
     def failed(self, part: Batch, error: HandlerFailed) -> None:
-        """Commit only what precedes an event that cannot be handled; the iteration then raises the error.
-
-        Raises the error at once where nothing precedes the event.
-        """
+        """Commit only what precedes an event that cannot be handled, then raise its error; at once if nothing does."""
         preceding = part.before(error.position)
         if preceding is None:
             raise error

@@ -55,10 +55,7 @@ class RecentRows:
     def find(
         self, keys: Iterable[RowKey], before: Mapping[RowKey, Any] = MappingProxyType({})
     ) -> tuple[Rows, list[RowKey]]:
-        """Return (the known rows, None for a row that does not exist; the keys that must be read).
-
-        `before` holds changes that are not committed yet, and takes precedence over the cache.
-        """
+        """Return (known rows, None for no row; keys to be read); uncommitted changes in `before` come first."""
         new, old = self._new, self._old
         rows: Rows = {}
         missing: list[RowKey] = []

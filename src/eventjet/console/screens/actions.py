@@ -55,10 +55,7 @@ async def act(request: Request) -> dict[str, Any] | Response:
 
 
 async def _with_all_positions(request: Request, action_request: ActionRequest) -> tuple[ActionRequest, str]:
-    """Return (the request for all events in quarantine now, up to the limit; a note that says which they are).
-
-    With `text` in the query, these are only the events that match it.
-    """
+    """Return (the request for all quarantined events, or those that match `text`, up to the limit; a note)."""
     sources: Sources = request.app.state.sources
     quarantine = Quarantine(sources, action_request.names[0])
     text = query_text(request, "text", 200)

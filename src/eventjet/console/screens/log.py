@@ -350,10 +350,7 @@ async def event(request: Request) -> dict[str, Any] | Response:
 
 
 async def body(request: Request) -> Response:
-    """Offer a large body as a download, if the event at a position refers to it where the visitor may see it.
-
-    No browser shows it: its type is no more than bytes, and it is an attachment (RFC 6266).
-    """
+    """Offer a large body as a download, never to be shown, if the visitor may see the event that refers to it."""
     position, digest = query_number(request, "position", least=1), query_text(request, "digest", 100)
     sources: Sources = request.app.state.sources
     log = await sources.log()
