@@ -98,7 +98,8 @@ async def test_the_first_history_of_a_log_that_was_empty_is_refused(cut: Sick) -
             [one async for one in jet.tail()]
 
         assert jet.client is not None
-        await refused(tail(), jet.client.records(APP, f"{APP}.>"))
+        pages = jet.client.run(reading_records(APP, f"{APP}.>"))
+        await refused(tail(), pages)
 
 
 @pytest.mark.parametrize("prefix", [""])

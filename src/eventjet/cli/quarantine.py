@@ -16,7 +16,7 @@ from eventjet.cli.output import Answer, Block, Fields, Lines, Table, confirm
 from eventjet.cli.target import AppTarget, PersonalOption, YesOption, argument, on_app, option, switch
 from eventjet.errors import UsageError
 from eventjet.runtime import run_async
-from eventjet.text import cut, cut_values
+from eventjet.text import cut, cut_values, utc_text
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantine import Quarantine, QuarantinedEvent
@@ -223,4 +223,4 @@ def _value(event: Listed) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_text(datetime.fromtimestamp(seconds, UTC), "seconds")

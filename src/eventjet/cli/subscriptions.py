@@ -14,7 +14,7 @@ from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, 
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
 from eventjet.runtime import run_async
-from eventjet.text import counted, cut_values, listed, meant
+from eventjet.text import counted, cut_values, listed, meant, utc_text
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
@@ -177,14 +177,14 @@ def list_deadlines(
     name: Annotated[str | None, argument("PROCESS", "Default: all of the app.", "processes")] = None,
 ) -> Answer:
     """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
-    from eventjet.operations.processes import deadlines_waiting, time_text
+    from eventjet.operations.processes import deadlines_waiting
 
     async def read() -> list[tuple[str, TimerSet]]:
         async with at.client() as client:
             return await deadlines_waiting(client, at.app(), name)
 
     rows = [
-        {"process": process_name, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
+        {"process": process_name, "id": timer.process_id, "until": utc_text(timer.at, "seconds"), "due": timer.due}
         for process_name, timer in run_async(read())
     ]
     return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from eventjet.text import cut, printable
+from eventjet.text import cut, printable, utc_text
 
 FIELD_MAX = 1_000
 """Characters of a field, at most."""
@@ -186,7 +186,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, "fields", {})
         entry: dict[str, Any] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "at": utc_text(datetime.fromtimestamp(record.created, UTC), "milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": getattr(record, "event", OTHER),

@@ -15,7 +15,7 @@ from eventjet.archive import republish
 from eventjet.archive.bodies import NO_BODIES, ArchivedBodies, CopiedBodies, archive_bodies, restore_bodies
 from eventjet.archive.reading import Archive, ArchiveReader, Segment, folder_of, segment_ranges
 from eventjet.archive.republish import Restored
-from eventjet.codec.headers import BATCH_ID, MSG_ID, header, save_of, unfinished_save
+from eventjet.codec.headers import BATCH_ID, event_id_of, header, save_of, unfinished_save
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.jetstream.api import create_stream, message_at, update_stream
 from eventjet.jetstream.connection import NatsConnection
@@ -230,11 +230,11 @@ def _check(stream: str, archive: ArchiveReader, watch: Watch) -> int:
         )
     watch.tell("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
-    last, last_id = archive.record(manifest.last)[3], manifest.segments[-1].last_id
-    if (header(last, MSG_ID) or "") != last_id:
+    last, last_id = archive.record(manifest.last), manifest.segments[-1].last_id
+    if event_id_of(last) != last_id:
         raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
     watch.tell("check", manifest.events, manifest.events)
-    if unfinished_save(last) is None:
+    if unfinished_save(last[3]) is None:
         return 0
     ending = archive.records(max(manifest.first, manifest.last - BATCH_MAX + 1), manifest.last + 1)
-    return sum(save_of(record[3]) == save_of(last) for page in ending for record in page)
+    return sum(save_of(record[3]) == save_of(last[3]) for page in ending for record in page)
