@@ -9,6 +9,7 @@ no other test has.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     files = {item.path for item in items if wants_spark(item)}
     items.sort(key=lambda item: item.path not in files)  # Stable: files, and the tests in them, keep their order.
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the thousands of tests: it would visit them all each time that one of them asks."""
+    gc.collect()
+    gc.freeze()
 
 
 def wants_spark(item: pytest.Item) -> bool:

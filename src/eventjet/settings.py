@@ -223,9 +223,11 @@ def _parse(name: str, kind: str, text: str) -> Any:
 
 def _check(settings: Settings) -> Settings:
     if not settings.servers:
-        raise UsageError("No NATS server is named. Set EVENTJET_SERVERS, for instance nats://127.0.0.1:4222.")
+        raise UsageError(
+            "No NATS server is named. Set --servers or EVENTJET_SERVERS, for instance nats://127.0.0.1:4222."
+        )
     for number, url in enumerate(settings.servers, 1):
-        server_url(url, f"Server {number} of EVENTJET_SERVERS")
+        server_url(url, f"Server {number} of --servers or EVENTJET_SERVERS")
     database_url(settings.database)
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
@@ -245,10 +247,10 @@ def _check(settings: Settings) -> Settings:
     if settings.lake_format not in ("delta", "iceberg"):
         raise UsageError(f"EVENTJET_LAKE_FORMAT is {settings.lake_format[:60]!r}. Write delta or iceberg.")
     if settings.replicas not in (1, 3, 5):
-        raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
+        raise UsageError(f"EVENTJET_REPLICAS is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):
         if not 0 < (seconds := getattr(settings, name)) < float("inf"):
-            raise UsageError(f"{name} is {seconds}. Give a number of seconds above 0.")
+            raise UsageError(f"{_PREFIX}{name.upper()} is {seconds}. Give a number of seconds above 0.")
     return settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -32,6 +33,11 @@ def shown(value: object, limit: int = VALUE_MAX) -> str:
         kind = "characters" if isinstance(value, str) else "bytes"
         return f"{value[:limit]!r}… ({len(value):,} {kind})"
     return cut(repr(value), limit)
+
+
+def utc_text(at: datetime, timespec: str = "auto") -> str:
+    """Return a time in UTC as text, such as `2026-11-27T08:30:00Z`."""
+    return at.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def cut_values(value: Any, limit: int = VALUE_MAX) -> Any:

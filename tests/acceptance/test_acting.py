@@ -149,13 +149,16 @@ def test_processes_and_reactors_are_watched_paused_and_set(
     assert (again.status, "is active, not paused. Nothing to resume." in again.said()) == (2, True)
     acting.decide("bob", Account.thaw)
     acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
+    end = json.loads(acting("tail", "--limit", "1", "--json").out)["position"]
+    assert acting.json("cursor", "set", "transfer", str(end), "--yes")["name"] == "transfer"
+    assert "Run `eventjet process sync transfer`, too" in acting("cursor", "set", "transfer", str(end), "--yes").out
     synced = acting.json("process", "sync", "transfer")
     assert synced == {"woken": 1, "steps": 0, "failed": 0, "examples": []}
     refused = acting("cursor", "set", "receipts", "100000", "--yes")
     assert refused.status == 2
     assert "the log ends at" in refused.said()
     acting.eventually(lambda: "mail receipts/" in read_some(worker))
-    assert acting("cursor", "set", "receipts", "0", "--yes").status == 0
+    assert acting.json("cursor", "set", "receipts", "0", "--yes")["position"] == 0
     acting.eventually(lambda: "mail receipts/" in read_some(worker))  # told again, under the same key
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(BOUND_S) == 0

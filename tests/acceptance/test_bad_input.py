@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,9 +35,9 @@ def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
     assert bank("init").status == 0
     address = f"127.0.0.1:{_closed_port()}"
     for command in ("init", "tail"):
-        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "EVENTJET_SERVERS", "eventjet dev")
+        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "set --servers or", "eventjet dev")
     for command in ("status", "worker"):
-        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "EVENTJET_SERVERS")
+        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "set --servers or EVENTJET_SERVERS")
 
 
 def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:
@@ -67,6 +69,19 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
         ("verify balance", ["no projection 'balance'", "It has balances."]),
         ("history acount a-1", ["no aggregate 'acount'", "It has account."]),
         ("rebuild balances --engine flink", ["flink", "spark", "local"]),
+        ("rebuild balances --engine local --no-ship", ["--no-ship is Spark's", "Leave one of them out."]),
+        ("verify balances --engine local --no-ship", ["--no-ship is Spark's"]),
+        ("status --interval 3", ["--interval", "Give --watch too."]),
+        ("status --watch --interval inf", ["--interval", "Give 86400.0 or less."]),
+        ("doctor --timeout inf", ["--timeout", "Give 3600.0 or less."]),
+        ("doctor --timeout nan", ["--timeout"]),
+        ("doctor --monitoring host:8222,host:8223", ["--monitoring or EVENTJET_MONITORING", "blanks between them"]),
+        ("tail --from 9 --until 3", ["--from 9 is behind --until 3"]),
+        ("init --repair --log 5e02cf", ["'5e02cf'", "a UUID, in full"]),
+        ("schema export --release 1.0", ["--release", "Give --asyncapi too."]),
+        ("schema check --against-log 5 --dir x --readers-stopped", ["--dir, --readers-stopped", "--against"]),
+        ("schema check --against . --dir x", ["--dir says where a commit", "Leave --dir out."]),
+        ("nats-config --postgres --accounts", ["--postgres prints GRANTs", "Leave either out."]),
     ],
 )
 def test_a_wrong_value_is_answered_with_right_ones(bank: Program, line: str, parts: list[str]) -> None:
@@ -188,3 +203,30 @@ def old_server() -> Iterator[str]:
 def _closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no full disk")
+@pytest.mark.parametrize("words", [("--version",), ("history", "--help"), ("quarantine", "list", "--json")])
+def test_an_output_that_cannot_be_written_is_said(bank: Program, words: tuple[str, ...]) -> None:
+    assert bank("init").status == 0
+    command, environ = [sys.executable, "-P", "-m", "eventjet.cli", *words], dict(bank.environ)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=bank.folder, env=environ, stdout=full, stderr=subprocess.PIPE, text=True)
+    _told(Ended(done.returncode, "", done.stderr), 1, "No space left on device.")
+
+
+@pytest.mark.parametrize("words", [("dev",), ("server", "--store", ".eventjet"), ("server", "--store", ".eventjet/x")])
+def test_a_file_in_the_place_of_a_folder_is_said(bank: Program, words: tuple[str, ...]) -> None:
+    (bank.folder / ".eventjet").touch()
+    _told(bank(*words, *(("--port", "0") if words[0] == "server" else ())), 1, ".eventjet", "cannot be used: ")
+
+
+def test_a_question_that_nobody_can_answer_is_refused_with_the_way_to_do_without_it(bank: Program) -> None:
+    assert bank("init").status == 0
+    ended = bank("quarantine", "drop", "balances", "1")
+    assert (ended.status, ended.out.strip()) == (2, "")
+    question, said = ended.err.split("[y/N]:")
+    assert "Never take position 1 in balances?" in " ".join(question.split())
+    assert " ".join(said.split()) == (
+        "eventjet: Nobody has answered: standard input has ended. Nothing was dropped. Give --yes to go ahead."
+    )

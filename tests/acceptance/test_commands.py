@@ -224,22 +224,24 @@ bells = App("NAME", aggregates=[Bell], reactors=[echo], deps=deps)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", ["time.sleep(3600)", "await asyncio.to_thread(time.sleep, 3600)"])
-def test_a_worker_whose_deps_block_their_closing_ends_all_the_same(
-    bank: Program, wait: str, ended_processes: Keep
-) -> None:
-    source = BLOCKING.replace("NAME", fresh_name("bells")).replace("WAIT", wait)
-    (bank.folder / "blocking.py").write_text(source, encoding="utf-8")
-    assert bank("init", EVENTJET_APP="blocking:bells").status == 0
-    process = bank.start("worker", EVENTJET_APP="blocking:bells")
-    ended_processes(process)
-    assert process.stderr is not None
-    while "ready: echo" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=3 * _END_S)
-    assert "not over within 25 s: ended" in errors
-    assert ("the deps of the app" in errors) == ("to_thread" in wait)
+def test_a_worker_whose_deps_block_their_closing_ends_all_the_same(bank: Program, ended_processes: Keep) -> None:
+    """Two of them at once, as both are waited for long."""
+    waits = {"blocking": "time.sleep(3600)", "waiting": "await asyncio.to_thread(time.sleep, 3600)"}
+    processes: dict[str, subprocess.Popen[str]] = {}
+    for module, wait in waits.items():
+        source = BLOCKING.replace("NAME", fresh_name("bells")).replace("WAIT", wait)
+        (bank.folder / f"{module}.py").write_text(source, encoding="utf-8")
+        assert bank("init", EVENTJET_APP=f"{module}:bells").status == 0
+        process = processes[module] = bank.start("worker", EVENTJET_APP=f"{module}:bells")
+        ended_processes(process)
+        assert process.stderr is not None
+        while "ready: echo" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+    for module, process in processes.items():
+        _, errors = process.communicate(timeout=3 * _END_S)
+        assert "not over within 25 s: ended" in errors
+        assert ("the deps of the app" in errors) == ("to_thread" in waits[module])
 
 
 def test_status_says_how_far_behind_a_read_model_is(bank: Program, ready: Bank) -> None:

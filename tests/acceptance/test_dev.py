@@ -337,6 +337,22 @@ def _watched(url: str) -> HTTPResponse:
     return stream
 
 
+@pytest.mark.parametrize("options", [(), ("--reload",)])
+def test_it_ends_with_the_reason_where_a_server_of_its_own_ends(
+    app: Program, ended_processes: Keep, options: tuple[str, ...]
+) -> None:
+    process = app.start("dev", *options)
+    ended_processes(process)
+    assert process.stdout is not None
+    begun = "ready" if not options else ". "  # where it reloads, its worker says on standard error that it is ready
+    assert any(line.startswith(begun) for line in iter(process.stdout.readline, ""))
+    (told,) = (app.folder / ".eventjet" / "nats" / "ports").iterdir()
+    os.kill(int(told.stem.rpartition("_")[2]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 3, errors
+    assert "The embedded nats-server: it has ended;" in " ".join(errors.split())
+
+
 def _console_of(process: subprocess.Popen[str]) -> str:
     """Where it is, once it answers."""
     assert process.stdout is not None

@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer
 
-from eventjet.cli.main import app
+from eventjet.cli.main import PROGRAM
 from tests.acceptance.conftest import Ended, Program
 from tests.acceptance.test_commands import Bank
 
@@ -35,7 +35,7 @@ def options() -> Iterator[tuple[tuple[str, ...], str]]:
                 names = (*parameter.opts, *parameter.secondary_opts)
                 yield from ((words, name) for name in names if name.startswith("--") and name != "--help")
 
-    return below(typer.main.get_command(app), ())
+    return below(PROGRAM, ())
 
 
 @cache
@@ -51,9 +51,16 @@ def words_given(source: str) -> Iterator[set[str]]:
 
     What a docstring says, or a text that is compared with, gives nothing to anybody.
     """
-    nodes = ast.walk(ast.parse(source))
-    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    for statement in (node for function in functions for node in ast.walk(function) if isinstance(node, STATEMENTS)):
+    dashed = {number for number, line in enumerate(source.splitlines(), 1) if "--" in line}
+
+    def below(parent: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+        for node in (node for node in ast.walk(parent) if isinstance(node, kinds)):
+            at: Any = node.context_expr if isinstance(node, ast.withitem) else node
+            if not dashed.isdisjoint(range(at.lineno, at.end_lineno + 1)):
+                yield node
+
+    functions = below(ast.parse(source), (ast.FunctionDef, ast.AsyncFunctionDef))
+    for statement in (node for function in functions for node in below(function, STATEMENTS)):
         given: set[str] = set()
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and node.id in HELPERS:

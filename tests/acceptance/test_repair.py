@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -74,7 +75,18 @@ def test_an_identity_that_nothing_tells_has_to_be_named(bank: Program) -> None:
     assert bank("init", "--log", log).status == 2
     assert bank("init", "--repair", "--log", log).status == 0
     assert state(bank).metadata[IDENTITY] == log
-    assert bank("init", "--repair", "--log", "another").status == 2
+    assert bank("init", "--repair", "--log", str(uuid4())).status == 2
+
+
+def test_an_identity_that_the_read_models_tell_is_not_exchanged_for_another(bank: Program) -> None:
+    log = filled(bank)
+    assert bank("rebuild", "balances", "--engine", "local").status == 0
+    declared_anew(bank)
+    refused = bank("init", "--repair", "--log", str(uuid4()))
+    assert (refused.status, refused.is_one_paragraph()) == (2, True)
+    assert f"so it is the log {log}, and --log names another. Leave it out." in refused.said()
+    assert IDENTITY not in state(bank).metadata
+    assert bank("init", "--repair", "--log", log).status == 0
 
 
 def test_init_makes_no_empty_log_where_one_was_lost(bank: Program) -> None:

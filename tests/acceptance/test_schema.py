@@ -80,7 +80,7 @@ def test_what_cannot_be_compared_is_wrong_usage(bank: Program) -> None:
     for arguments, why in (
         (["--against", "nowhere"], "neither a folder, nor a file, nor a commit"),
         ([], "--against main, or --against-log 100"),
-        (["--against-log", "1", "--sarif", "x"], "--sarif tells what --against finds"),
+        (["--against-log", "1", "--sarif", "x"], "--sarif says more about --against"),
         (["--against", "bank.py"], "is not JSON"),
     ):
         ended = bank("schema", "check", *arguments)

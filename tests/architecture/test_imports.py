@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 from tests.architecture.sources import ROOT, Source, sources
 
@@ -17,12 +15,6 @@ OF_EXTRAS = re.compile(r"src/eventjet/(dev|examples|observability/otel|spark|sta
 """Where an extra may be imported when the module is; elsewhere only within a function that needs it."""
 WITH_CORE = {"pydantic_core": "pydantic"}
 """Packages that come with one that the core requires."""
-
-
-def test_the_import_contracts_hold() -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    run = subprocess.run([lint, "--no-logo"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

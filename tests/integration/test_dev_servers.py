@@ -129,6 +129,15 @@ def test_a_folder_that_was_given_outlives_the_server(kind: Kind, folder: Path) -
             assert kind.store(server) == count
 
 
+def test_what_a_killed_nats_server_told_of_its_ports_does_not_count_for_the_next(folder: Path) -> None:
+    with NatsServer(folder) as server:
+        server.kill()
+        (left,) = (folder / "ports").iterdir()
+        server.start()
+        (told,) = (folder / "ports").iterdir()
+        assert told != left
+
+
 def test_a_server_that_was_never_started_says_so(kind: Kind) -> None:
     with pytest.raises(Unreachable, match=r"Call `start\(\)` first"):
         _ = kind.make().url

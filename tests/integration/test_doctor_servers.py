@@ -71,7 +71,7 @@ async def test_monitoring_that_is_away_or_anothers_is_told(sick: Sick, nats: Nat
         found = await sick.found()
     told = [one for one in found if one.part == "monitoring" and one.level is not OK]
     assert [one.level for one in told] == [UNREACHABLE, UNREACHABLE, UNREACHABLE, WARNING, UNKNOWN]
-    assert "EVENTJET_SERVERS does not lead to" in told[3].what
+    assert "servers that the app is not connected to" in told[3].what
 
 
 async def test_a_server_that_is_away_is_said_once_and_the_database_is_looked_at(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from eventjet import App, aggregate, event
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
+from eventjet.jetstream.api import reading_values
 from eventjet.log.snapshots import VALUE_MAX, Bucket, KeyValueSnapshots, SnapshotCodec
 from tests.logs import fresh_name
 
@@ -49,7 +50,7 @@ async def test_a_large_state_has_a_snapshot_in_parts_and_mixed_parts_are_believe
                 await asyncio.sleep(0.05)
         async with app.connect(servers=nats.url) as other:
             assert (await other.repository(Book).load("b-1")).text == "".join(pages)
-        parts = await jet.client.values(snapshot_bucket(app.name), "book.b-1.*")
+        parts = await jet.client.run(reading_values(snapshot_bucket(app.name), "book.b-1.*"))
         assert [len(part[4]) for part in parts] == [VALUE_MAX, VALUE_MAX, VALUE_MAX, len(parts[3][4])]
 
         await jet.client.ask(Bucket(snapshot_bucket(app.name)).write("book.b-1.2", b"of another snapshot"))

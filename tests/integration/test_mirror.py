@@ -468,8 +468,17 @@ def test_the_commands_say_what_they_see_and_ask_before_they_promote(
         assert main(["mirror", "promote", "--dry-run"]) == 0
         assert "will be sealed, for good" in capsys.readouterr().out
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        monkeypatch.setenv("EVENTJET_READ_FROM", running.west.url.replace("//", "//ada:s3cret@"))
         assert main(["mirror", "promote"]) == 1
-        assert "Nothing was changed." in capsys.readouterr().err
+        asked = capsys.readouterr().err
+        assert "Nothing was changed." in asked
+        assert "s3cret" not in asked
+        monkeypatch.setenv("EVENTJET_SERVERS", running.west.url.replace("//", "//ada:s3cret@"))
+        assert main(["mirror", "create", "--origin-api", "$JS.east.API"]) == 2
+        mistaken = capsys.readouterr().err
+        assert running.west.url in mistaken
+        assert "s3cret" not in mistaken
+        monkeypatch.setenv("EVENTJET_SERVERS", running.east.url)
         assert main(["mirror", "promote", "--yes", "--log-is-gone"]) == 0
         said = capsys.readouterr().out
         assert "promoted bank is the log" in said

@@ -13,9 +13,10 @@ from eventjet import App, Blob, BlobMissing, Jet, Refused, UsageError
 from eventjet.archive.bodies import ArchivedBodies, archive_bodies, restore_bodies
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import BlobDamaged, LogIncomplete, LogUnusable
+from eventjet.jetstream import api
 from eventjet.jetstream.api import Conversation, last_message, purge_stream, stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log import objects, sweep
+from eventjet.log import sweep
 from eventjet.log.objects import Bucket, ContentWriter, patiently
 from eventjet.log.sweep import Objects, age_in, faults_of, references_of, sweep_objects
 from eventjet.nats.endpoint import Endpoint
@@ -225,7 +226,7 @@ async def test_an_object_that_is_claimed_while_the_bucket_is_read_is_among_its_o
     jet: Jet, link: NatsConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket, blobs = Bucket(jet.name), [await jet.blobs.put(b"%d" % number) for number in range(4)]
-    monkeypatch.setattr(objects, "_PAGE_METAS", 1)
+    monkeypatch.setattr(api, "PAGE_MAX", 1)
 
     def reading() -> set[str]:
         conversation, answer, claims = bucket.reading_metas(), None, [blobs[3], blobs[2]]

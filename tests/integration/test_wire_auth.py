@@ -177,8 +177,8 @@ def test_what_is_said_about_a_server_names_the_setting_that_led_to_it(pems: dict
         assert len(remedies) == 1
         return remedies.pop()
 
-    nobody, named, mirror = "nats://127.0.0.1:1", "EVENTJET_SERVERS", "EVENTJET_READ_FROM"
-    assert said(nobody).startswith("Start it, or set EVENTJET_SERVERS to where it is")
+    nobody, named, mirror = "nats://127.0.0.1:1", "--servers or EVENTJET_SERVERS", "EVENTJET_READ_FROM"
+    assert said(nobody).startswith(f"Start it, or set {named} to where it is")
     assert said(mirror=nobody).startswith("Start it, or set EVENTJET_READ_FROM to where the mirror is")
     assert "EVENTJET_SERVERS" in said(nobody, mirror="west")  # the domain alone is the mirror's
     with NatsServer(config=f"authorization {{ timeout: 30, user: ada, password: {CANARY} }}") as strict:
@@ -192,7 +192,7 @@ def test_what_is_said_about_a_server_names_the_setting_that_led_to_it(pems: dict
         assert said(strict.url, tls_ca=pems["ca.pem"]).startswith("TLS is demanded by EVENTJET_TLS_CA.")
         assert "by tls:// in EVENTJET_READ_FROM." in said(mirror=strict.url.replace("nats:", "tls:"))
     with NatsServer(config=tls_config(pems)) as trusted_by_few:
-        assert "in EVENTJET_TLS_CA, and in EVENTJET_SERVERS a name" in said(trusted_by_few.url)
+        assert f"in EVENTJET_TLS_CA, and in {named} a name" in said(trusted_by_few.url)
         assert "and in EVENTJET_READ_FROM a name" in said(mirror=trusted_by_few.url, tls_ca=pems["other.pem"])
     (tmp_path / "wrong").write_text("no key")
     for setting in ("credentials", "nkey", "tls_ca"):

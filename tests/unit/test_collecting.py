@@ -17,10 +17,11 @@ EVENTS = 3_000
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    gc.unfreeze()  # a test before it may have run a worker here
+    gc.unfreeze()
     before = gc.get_threshold()
     yield
     assert (gc.get_freeze_count(), gc.get_threshold(), gc.isenabled()) == (0, before, True)
+    gc.freeze()
 
 
 def app() -> App:

@@ -44,17 +44,17 @@ def check(aggregate_id: str) -> str | None:
     return token
 
 
-def test_a_hundred_thousand_hostile_ids_come_back_exactly_or_are_refused() -> None:
+def test_hostile_ids_come_back_exactly_or_are_refused() -> None:
     tokens: dict[str, str] = {}
     refused = 0
-    for aggregate_id in hostile_ids(100_000, seed=3):
+    for aggregate_id in hostile_ids(10_000, seed=3):
         token = check(aggregate_id)
         if token is None:
             refused += 1
         else:
             assert tokens.setdefault(token, aggregate_id) == aggregate_id, "two ids have one token"
-    assert refused > 5_000
-    assert len(tokens) > 30_000
+    assert refused > 500
+    assert len(tokens) > 3_000
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_any_text_comes_back_exactly_or_is_refused(aggregate_id: str) -> None:
 def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
     random = Random(4)
     decoded = 0
-    for _ in range(50_000):
+    for _ in range(10_000):
         token = "".join(random.choices("=0123456789ABCDEFabcdefG.*> \n", k=random.randrange(9)))
         try:
             aggregate_id = decode_id(token)
@@ -113,7 +113,7 @@ def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
             continue
         decoded += 1
         assert encode_id(aggregate_id) == token
-    assert decoded > 500
+    assert decoded > 100
 
 
 def test_ids_that_look_alike_stay_apart() -> None:

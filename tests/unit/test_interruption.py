@@ -45,7 +45,7 @@ def test_before_the_work_a_signal_interrupts_and_during_the_clean_up_it_changes_
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     with interruptible(60) as interruption:
-        interruption.calm()
+        interruption.ignore_signals()
         signal.raise_signal(signal.SIGINT)
 
 

@@ -30,7 +30,7 @@ from eventjet.spark.columns import STORED, arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
 from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
-from eventjet.spark.shuffle_blocks import PackByAggregate, PackByKey, PackByState, state_names, unpack
+from eventjet.spark.shuffle_blocks import PackByKey, PackByState, packing, unpack
 from eventjet.spark.source import JetStreamStreamReader, LogOptions, read_columns
 from tests import logs
 from tests.integration import orders as joined
@@ -194,7 +194,7 @@ def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, task
     assert isinstance(resolved, ResolvedProjection)
     size = -(-len(log) // tasks)
     read = [[arrow_batch(log[start : start + size])] for start in range(0, len(log), size)]
-    frames = shuffled(PackByAggregate(read_columns, partitions, state_names(reference, resolved, {})), read)
+    frames = shuffled(packing(read_columns, partitions, reference, resolved, _values(), None, {}), read)
     if route_of(resolved) is Route.BY_STATE:
         pack = PackByState(partitions, reference, name, _values(), None, {}, with_states=False)
         frames = shuffled(pack, frames)

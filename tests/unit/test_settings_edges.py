@@ -19,7 +19,7 @@ def test_keywords_may_be_text_as_in_the_environment() -> None:
 @pytest.mark.parametrize("name", ["save_timeout_s", "request_timeout_s"])
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
 def test_no_wait_is_without_a_bound(name: str, seconds: float) -> None:
-    with pytest.raises(UsageError, match=name):
+    with pytest.raises(UsageError, match=name.upper()):
         Settings.load({name: seconds}, {})
 
 

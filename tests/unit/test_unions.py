@@ -158,7 +158,7 @@ def declared(kind: Any) -> Any:
     return event("union.made")(type("Made", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(st.lists(members(), min_size=2, max_size=3, unique_by=lambda one: str(one[0])), st.data())
 def test_a_union_is_refused_or_each_value_comes_back_with_its_type(
     union: list[tuple[Any, st.SearchStrategy[Any]]], data: st.DataObject
@@ -200,7 +200,7 @@ def classes(draw: st.DrawFn) -> tuple[Any, st.SearchStrategy[Any]]:
     return made, st.fixed_dictionaries(given).map(lambda values: made(**values))
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(classes(), classes(), st.data())
 def test_a_union_of_classes_is_refused_or_each_object_comes_back_as_one_of_its_class(
     one: tuple[Any, st.SearchStrategy[Any]], other: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject

@@ -165,10 +165,7 @@ def archive_bodies(
     references: Iterable[Reference],
     tell: Callable[[int], object] = lambda _: None,
 ) -> Carried:
-    """Copy bodies that an archive lacks from the object store of an app; `tell` is called with how many were looked at.
-
-    Raises `ArchiveBroken`, `StoreUnavailable` and `Forbidden`.
-    """
+    """Copy bodies that an archive lacks from the object store of an app; `tell` gets the number looked at."""
     bucket = Bucket(app)
 
     def copy(reference: Reference) -> int | None:
@@ -189,10 +186,7 @@ def restore_bodies(
     references: Iterable[Reference],
     tell: Callable[[int], object] = lambda _: None,
 ) -> Carried:
-    """Store bodies that the object store of an app lacks, or has not whole, from an archive, and claim the others.
-
-    Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
-    """
+    """Store bodies that the object store of an app lacks, or has not whole, from an archive, and claim the others."""
     bucket = Bucket(app)
 
     def run(conversation: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 
 from eventjet.urls import parse
 
@@ -41,61 +40,47 @@ def endpoint_of(url: str) -> str | None:
 
 
 def storage_fault(url: str, message: str) -> tuple[str, str] | None:
-    """Return the reason and the remedy of an S3 store's fault by a library's message; None for a fault of another kind.
-
-    The messages of the libraries have parts of requests in them, and are not shown.
-    """
+    """Return (reason, remedy) of an S3 store's fault by a library's message, which is not shown; None for others."""
     if not is_s3(url):
         return None
     where = endpoint_of(url) or "Amazon S3"
-    return next((fault(where, found[0]) for pattern, fault in _FAULTS if (found := pattern.search(message))), None)
+    for pattern, reason, remedy in _FAULTS:
+        if match := re.search(pattern, message):
+            return reason.format(where=where, code=match[0]), remedy
+    return None
 
 
-def _bucket(where: str, _: str) -> tuple[str, str]:
-    return f"{where} has no such bucket", "Create the bucket, or name another one, or another AWS_ENDPOINT_URL."
-
-
-def _refused(where: str, code: str) -> tuple[str, str]:
-    remedy = f"Set {_KEYS} (and AWS_SESSION_TOKEN for temporary ones) of somebody who may list, read and write there."
-    return f"{where} refuses the credentials ({code})", remedy
-
-
-def _missing(where: str, _: str) -> tuple[str, str]:
-    return f"there are no credentials for {where}", f"Set {_KEYS}."
-
-
-def _plain(where: str, _: str) -> tuple[str, str]:
-    return f"{where} is not encrypted", "Write https://, or set AWS_ALLOW_HTTP=true where nobody else listens."
-
-
-def _region(where: str, _: str) -> tuple[str, str]:
-    return f"the bucket is in another region of {where}", "Set AWS_REGION to the bucket's."
-
-
-def _unconditional(where: str, _: str) -> tuple[str, str]:
-    return (
-        f"{where} does not know conditional writes, or they are turned off, and each commit rests on them",
+_FAULTS = (
+    (
+        r"NoSuchBucket|NO_SUCH_BUCKET",
+        "{where} has no such bucket",
+        "Create the bucket, or name another one, or another AWS_ENDPOINT_URL.",
+    ),
+    (
+        r"(?i)Invalid_?Access_?Key_?Id|Signature_?Does_?Not_?Match|Access[_ ]?Denied|(Invalid|Expired)_?Token",
+        "{where} refuses the credentials ({code})",
+        f"Set {_KEYS} (and AWS_SESSION_TOKEN for temporary ones) of somebody who may list, read and write there.",
+    ),
+    (r"169\.254\.169\.254|loading credentials", "there are no credentials for {where}", f"Set {_KEYS}."),
+    (
+        r"URL scheme is not allowed",
+        "{where} is not encrypted",
+        "Write https://, or set AWS_ALLOW_HTTP=true where nobody else listens.",
+    ),
+    (
+        r"PermanentRedirect|AuthorizationHeaderMalformed|PERMANENT_REDIRECT|301 Moved",
+        "the bucket is in another region of {where}",
+        "Set AWS_REGION to the bucket's.",
+    ),
+    (
+        r"NotImplemented|not yet implemented|501 Not Implemented",
+        "{where} does not know conditional writes, or they are turned off, and each commit rests on them",
         "Unset AWS_CONDITIONAL_PUT, or take another store.",
-    )
-
-
-def _silent(where: str, _: str) -> tuple[str, str]:
-    remedy = "See that AWS_ENDPOINT_URL and AWS_REGION are right and the server runs; what was committed stays."
-    return f"{where} does not answer", remedy
-
-
-_FAULTS: tuple[tuple[re.Pattern[str], Callable[[str, str], tuple[str, str]]], ...] = tuple(
-    (re.compile(pattern), fault)
-    for pattern, fault in (
-        (r"NoSuchBucket|NO_SUCH_BUCKET", _bucket),
-        (
-            r"(?i)Invalid_?Access_?Key_?Id|Signature_?Does_?Not_?Match|Access[_ ]?Denied|(Invalid|Expired)_?Token",
-            _refused,
-        ),
-        (r"169\.254\.169\.254|loading credentials", _missing),
-        (r"URL scheme is not allowed", _plain),
-        (r"PermanentRedirect|AuthorizationHeaderMalformed|PERMANENT_REDIRECT|301 Moved", _region),
-        (r"NotImplemented|not yet implemented|501 Not Implemented", _unconditional),
-        (r"error sending request|NETWORK_CONNECTION|curlCode|timed out|dns error|50[234] ", _silent),
-    )
+    ),
+    (
+        r"error sending request|NETWORK_CONNECTION|curlCode|timed out|dns error|50[234] ",
+        "{where} does not answer",
+        "See that AWS_ENDPOINT_URL and AWS_REGION are right and the server runs; what was committed stays.",
+    ),
 )
+"""(pattern of a library's message, reason, remedy)."""

@@ -314,10 +314,7 @@ class ArchiveReader:
 
 
 def folder_of(url: str, what: Literal["archive", "lake"] = "archive") -> Path | None:
-    """Return the local folder that a URL names (without a scheme, or with `file:`); None for other file systems.
-
-    Raises `UsageError` for a URL that no archive, or no lake, can have.
-    """
+    """Return the folder of a URL without a scheme, or with `file:`; None for others. Raises `UsageError`."""
     if not url or _PATTERN.search(url):
         raise UsageError(
             f"What is given cannot name the {what}. Give a folder, or the URL of one, without *?[]{{}} in it."

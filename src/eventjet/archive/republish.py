@@ -141,10 +141,7 @@ class Restore:
         return Restored(sealed.stream, sealed.log, sealed.first, sealed.last, sealed.events, published, self.seconds)
 
     def _prepare(self) -> int:
-        """Create or configure the stream and return the next position to publish.
-
-        Raises `Refused` before any change.
-        """
+        """Create or configure the stream and return the next position; raises `Refused` before any change."""
         sealed = self.sealed
         try:
             state = self._state()
@@ -210,10 +207,7 @@ class Restore:
             self._ask(api.update_stream(config))
 
     def _retry(self, what: str, attempt: Callable[[], None]) -> None:
-        """Repeat `attempt` while the server does not answer or stores nothing.
-
-        Raises `StoreUnavailable` after a minute without progress.
-        """
+        """Repeat `attempt` while the server fails; raises `StoreUnavailable` after a minute without progress."""
         position, deadline, pause_s = self._position, time.monotonic() + _RETRY_S, _BACKOFF_S[0]
         while True:
             try:
@@ -355,19 +349,13 @@ class Restore:
 
 
 def _metadata(sealed: Archive) -> dict[str, str]:
-    """Return the stream's metadata: the log's identity, its first position, and that no position is missing.
-
-    The log of a promoted mirror says again which logs it continues, so that their checkpoints and cursors go on.
-    """
+    """Return the stream's metadata: identity, first position, none missing, and the logs that it continues."""
     noted = {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0", CONTINUES: sealed.continues}
     return {name: text for name, text in noted.items() if text}
 
 
 def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
-    """Return the stream's configuration as `init` makes it, with the archive's metadata and start.
-
-    The maximum message size has room for the headers that the restore adds.
-    """
+    """Return the configuration of `init`, with the archive's metadata and start, and room for more headers."""
     config = stream_config(sealed.stream, replicas)
     config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(sealed)}
     return config if sealed.first == 1 else {**config, "first_seq": sealed.first}
@@ -396,10 +384,7 @@ class RestoreBatch:
         return self.records[-1][0]
 
     def frames(self, batch_id: str) -> tuple[bytes, bytes]:
-        """Return (frames of all messages but the last, headers of the last message, which asks for an answer).
-
-        The server stores none of the batch unless its log ends right before it.
-        """
+        """Return (frames of all messages but the last, headers of the last): stored only right after the log's end."""
         frames: list[bytes] = []
         expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
         name, headers = batch_id.encode(), b""

@@ -279,6 +279,7 @@ def _engine_options(name: str, master: str | None, no_ship: bool = False) -> Eng
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild.job import options_of
 
-    if name == "local" and master is not None:
-        raise UsageError("--master is Spark's, and --engine local runs without it. Leave one of them out.")
+    for flag, is_given in (("--master", master is not None), ("--no-ship", no_ship)):
+        if name == "local" and is_given:
+            raise UsageError(f"{flag} is Spark's, and --engine local runs without it. Leave one of them out.")
     return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship))

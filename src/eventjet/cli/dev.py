@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.text import listed
 
 if TYPE_CHECKING:
-    from eventjet.dev.nats import NatsServer
+    from eventjet.dev.server import EmbeddedServer
     from eventjet.dev.stack import Stack
 
 _ENDED_S = 20.0
@@ -80,7 +80,7 @@ def dev(
             at = replace(at, settings=settings)
             interruption.run(_work(at, stack, reload=reload, ui=ui, allow_actions=bool(allow_actions)))
         finally:
-            interruption.calm()
+            interruption.ignore_signals()
         note("stopped")
 
 
@@ -100,7 +100,7 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
     for moved in stack.ports.notes:
         note(moved)
     if reload:
-        await work_reloading(at, environ, console)
+        await work_reloading(at, environ, console, stack.embedded)
         return
     names = at.work([]).names
     names_text = ", ".join([*names, *served_names(at)]) or "nothing to work on"
@@ -112,7 +112,7 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
         if console is not None:
             await console.start()
         async with serving(at):
-            await run_until_stopped(at, names, ready)
+            await run_until_stopped(at, names, ready, until=_until_one_ends(stack.embedded))
     finally:
         if console is not None:
             await console.stop()
@@ -148,18 +148,20 @@ def served_names(at: AppTarget) -> list[str]:
     return [f"{at.app().aggregates[command.aggregate].name}.{command.name}" for command in at.app().served]
 
 
-async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
+async def work_reloading(
+    at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None, servers: Sequence[EmbeddedServer]
+) -> None:
     """Run a worker, and a console if there is one, and restart them whenever a source file changes, until a signal.
 
     `environ` says where server and database are. A worker that ends by itself, for instance over an error in a source
     file, has printed why, and starts again at the next change. It never outlives this process. Raises `Unreachable`
-    where watchfiles is not installed.
+    where watchfiles is not installed, and where one of the servers ends.
     """
     changes = _changes_of(at.folder)
     # The first step starts watching, so that no change is missed while the worker imports.
     change = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
-    stop = asyncio.ensure_future(until_signalled())
+    stop = asyncio.ensure_future(_until_signalled(servers))
     try:
         while not stop.done():
             worker = _start_worker(at, environ)
@@ -179,6 +181,7 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: Con
             if change.done():
                 note(f"changed: {_paths_text(change.result(), at.folder)}; the worker starts again")
                 change = asyncio.ensure_future(anext(changes))
+        stop.result()
     finally:
         stop.cancel()
         change.cancel()
@@ -198,6 +201,26 @@ def _start_worker(at: AppTarget, environ: Mapping[str, str]) -> ServerProcess:
     command = [sys.executable, "-m", "eventjet.cli", "worker", "--prepare"]
     command += ["--app", at.reference, "--app-dir", str(at.folder)]
     return ServerProcess("The worker", Program(command, grace_s=25.0), None, {**os.environ, **environ})
+
+
+async def _until_signalled(servers: Sequence[EmbeddedServer]) -> None:
+    """Wait for a signal; raises `Unreachable` where one of the servers ends before."""
+    ending = [asyncio.ensure_future(until_signalled()), asyncio.ensure_future(_until_one_ends(servers))]
+    try:
+        done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in ending:
+            each.cancel()
+    for each in done:
+        each.result()
+
+
+async def _until_one_ends(servers: Sequence[EmbeddedServer]) -> None:
+    """Wait until one of the servers has ended, and raise `Unreachable`: nobody starts it again."""
+    while True:
+        for server in servers:
+            server.check_running()
+        await asyncio.sleep(_POLL_S)
 
 
 async def _wait_until_ended(worker: ServerProcess) -> None:
@@ -235,7 +258,7 @@ class ConsoleProcess:
 
     async def start(self) -> None:
         """Start the console, wait 60 s at most for its answer, and print its URL once; raises `Unreachable`."""
-        command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told"]
+        command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--announced"]
         command += ["--allow-actions"] if self._allow_actions else []
         command += ["--port", str(self._port), "--app", self._at.reference, "--app-dir", str(self._at.folder)]
         process = ServerProcess("The console", Program(command), None, {**os.environ, **self._environ})
@@ -304,18 +327,11 @@ def server(
             )
             note(f"In another shell: export EVENTJET_SERVERS={nats.url}")
             note("ready; Ctrl-C stops it")
-            interruption.run(_until_ended(nats))
+            interruption.run(_until_one_ends([nats]))
         except KeyboardInterrupt:
             note("stopped")
         finally:
-            interruption.calm()
-
-
-async def _until_ended(nats: NatsServer) -> None:
-    """Wait until a signal cancels this; raises `Unreachable` where the server ends by itself."""
-    while nats.running:  # noqa: ASYNC110 - a process tells nobody of its end
-        await asyncio.sleep(_POLL_S)
-    raise Unreachable(nats.component, "it has ended", f"Its log says why: {nats.log}")
+            interruption.ignore_signals()
 
 
 def demo(

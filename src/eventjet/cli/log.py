@@ -78,7 +78,7 @@ def tail(
         int | None, option("--from", "POSITION", f"Begin at this position; else with the last {_LAST} events.", min=1)
     ] = None,
     until: Annotated[
-        int | None, option("--until", "POSITION", "End behind this position, with --follow too.", min=1)
+        int | None, option("--until", "POSITION", "End after this position, with --follow too.", min=1)
     ] = None,
     limit: Annotated[
         int | None, option("--limit", "N", "End after so many events; without --from, the last ones.", min=1)
@@ -87,6 +87,9 @@ def tail(
 ) -> None:
     """Show the log's events in order: the last ones, or from a position on."""
     from eventjet.operations.events import event_view
+
+    if start is not None and until is not None and start > until:
+        raise UsageError(f"--from {start} is behind --until {until}, so there is nothing between them. Swap them.")
 
     async def read() -> None:
         async with at.app().connect(at.settings) as jet:

@@ -7,6 +7,7 @@ eventjet's own · 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -205,6 +206,10 @@ def options(
         raise typer.Exit
 
 
+PROGRAM: Any = typer.main.get_command(app)
+"""All commands as click has them; made once, since reading all their signatures takes a tenth of a second."""
+
+
 def run() -> None:
     """Run the command line of this process, and end it with the exit status."""
     for stream in (sys.stdout, sys.stderr):
@@ -216,25 +221,30 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line, and return its exit status."""
+    status = DONE
     try:
         status = _run(arguments)
         sys.stdout.flush()
         return status
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit) as error:
+    except (OSError, SystemExit) as error:
         if isinstance(error, SystemExit) and (not error.code or _COMPLETING in os.environ):
             sys.stdout.flush()
             return error.code if isinstance(error.code, int) else DONE
-        # The reader of the output has closed it, as `head` does; typer exits then, and nobody could read a message.
+        # Standard output takes no more, and Python would write what is left when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+        if isinstance(error, BrokenPipeError | SystemExit):
+            return DONE  # its reader has closed it, as `head` does: typer exits then, and nobody could read a message
+        if status == DONE:
+            note(f"eventjet: The output could not be written: {error.strerror}. Send it elsewhere.")
+        return status or ANSWER_IS_NO
 
 
 def _run(arguments: Sequence[str]) -> int:
     remaining, debug = _without_debug(arguments)
     try:
-        status = app(remaining, prog_name="eventjet", standalone_mode=False)
+        status = PROGRAM(remaining, prog_name="eventjet", standalone_mode=False)
     except (BrokenPipeError, typer.Abort):
         raise
     except Exception as error:
@@ -267,7 +277,7 @@ def exit_status(error: BaseException) -> int:
         return WRONG_USAGE
     if isinstance(error, _ABOUT_COMPONENTS):
         return UNREACHABLE
-    return ANSWER_IS_NO if isinstance(error, errors.EventjetError) else OWN_FAULT
+    return ANSWER_IS_NO if isinstance(error, errors.EventjetError) or _is_about_files(error) else OWN_FAULT
 
 
 def _message(error: BaseException) -> str:
@@ -277,6 +287,9 @@ def _message(error: BaseException) -> str:
         return " ".join(str(error).split())
     if _is_of_typer(error):
         return _usage_text(error)
+    if isinstance(error, OSError) and _is_about_files(error):
+        what = f"{error.filename} cannot be used" if error.filename else "A file could not be written"
+        return f"{what}: {error.strerror}. Make room, get the right to it, or name another place; then run it again."
     from eventjet.codec.reasons import faults_of
 
     description = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
@@ -284,6 +297,11 @@ def _message(error: BaseException) -> str:
         f"This is a fault of eventjet's own, not of what you typed ({description}). "
         "Run it again with --debug, and report the traceback that it prints."
     )
+
+
+def _is_about_files(error: BaseException) -> bool:
+    """Return whether an error is that of a file or folder, or of a full disk, and not of a connection."""
+    return isinstance(error, OSError) and (error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _first_of(error: BaseException) -> BaseException:

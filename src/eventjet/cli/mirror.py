@@ -68,6 +68,8 @@ def promote(
     A log that can be reached is sealed for good, and the mirror gets its last events. Run it again when the old servers
     are back: it seals what is there, and names what was recorded on them alone.
     """
+    from eventjet.log.mirror import shown_servers
+    from eventjet.nats.endpoint import Endpoint
     from eventjet.operations import promotion
 
     plan = promotion.preview(at.app(), at.settings)
@@ -75,7 +77,8 @@ def promote(
         if not yes:
             for line in _plan_lines(plan):
                 note(line)
-        question = f"Make the mirror at {', '.join(at.settings.read_from or ())} the log of {plan.stream!r}, for good?"
+        where = shown_servers(Endpoint.of(at.settings.for_reads()))
+        question = f"Make the mirror at {where} the log of {plan.stream!r}, for good?"
         confirm(question, yes=yes, otherwise="Nothing was changed.")
         plan = promotion.promote(at.app(), at.settings, log_is_gone=log_is_gone)
     value = {**asdict(plan), "known_last": plan.known_last}

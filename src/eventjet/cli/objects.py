@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.output import Answer, Block, Fields, Table, note
+from eventjet.cli.output import Answer, Block, Fields, Table
+from eventjet.cli.running import progress
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.text import counted
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 objects = typer.Typer(name="objects", help="Large bodies, which events refer to by their digest.", no_args_is_help=True)
 
-_NOTE_EVERY = 100_000
 _ROWS_MAX = 20
 
 OlderThanOption = Annotated[
@@ -57,9 +58,9 @@ def verify(at: AppTarget) -> Answer:
     """Read every body that an event refers to and compare it with its digest; exit status 1 when one differs."""
     from eventjet.log.sweep import faults_of, references_of
 
-    with at.connection("objects") as link:
-        references = references_of(link, at.endpoint("objects"), at.app().name, _progress)
-        faults = list(faults_of(link, at.app().name, references.values(), _read))
+    with at.connection("objects") as link, progress() as show:
+        references = references_of(link, at.endpoint("objects"), at.app().name, partial(show, "read"))
+        faults = list(faults_of(link, at.app().name, references.values(), partial(show, "bodies")))
     value = {
         "checked": len(references),
         "faults": [{**asdict(reference), "fault": fault} for reference, fault in faults],
@@ -76,9 +77,9 @@ def restore(at: AppTarget, url: Annotated[str, argument("ARCHIVE", "The archive'
     from eventjet.operations.reports import body_lines
 
     bodies = ArchivedBodies(url)
-    with at.connection("objects") as link:
-        references = references_of(link, at.endpoint("objects"), at.app().name, _progress)
-        report = restore_bodies(link, at.app().name, bodies, references.values(), _read)
+    with at.connection("objects") as link, progress() as show:
+        references = references_of(link, at.endpoint("objects"), at.app().name, partial(show, "read"))
+        report = restore_bodies(link, at.app().name, bodies, references.values(), partial(show, "bodies"))
     lines = list(body_lines(report, "the archive")) or ["No event refers to a body."]
     return Answer(report, lines, ok=not report.missing)
 
@@ -87,18 +88,9 @@ def _objects(at: AppTarget, older_than: str, *, removes: bool) -> Objects:
     from eventjet.log.sweep import age_in, sweep_objects
 
     age_s = age_in(older_than)
-    with at.connection("objects") as link:
-        return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=_progress)
-
-
-def _progress(read: int, total: int) -> None:
-    if read % _NOTE_EVERY < 2_000 and read >= 2_000:
-        note(f"{read:,} of {total:,} records of the log were read")
-
-
-def _read(number: int) -> None:
-    if number % 1_000 == 0:
-        note(f"{number:,} bodies were read")
+    with at.connection("objects") as link, progress() as show:
+        tell = partial(show, "read")
+        return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=tell)
 
 
 def _value(found: Objects) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from eventjet.errors import UsageError
 from eventjet.observability import logs
 from eventjet.text import printable
 
@@ -130,10 +131,22 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask a question on standard error, unless `yes`; a refusal prints `otherwise` and ends with exit status 1."""
-    if not yes and not typer.confirm(question, err=True):
-        note(otherwise)
-        raise typer.Exit(ANSWER_IS_NO)
+    """Ask a question on standard error, unless `yes`; a refusal prints `otherwise` and ends with exit status 1.
+
+    Raises `UsageError` where nobody can answer.
+    """
+    try:
+        if yes or typer.confirm(question, err=True):
+            return
+    except typer.Abort as error:
+        print(file=sys.stderr)  # behind the question
+        if not isinstance(error.__context__, EOFError):
+            raise
+        raise UsageError(
+            f"Nobody has answered: standard input has ended. {otherwise} Give --yes to go ahead."
+        ) from None
+    note(otherwise)
+    raise typer.Exit(ANSWER_IS_NO)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

@@ -16,7 +16,7 @@ from eventjet.cli.output import Answer, Block, Fields, Lines, Table, confirm
 from eventjet.cli.target import AppTarget, PersonalOption, YesOption, argument, on_app, option, switch
 from eventjet.errors import UsageError
 from eventjet.runtime import run_async
-from eventjet.text import cut, cut_values
+from eventjet.text import cut, cut_values, utc_text
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantine import Quarantine, QuarantinedEvent
@@ -30,7 +30,7 @@ _BODY_MAX = 10_000
 _RESOLUTIONS = {"retry": "to be tried again", "parked": "quarantined"}
 
 commands = typer.Typer(
-    name="quarantine", help="Show, retry and drop events that could not be taken.", no_args_is_help=True
+    name="quarantine", help="Show, retry and drop events that could not be handled.", no_args_is_help=True
 )
 
 NameArgument = Annotated[str, argument("NAME", "Whose quarantine.", "work")]
@@ -223,4 +223,4 @@ def _value(event: Listed) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_text(datetime.fromtimestamp(seconds, UTC), "seconds")

@@ -46,11 +46,11 @@ _WORTH_S = 2.0
 """Seconds below which a phase gets no line when it is complete."""
 
 
-def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T:
+def finished(left_behind: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T:
     """Run bulk work and show its progress; `work` is called with the callback `progress`.
 
-    A signal ends the work in good order; then `consolation`, which says in what state things are, is printed and
-    `KeyboardInterrupt` is raised.
+    A signal ends the work in good order; then `left_behind`, a sentence about what the work leaves behind, is
+    printed and `KeyboardInterrupt` is raised.
     """
     with interruptible(CLEARED_S) as interruption, progress() as show_progress:
 
@@ -62,7 +62,7 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
         try:
             return interruption.run(_run_and_announce_stop(work(progress=show)))
         except KeyboardInterrupt:
-            note(f"Interrupted. {consolation}")
+            note(f"Interrupted. {left_behind}")
             raise
 
 
@@ -105,7 +105,7 @@ class Interruption:
         finally:
             self._task = None
 
-    def calm(self) -> None:
+    def ignore_signals(self) -> None:
         """Ignore signals from now on, since the clean-up has begun for another reason."""
         self._is_stopping = True
 
@@ -217,12 +217,13 @@ async def run_until_stopped(
     on_ready: Callable[[str], None],
     *,
     http: tuple[str, int] | None = None,
+    until: Coroutine[Any, Any, None] | None = None,
 ) -> None:
     """Run workers of the named subscriptions until a signal drains them; a second signal cancels them.
 
-    `on_ready` is called with the subscriptions that do not work, in words; with an empty text if none is known. Raises
-    whatever error stops the workers. Their log goes to standard error. Where code of the application blocks the
-    shutdown, the process is ended after 25 s.
+    `on_ready` is called with the subscriptions that do not work, in words; with an empty text if none is known. When
+    `until` ends, the workers are drained too. Raises whatever error stops the workers or ends `until`. Their log goes
+    to standard error. Where code of the application blocks the shutdown, the process is ended after 25 s.
     """
     from eventjet.subscriptions.supervisor import run_workers
 
@@ -245,6 +246,7 @@ async def run_until_stopped(
             await stop.wait()
 
     running, exit_timer = asyncio.ensure_future(work()), _exit_timer(STOP_S + _CUT_OFF_S)
+    ending = asyncio.ensure_future(until or asyncio.Event().wait())
 
     def cut_off() -> None:
         note(f"not done within {STOP_S:g} s: ended; what was not committed is read again by the next worker")
@@ -266,12 +268,18 @@ async def run_until_stopped(
             exit_timer.start()  # not in the loop, which may be blocked; never cancelled, so it also covers the threads
         loop.call_soon_threadsafe(on_signal)
 
+    ending.add_done_callback(lambda _: None if running.done() else on_signal())
     with _handling(handle):
         try:
             await running
         except asyncio.CancelledError as error:
             if not stop.is_set():
                 raise UnexpectedExit.instead_of(error) from error
+        finally:
+            is_over = ending.done()
+            ending.cancel()
+    if is_over:
+        ending.result()
 
 
 async def _not_working(at: AppTarget, names: Sequence[str]) -> str:

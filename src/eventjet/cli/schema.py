@@ -46,7 +46,9 @@ def export(
     at: AppTarget,
     out: Annotated[Path | None, option("--out", "DIR", "Write a file for each event and schema there.")] = None,
     asyncapi: Annotated[bool, switch("--asyncapi", "An AsyncAPI 3.0 document, too.")] = False,
-    release: Annotated[str, option("--release", "TEXT", "The version that the AsyncAPI document names.")] = "0.0.0",
+    release: Annotated[
+        str | None, option("--release", "TEXT", "The version that the AsyncAPI document names; default: 0.0.0.")
+    ] = None,
 ) -> None:
     """Write JSON Schemas of the app's events, published events and served commands, to keep beside the code.
 
@@ -56,14 +58,17 @@ def export(
     from eventjet.contracts.asyncapi import asyncapi_of
     from eventjet.contracts.contract import contract_of, text_of
 
+    if release is not None and not asyncapi:
+        raise UsageError("--release is the version that the AsyncAPI document names. Give --asyncapi too.")
     app = at.app()
     contract = contract_of(app)
     documents: dict[str, Any] = contract.documents()
+    asyncapi_document = asyncapi_of(app, contract, release or "0.0.0") if asyncapi else None
     if out is None:
-        print(text_of(asyncapi_of(app, contract, release) if asyncapi else documents), end="")
+        print(text_of(asyncapi_document or documents), end="")
         return
-    if asyncapi:
-        documents[_ASYNCAPI] = asyncapi_of(app, contract, release)
+    if asyncapi_document is not None:
+        documents[_ASYNCAPI] = asyncapi_document
     changed = _write({name: text_of(document) for name, document in documents.items()}, out)
     listing = "".join(f"  - {line}\n" for line in changed) or "  - nothing has changed\n"
     show(f"{out}: {counted(len(documents), 'file')} of {app.name}\n{listing}".rstrip())
@@ -81,7 +86,10 @@ def check(
         int | None,
         option("--against-log", "N", "Read the log, and fold N histories of each event.", min=1),
     ] = None,
-    folder: Annotated[str, option("--dir", "DIR", "Where a commit has the export, from the current folder.")] = _FOLDER,
+    folder: Annotated[
+        str | None,
+        option("--dir", "DIR", f"Where a commit has the export, from the current folder; default: {_FOLDER}."),
+    ] = None,
     sarif: Annotated[Path | None, option("--sarif", "FILE", "Write the verdicts as SARIF 2.1.0, too.")] = None,
     readers_stopped: Annotated[
         bool,
@@ -95,8 +103,10 @@ def check(
     """
     if against is None and against_log is None:
         raise UsageError("Say what to check the app against: --against main, or --against-log 100, or both.")
-    if sarif is not None and against is None:
-        raise UsageError("--sarif tells what --against finds. Give that too.")
+    given = {"--sarif": sarif is not None, "--dir": folder is not None, "--readers-stopped": readers_stopped}
+    if against is None and any(given.values()):
+        named = ", ".join(option for option, is_given in given.items() if is_given)
+        raise UsageError(f"{named} says more about --against, which is missing. Give that too.")
     compared: tuple[str, list[EventChange]] | None = None
     if against is not None:
         compared = _compared(at, against, folder, sarif)
@@ -116,14 +126,14 @@ def check(
     return Answer(value, blocks, ok=is_fine)
 
 
-def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[EventChange]]:
+def _compared(at: AppTarget, against: str, folder: str | None, sarif: Path | None) -> tuple[str, list[EventChange]]:
     from importlib.metadata import version
 
     from eventjet.contracts.compatibility import changes_between, sarif_of
     from eventjet.contracts.contract import contract_in, contract_of, text_of
 
     app = at.app()
-    where, documents = _read(against, folder.rstrip("/"))
+    where, documents = _read(against, folder)
     old = contract_in(documents, where)
     if old.app != app.name:
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
@@ -229,9 +239,11 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
     return changed
 
 
-def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
+def _read(where: str, folder: str | None) -> tuple[str, dict[str, Any]]:
     """Read an export from a folder, a file, or `folder` in a commit; return its source in words, and its documents."""
     path = Path(where)
+    if path.exists() and folder is not None:
+        raise UsageError(f"--dir says where a commit has its export, and {where} is on disk. Leave --dir out.")
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*.json")) if file.is_file()]
         _check_count(len(files), where)
@@ -242,7 +254,7 @@ def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
         if not isinstance(documents, dict):
             raise UsageError(f"{where} is no export. Write one with `eventjet schema export > FILE`.")
         return f"the file {where}", cast("dict[str, Any]", documents)
-    return _of_commit(where, folder)
+    return _of_commit(where, (folder or _FOLDER).rstrip("/"))
 
 
 def _of_commit(ref: str, folder: str) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from eventjet.cli.target import (
 from eventjet.cli.unique import unbuilt
 from eventjet.errors import EventjetError, LogIncomplete, LogUnusable, UsageError
 from eventjet.runtime import run_async
+from eventjet.text import cut
 
 if TYPE_CHECKING:
     from eventjet.jetstream.api import StreamState
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
+_IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _REVISION = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
 
 
@@ -44,7 +46,7 @@ def init(
     at: AppTarget,
     reset: Annotated[
         list[str] | None,
-        option("--reset", "NAME", "Let this projection begin anew, empty; may be given several times.", "projections"),
+        option("--reset", "NAME", "Empty this projection and start it anew; may be repeated.", "projections"),
     ] = None,
     repair: Annotated[
         bool, switch("--repair", "Give the stream the settings back that another program changed.")
@@ -52,9 +54,9 @@ def init(
     accept_loss: Annotated[
         bool, switch("--accept-loss", "With --repair: go on without the events that are gone from the log.")
     ] = False,
-    log: Annotated[str | None, option("--log", "UUID", "With --repair: which log it is, if nothing tells.")] = None,
+    log: Annotated[str | None, option("--log", "UUID", "With --repair: the log's identity, if nothing has it.")] = None,
 ) -> Answer:
-    """Create or check what the app has on the server and in the database: is it of this log, and is that whole?
+    """Create what the app lacks on the server and in the database, and check that all of it belongs to one whole log.
 
     Reactors, processes and whatever else follows the log get a cursor where they have none. Nothing that exists is
     changed without --repair, or --reset: then the tables, the quarantine and the position of the projections that are
@@ -63,6 +65,8 @@ def init(
     """
     if (accept_loss or log is not None) and not repair:
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
+    if log is not None and not _IDENTITY.fullmatch(log):
+        raise UsageError(f"--log is {cut(log, 60)!r}, and a log's identity is a UUID, in full. Copy all of it.")
     _refuse_lost_log(at, reset or [])
     repaired = _repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = run_async(prepare(at, reset or []))
@@ -184,7 +188,17 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
         if log is not None and identity not in ("", log):
             raise UsageError(f"The stream {app!r} is the log {identity}, and --log names another. Leave it out.")
         if not identity:
-            identity = log or _identity_of(link, state, _checkpoints(at))
+            try:
+                identity = _identity_of(link, state, _checkpoints(at))
+            except UsageError:
+                if log is None:
+                    raise
+                identity = log
+            if log not in (None, identity):
+                raise UsageError(
+                    f"The stream {app!r} has the events that the read models of this database stand at, so it is the "
+                    f"log {identity}, and --log names another. Leave it out."
+                )
             done.append(f"{app}: it is the log {identity} again")
         done += repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
     return done
@@ -356,6 +370,8 @@ def nats_config(
     from eventjet.subscriptions.declarations import declarations_of
 
     app = at.app()
+    if postgres and (accounts or mirror):
+        raise UsageError("--postgres prints GRANTs, and --accounts and --mirror are about NATS. Leave either out.")
     if postgres:
         tables = [table for resolved in app.projections.values() for table in resolved.tables]
         print(grants((table.schema, table.name) for table in tables), end="")

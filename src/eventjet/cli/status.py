@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import groupby
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,7 @@ from eventjet.cli.output import (
     terminal_width,
 )
 from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app, option, switch
+from eventjet.errors import EventjetError, UsageError
 from eventjet.runtime import run_async
 from eventjet.text import counted, duration
 
@@ -51,7 +53,9 @@ def status(
     at: AppTarget,
     json: JsonOption = False,
     watch: Annotated[bool, switch("--watch", "Go on looking until Ctrl-C.")] = False,
-    interval: Annotated[float, option("--interval", "SECONDS", "Between two looks of --watch.", min=0.1)] = 2.0,
+    interval: Annotated[
+        float | None, option("--interval", "SECONDS", "Between two looks of --watch; default: 2.", min=0.1, max=86_400)
+    ] = None,
 ) -> None:
     """Show state, position, lag, pace, time left and worker of each projection, reactor and process.
 
@@ -61,8 +65,10 @@ def status(
     """
     from eventjet.subscriptions.status import status as read_status
 
+    if interval is not None and not watch:
+        raise UsageError("--interval is the time between two looks of --watch. Give --watch too.")
     if watch:
-        run_async(_watch(at, interval, as_json=json))
+        run_async(_watch(at, 2.0 if interval is None else interval, as_json=json))
     else:
         statuses = run_async(read_status(at.app(), at.settings, pause_s=1.0))
         Answer([*map(_value, statuses)], status_blocks(at.app().name, statuses)).give(as_json=json)
@@ -108,43 +114,48 @@ def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
-    from eventjet.errors import EventjetError
     from eventjet.subscriptions.status import watched
 
-    fault = ""
+    statuses: Sequence[WorkStatus] = ()
     with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as update:
         async for answer in watched(at.app(), at.settings, interval_s):
-            if not isinstance(answer, EventjetError):
-                fault = ""
-                update(answer)
-            elif str(answer) != fault:
-                fault = str(answer)
-                note(fault)
+            if isinstance(answer, EventjetError):
+                update(statuses, str(answer))
+            else:
+                statuses = answer
+                update(statuses, "")
 
 
 @contextmanager
-def _screen() -> Generator[Callable[[Sequence[WorkStatus]], None]]:
-    """Show one table on a terminal, and update it in place."""
+def _screen() -> Generator[Callable[[Sequence[WorkStatus], str], None]]:
+    """Show one table on a terminal, and update it in place; below an old one, why there is none that is newer."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console, seen = Console(highlight=False), datetime.now(UTC)
     with Live(console=console, auto_refresh=False) as live:
 
-        def update(statuses: Sequence[WorkStatus]) -> None:
-            remarks = map(Text, remarks_on(statuses))
-            live.update(Group(rich_table(status_table(statuses), console.width), *remarks), refresh=True)
+        def update(statuses: Sequence[WorkStatus], fault: str) -> None:
+            nonlocal seen
+            seen = seen if fault else datetime.now(UTC)
+            remarks = [*remarks_on(statuses), *([f"As it was at {seen:%H:%M:%SZ}. {fault}"] if fault else ())]
+            live.update(Group(rich_table(status_table(statuses), console.width), *map(Text, remarks)), refresh=True)
 
         yield update
 
 
 @contextmanager
-def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]:
+def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus], str], None]]:
     """Print a line for each subscription that changed: `name=balances revision=1 …`, or a JSON object."""
     printed: dict[tuple[str, int], dict[str, Any]] = {}
+    noted = ""
 
-    def update(statuses: Sequence[WorkStatus]) -> None:
+    def update(statuses: Sequence[WorkStatus], fault: str) -> None:
+        nonlocal noted
+        if fault and fault != noted:
+            note(fault)
+        noted = fault
         for status in statuses:
             values = _value(status)
             lasting = {key: value for key, value in values.items() if key not in _FLOWING}
@@ -179,7 +190,7 @@ def doctor(
     json: JsonOption = False,
     monitoring: MonitoringOption = None,
     strict: Annotated[bool, switch("--strict", "Warnings, and what cannot be known, count as faults.")] = False,
-    timeout: Annotated[float, option("--timeout", "SECONDS", "How long all of it may take.", min=1)] = 15.0,
+    timeout: Annotated[float, option("--timeout", "SECONDS", "How long all of it may take.", min=1, max=3600)] = 15.0,
 ) -> None:
     """Look at servers, streams, database and app, and say what each fault costs and what mends it. Changes nothing.
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli.output import Answer, Block, Fields, Note, Table, confirm, note, show
+from eventjet.cli.output import Answer, Block, Fields, Note, Table, confirm, note
 from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, switch
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
 from eventjet.runtime import run_async
-from eventjet.text import counted, cut_values, listed, meant
+from eventjet.text import counted, cut_values, listed, meant, utc_text
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
@@ -162,7 +162,7 @@ def sync(
             return await processes.wake(ids or [])
 
     done = run_async(wake())
-    woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
+    woke = f"woke {done.woken:,}, which took {counted(done.steps, 'step')}"
     lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
     lines += [f"{name} {example['id']!r}: {example['reason']}" for example in done.examples]
     if done.failed > len(done.examples):
@@ -177,14 +177,14 @@ def list_deadlines(
     name: Annotated[str | None, argument("PROCESS", "Default: all of the app.", "processes")] = None,
 ) -> Answer:
     """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
-    from eventjet.operations.processes import deadlines_waiting, time_text
+    from eventjet.operations.processes import deadlines_waiting
 
     async def read() -> list[tuple[str, TimerSet]]:
         async with at.client() as client:
             return await deadlines_waiting(client, at.app(), name)
 
     rows = [
-        {"process": process_name, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
+        {"process": process_name, "id": timer.process_id, "until": utc_text(timer.at, "seconds"), "due": timer.due}
         for process_name, timer in run_async(read())
     ]
     return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")
@@ -230,13 +230,14 @@ def set_cursor(
     question = f"Put {name} at position {position:,}? Now {_effect(before, position)}."
     confirm(question, yes=yes, otherwise="Nothing was changed.")
     _, lost = run_async(_set(at, declared, position, write=True))
+    lines = [f"{name} goes on after position {position:,}"]
     if lost:
         events = counted(len(lost), "quarantined event")
-        show(f"{events} of a log that is gone: given up (`quarantine list {name} --all`).")
+        lines.append(f"{events} of a log that is gone: given up (`eventjet quarantine list {name} --all`).")
     if declared[0].kind == "process":
-        show(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
+        lines.append(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
     value = {"name": name, "position": position, "before": before and before[0], "dropped": lost}
-    return Answer(value, f"{name} goes on after position {position:,}")
+    return Answer(value, lines)
 
 
 async def _set(

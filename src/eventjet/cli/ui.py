@@ -66,10 +66,10 @@ def ui(
     access: AccessOption = None,
     public_url: Annotated[
         str | None,
-        option("--public-url", "URL", "Under which a proxy shows it: its host, path and https."),
+        option("--public-url", "URL", "The URL under which a proxy serves it, such as https://host/path."),
     ] = None,
     monitoring: MonitoringOption = None,
-    is_announced: Annotated[bool, switch("--told", "", hidden=True)] = False,
+    is_announced: Annotated[bool, switch("--announced", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.

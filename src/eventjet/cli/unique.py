@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.output import Answer, note
+from eventjet.cli.output import Answer
+from eventjet.cli.running import progress
 from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, switch
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from eventjet.commands.unique import ClaimReport, Mismatches
 
 unique = typer.Typer(name="unique", help="Values that no two aggregates may have at once.", no_args_is_help=True)
-
-_NOTE_EVERY = 10_000
 
 NameArgument = Annotated[str | None, argument("NAME", "Which constraint; without it, all.")]
 
@@ -89,27 +89,14 @@ async def _run(
     constrained = _constrained(app, aggregate, name)
     async with app.connect(at.settings) as jet:
         await jet.log()  # raises where `eventjet init` has not run
-        for cls, owner, constraint in constrained:
-            claims = jet.repository(cls).unique
-            progress = _progress(f"{owner} {constraint}")
-            repairs = keep_shared is not None
-            reports.append(
-                await check_claims(claims, constraint, progress, repairs=repairs, keep_shared=bool(keep_shared))
-            )
+        with progress() as show:
+            for cls, owner, constraint in constrained:
+                claims, tell = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")
+                repairs = keep_shared is not None
+                reports.append(
+                    await check_claims(claims, constraint, tell, repairs=repairs, keep_shared=bool(keep_shared))
+                )
     return reports
-
-
-def _progress(title: str) -> Callable[[int], None]:
-    """Return a callback that prints on standard error, now and then, how many aggregates were read."""
-    next_note = _NOTE_EVERY
-
-    def progress(aggregates: int) -> None:
-        nonlocal next_note
-        if aggregates >= next_note:
-            next_note += _NOTE_EVERY
-            note(f"{title}: {aggregates:,} looked at")
-
-    return progress
 
 
 def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tuple[Any, str, str]]:

@@ -23,12 +23,14 @@ def worker(
     ] = None,
     http: Annotated[
         str | None,
-        option("--http", "HOST:PORT", "Tell /healthz and /metrics there; else nowhere.", envvar="EVENTJET_WORKER_HTTP"),
+        option(
+            "--http", "HOST:PORT", "Serve /healthz and /metrics there; else nowhere.", envvar="EVENTJET_WORKER_HTTP"
+        ),
     ] = None,
     make: Annotated[bool, switch("--prepare", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Keep read models up to date, and do what events lead to, until SIGTERM or Ctrl-C, which finish what is in hand.
+    """Keep read models up to date and do what events lead to, until SIGTERM or Ctrl-C; current work is finished first.
 
     Any number may run: each projection, reactor and process is worked on by one of them, and the others stand by.
     """
@@ -59,7 +61,7 @@ def worker(
 def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
     """Serve the app's commands (`App(served=[…])`) as a NATS micro-service, until SIGTERM or Ctrl-C.
 
-    Any number may run: they share the requests. What is in hand is finished first.
+    Any number may run: they share the requests. Requests that have begun are finished first.
     """
     from eventjet.commands.repository import open_repositories
     from eventjet.serving.service import Service

@@ -28,6 +28,8 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationUnexpectedValue, SchemaValidator, core_schema
 
+from eventjet.text import utc_text
+
 Node: TypeAlias = dict[str, Any]
 """A part of a core schema or of a JSON Schema."""
 
@@ -126,7 +128,7 @@ def datetime_to_json(value: datetime) -> str:
     """Return a datetime as RFC 3339 text in UTC; raises `ValueError` for a datetime without a zone."""
     if value.tzinfo is None:
         raise ValueError("a datetime needs a time zone")
-    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return utc_text(value)
 
 
 def in_utc(value: datetime) -> datetime:

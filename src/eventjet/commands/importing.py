@@ -50,7 +50,7 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import CodecError, ConcurrencyConflict, Forbidden, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
 from eventjet.runtime import exceptions_only, settled
-from eventjet.text import listed, shown
+from eventjet.text import listed, shown, utc_text
 
 Key: TypeAlias = tuple[str, str]
 """Name of the aggregate type, and id."""
@@ -278,7 +278,7 @@ class Importer:
             context = header_lines([*context_headers(command_id, metadata), (IMPORTED, "1")])
         if imported.at is not None:
             check_moment(f"Event {place.given} of {key[0]} {key[1]!r} in the import is of", imported.at)
-            context += header_lines([(RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z"))])
+            context += header_lines([(RECORDED_AT, utc_text(in_utc(imported.at)))])
         return _Item(key, place.given, imported, encoded, context)
 
     async def _import_chunk(self, chunk: list[_Item]) -> None:

@@ -64,8 +64,10 @@ class NatsServer(EmbeddedServer):
         """
         if self.running:
             return self
+        # A server that was killed has left its file, and this one may get its process id.
         ports = self.directory / "ports"
-        ports.mkdir(exist_ok=True)
+        shutil.rmtree(ports, ignore_errors=True)
+        ports.mkdir()
         config = self.directory / "nats.conf"
         config.write_text(self._configuration(), encoding="utf-8")
         process = self._process = self._launch(Program([str(nats_program()), "-c", str(config)], grace_s=_GRACE_S))

@@ -76,6 +76,11 @@ class EmbeddedServer(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check_running(self) -> None:
+        """Raise `Unreachable`, with the end of its log, where a server that was started has ended."""
+        if self._process is not None and not self._process.running:
+            raise self._process.failure("it has ended")
+
     @property
     def running(self) -> bool:
         """Whether the server's process runs."""

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.dev.process import check_platform
+from eventjet.dev.server import EmbeddedServer
 from eventjet.errors import UsageError
 from eventjet.runtime import try_lock
 
@@ -67,6 +68,8 @@ class Stack:
     """The NATS server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
     ports: Ports
     """The ports of its servers, and of what is served beside them."""
+    embedded: Sequence[EmbeddedServer]
+    """The servers themselves."""
 
     def write_exports(self, app: str) -> Path:
         """Write a file, for this user alone, that points another shell at this stack; return its path."""
@@ -97,7 +100,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         nats = ending.enter_context(closing(NatsServer(data, port=ports.of("nats")))).start()
         ports.keep("nats", nats.port)
         # Without a folder, files are in the NATS server's temporary one and are removed with it.
-        path = folder or nats.directory
+        path, embedded = folder or nats.directory, list[EmbeddedServer]([nats])
         database = f"sqlite:///{path / 'eventjet.db'}"
         if not postgres:
             # SQLite gives its journal the modes of the file.
@@ -107,10 +110,11 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
             data = None if folder is None else folder / "postgres"
             server = ending.enter_context(closing(PostgresServer(data, port=ports.of("postgres")))).start()
             ports.keep("postgres", server.port)
+            embedded.append(server)
             database = server.url.replace("+psycopg", "", 1)
         if folder is not None:
             _make_private(folder, passable=postgres and os.geteuid() == 0)
-        yield Stack(path, nats.url, database, nats.monitor_url, ports)
+        yield Stack(path, nats.url, database, nats.monitor_url, ports, embedded)
 
 
 def _make_private(folder: Path, *, passable: bool) -> None:

@@ -84,8 +84,8 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
             report.warning(
                 "servers",
                 f"the server at {greeting.peer} {greeting.fault}",
-                "who connects tries it in vain first, and one less may fail",
-                "Start it, or take it out of EVENTJET_SERVERS.",
+                "clients try it in vain first, and one server fewer may fail",
+                "Start it, or take it out of --servers or EVENTJET_SERVERS.",
             )
     for greeting in answering:
         where = f"nats-server at {greeting.peer}"
@@ -192,8 +192,9 @@ def monitoring_url(text: str) -> str:
     plain = url is not None and url.user is None and not url.options and url.path in ("", "/")
     if url is None or not plain or url.scheme not in ("http", "https") or not url.host:
         raise UsageError(
-            "What --monitoring names is not a monitoring endpoint. Write it as http://host:8222, without a user; it is "
-            "not shown here, for it may hold a password."
+            "What --monitoring or EVENTJET_MONITORING names is not a monitoring endpoint. Write http://host:8222, "
+            "without a user; the variable takes several, with blanks between them. It is not shown here, for it may "
+            "hold a password."
         )
     return f"{url.scheme}://{url.host}:{url.port or 8222}"
 
@@ -211,7 +212,7 @@ def check_monitoring(
         except (OSError, ValueError, http.client.HTTPException) as error:
             report.unreachable(
                 "monitoring",
-                f"{url} did not tell: {str(error) or type(error).__name__}",
+                f"{url} gave no answer: {str(error) or type(error).__name__}",
                 "whether that server syncs what it acknowledges is not known",
                 "http: HOST:8222  in its configuration, or another --monitoring",
             )
@@ -263,8 +264,8 @@ def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
         report.fault(
             "sync_interval",
             f"the server of {url} syncs every {_duration_text(every_s)}",
-            "a power cut takes back what was acknowledged since: a young log all of it, and three replicas do not "
-            "help where all lose their power, or one that did and one that was behind decide",
+            "a power cut loses what was acknowledged since then, of a young log everything. Three replicas do not help "
+            "if all lose their power, or if one that lost it and one that was behind elect the leader",
             f"{_ALWAYS}  and restart it; under load three replicas are the fast setting",
         )
     used, limit = int(stats.get("storage") or 0), int(config.get("max_storage") or 0)
@@ -283,7 +284,7 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], monitored: set[st
     if peers and unknown:
         report.warning(
             "monitoring",
-            f"{len(unknown)} of the monitoring endpoints are of servers that EVENTJET_SERVERS does not lead to",
+            f"{len(unknown)} of the monitoring endpoints are of servers that the app is not connected to",
             "what they tell may be about another cluster",
             "Name the endpoints of the servers that the app uses.",
         )

@@ -228,8 +228,8 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
         report.warning(
             "answers",
             answerer,
-            "their answers are not believed, so a save that only they answer takes until its slot was looked at; where "
-            "the names are the same, every save is looked at",
+            "their answers are not believed: a save that only they answer takes longer, since the log is read to see "
+            "whether it was stored; if the streams have the same name, that is every save",
             "deny the subjects on the leaf node connection (deny_imports, deny_exports), give each JetStream a domain "
             "of its own, or take the permission to hear them from the subscriber",
         )
@@ -257,7 +257,7 @@ def _check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> No
         report.fault(
             "aggregates",
             f"the log {holds}, which the app does not declare",
-            "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
+            "if it was renamed, its aggregates would begin a second history; new aggregates are refused until then",
             "`eventjet init` says what to do",
         )
     if not unknown:

@@ -69,10 +69,7 @@ def stream_answer(body: bytes) -> StreamAnswer | None:
 
 
 class Answerers:
-    """The streams and subscribers that answer a client's publishes besides the streams that are meant.
-
-    Each of them is logged once.
-    """
+    """Those who answer a client's publishes besides the streams that are meant; each is logged once."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], str] = {}
@@ -82,10 +79,7 @@ class Answerers:
         self._acks_until: dict[str, float] = {}
 
     def saw_other(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
-        """Note an answer of somebody else than the stream, and return in words who answered.
-
-        `is_namesake` says that the answer names the stream: errors of a namesake look like errors of the stream.
-        """
+        """Note who else answers, perhaps for another stream of the name (`is_namesake`), and return that in words."""
         if is_namesake:
             self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
         answer = stream_answer(frame[4])

@@ -25,10 +25,7 @@ T = TypeVar("T")
 WRONG_SEQUENCE = 10071
 """Error code: the subject's last message is not at the expected sequence."""
 IN_PROCESS = 10164
-"""Error code with three replicas: another writer's message to the subject is being replicated, and may still get lost.
-
-Nothing was compared.
-"""
+"""Error code with three replicas: another writer's message is being replicated, and nothing was compared."""
 REPEATED_ID = 10201
 """Error code: a message of an atomic batch has an id that was stored within the duplicate window; nothing is stored."""
 CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
@@ -62,7 +59,8 @@ _FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1,
 """The earliest and the latest start time of a request: the server counts 64-bit nanoseconds, and others would wrap."""
 LAG_S = 0.1
 """Pause between two requests to replicas that lag behind the leader."""
-_LAGS_MAX = 30
+LAGS_MAX = 30
+"""How often a replica that lags behind, or a page of which a part is lost, is asked again."""
 PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
 """Records and bytes of one request at most: there is no flow control inside a request."""
 _STATUS = b"NATS/1.0 "
@@ -131,10 +129,7 @@ class StreamState:
 
 
 def call(subject: str, body: object = None) -> Request[dict[str, Any]]:
-    """Return a request to the API that gives the answer's JSON; it raises `ApiRefused` for an error in the answer.
-
-    `subject` comes without `$JS.API.`, and `body` is sent as JSON.
-    """
+    """Return a request for the API's JSON answer, on `$JS.API.<subject>`; it raises `ApiRefused`."""
     return _call(subject, body, lambda answer: answer)
 
 
@@ -176,10 +171,7 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
 
 
 def stream_info(stream: str, prefix: str = "") -> Request[StreamState]:
-    """Read a stream's bounds and configuration; raises `StreamMissing`.
-
-    `prefix` is that of another JetStream's API, as in `$JS.hub.API`.
-    """
+    """Read a stream's bounds and configuration, at the API `prefix` (`$JS.hub.API`); raises `StreamMissing`."""
     request = _call(f"STREAM.INFO.{stream}", None, StreamState.of)
     return request._replace(subject=f"{prefix}.STREAM.INFO.{stream}") if prefix else request
 
@@ -205,10 +197,7 @@ def messages_of(stream: str, subject: str) -> Request[int]:
 
 
 def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[list[str], int]]:
-    """List the subjects that match and have messages, in order from an offset on, and count all of them.
-
-    The server lists 100,000 subjects at a time; with an offset beyond the last it lists none and still counts.
-    """
+    """List matching subjects with messages in order, 100,000 from an offset on at most, and count all of them."""
 
     def read(info: dict[str, Any]) -> tuple[list[str], int]:
         return sorted(info["state"].get("subjects") or ()), int(info.get("total", 0))
@@ -362,10 +351,7 @@ def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord |
 def direct_page(
     stream: str, position: int, subject: str | None, *, count: int, size: int
 ) -> Request[tuple[int, int] | None]:
-    """Read a page of up to `count` messages, about `size` bytes, from a position on; `subject` None reads all subjects.
-
-    The request's result is the end of the page: see `end_of_page`.
-    """
+    """Read a page of up to `count` messages, about `size` bytes, from a position on; results in `end_of_page`."""
     what = f"The history of {subject}" if subject else f"The log from position {position}"
     query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
@@ -380,7 +366,9 @@ the request is thrown into the generator. A yielded None is a pause of `LAG_S`. 
 """
 
 
-def reading_records(stream: str, subject: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
+def reading_records(
+    stream: str, subject: str, limit: int | None = None, *, start: int = 1
+) -> Conversation[list[RawRecord]]:
     """Read the records of a stream whose subject matches, in order and in a few large pages, at most `limit` of them.
 
     Pages come from any replica. Up to the position that a lagging replica has reached, it lacks no message that the
@@ -392,15 +380,13 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
     lags = 0
     try:
         last: RawRecord | None = yield last_message(stream, subject)
-        start = 1
         while last is not None and start <= last[0] and (limit is None or len(records) < limit):
             count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(records))
             request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
-            frames: Sequence[Frame] = yield request
-            page, _ = _whole_page(frames, stream, request.what)
+            page, _ = yield from reading_page(request, stream)
             if not page:
                 lags += 1
-                if lags > _LAGS_MAX:
+                if lags > LAGS_MAX:
                     raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
                 yield None
                 last = yield last_message(stream, subject)  # the last record may be gone, with its time to live
@@ -413,19 +399,13 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
 
 
 def reading_values(bucket: str, keys: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
-    """Read the newest value of each matching key of a key-value bucket, without deleted keys: see `reading_records`.
-
-    For a key that is written meanwhile it is the newer value.
-    """
+    """Read the newest value of each matching key of a key-value bucket, without deleted keys: see `reading_records`."""
     records = yield from reading_records(f"KV_{bucket}", f"$KV.{bucket}.{keys}", limit)
     return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[list[RawRecord]]:
-    """Read the last record of each of these subjects, of which 1,000 are the most; a subject without one is left out.
-
-    They come from any replica, which may lag behind the leader.
-    """
+    """Read the last record, which may lag, of each of up to 1,000 subjects; one without any is left out."""
     records: list[RawRecord] = []
     pending = 1
     while pending:
@@ -437,22 +417,21 @@ def reading_last_records(stream: str, subjects: Sequence[str]) -> Conversation[l
         }
         what = f"The last messages of {len(subjects)} subjects"
         request = Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
-        frames: Sequence[Frame] = yield request
-        page, pending = _whole_page(frames, stream, what)
+        page, pending = yield from reading_page(request, stream)
         records += page
     return records
 
 
-def _whole_page(frames: Sequence[Frame], stream: str, what: str) -> tuple[list[RawRecord], int]:
-    """Return the records of a page and how many are left after it; raises `StoreUnavailable` if some are lost."""
-    page_end = end_of_page(frames[-1], what)
-    page = direct_records(frames[:-1], stream, None)
-    if page_end is None:
-        return page, 0
-    position, pending = page_end
-    if not page or page[-1][0] != position:
-        raise StoreUnavailable(what, f"records up to position {position} were lost on the way")
-    return page, pending
+def reading_page(request: Request[Any], stream: str) -> Conversation[tuple[list[RawRecord], int]]:
+    """Read the records of one page, and how many are left after it; raises `StoreUnavailable` if some stay lost."""
+    for _ in range(LAGS_MAX):
+        frames: Sequence[Frame] = yield request
+        position, pending = end_of_page(frames[-1], request.what) or (0, 0)
+        page = direct_records(frames[:-1], stream, None)
+        if position == (page[-1][0] if page else 0):
+            return page, pending
+        yield None
+    raise StoreUnavailable(request.what, "a part of the answer is lost on the way again and again")
 
 
 def shortened(request: Request[T]) -> Request[T]:
@@ -524,10 +503,7 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
 
 
 def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") -> RawRecord:
-    """Return the record of a direct get; `subject` is the record's subject if it is known.
-
-    Raises `StoreUnavailable` for an answer that cannot be read, and for a record of another stream than `stream`.
-    """
+    """Return the record of a direct get from `stream`; raises `StoreUnavailable` for anything else."""
     block = frame[3]
     end = block.rfind(_STREAM)
     if end < 0:

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
@@ -24,18 +23,7 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.jetstream.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.jetstream.api import (
-    CONFLICTS,
-    LAG_S,
-    Conversation,
-    Request,
-    call,
-    is_page,
-    is_status,
-    reading_records,
-    reading_values,
-    shortened,
-)
+from eventjet.jetstream.api import CONFLICTS, LAG_S, Conversation, Request, call, is_page, is_status, shortened
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange
@@ -182,10 +170,7 @@ class Client(LoopClient):
         return request.parse(frame)
 
     async def api(self, subject: str, body: object = None) -> dict[str, Any]:
-        """Send a JetStream request and return its JSON answer; raises `ApiRefused` for an error in the answer.
-
-        `subject` comes without `$JS.API.`.
-        """
+        """Return the JSON answer to a request on `$JS.API.<subject>`; raises `ApiRefused` for an error in it."""
         return await self.ask(call(subject, body))
 
     async def learn_domain(self) -> None:
@@ -229,10 +214,7 @@ class Client(LoopClient):
         return frame
 
     def probe(self, stream: str, subject: str) -> None:
-        """Publish a message that no stream stores, so that `answerers` learns who answers besides `stream`.
-
-        It waits for nothing. Without permission to publish on the subject, nothing is learnt.
-        """
+        """Publish, without waiting, what no stream stores, so that `answerers` learns who answers besides `stream`."""
         self.try_request((subject, b"", PROBE), self.expected_answer(stream, subject).accepts)
 
     async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
@@ -252,14 +234,6 @@ class Client(LoopClient):
             raise
         finally:
             self.forget(exchange)
-
-    async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
-        return await self.run(reading_records(stream, subject, limit))
-
-    async def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
-        return await self.run(reading_values(bucket, keys, limit))
 
     async def run(self, conversation: Conversation[T], timeout_s: float | None = None) -> T:
         """Send the requests of a conversation and return its result."""
@@ -290,10 +264,7 @@ class Client(LoopClient):
         return page
 
     async def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` if each of four requests for a page brings its first message and never its end.
-
-        Nothing is raised if nobody answers, or if these credentials may not ask.
-        """
+        """Raise `SingleResponse` if each of four requests for a page brings its first message and never its end."""
         short_request = shortened(request)
         for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
             frames: list[Frame] = []
@@ -323,10 +294,7 @@ class Client(LoopClient):
 
 
 async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
-    """Return an acknowledgement if there is any, else an error.
-
-    Raises `StoreUnavailable` for an answer that may be another stream's.
-    """
+    """Return an acknowledgement, else an error; raises `StoreUnavailable` if it may be another stream's."""
     frame, answer = expected.best(frames)
     # A conflict is compared with the log anyway, whoever reports it; if two streams answer, both are waited for.
     if answer is not None and answer.is_error and (answer.error not in CONFLICTS or expected.doubt(answer)):

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from eventjet.codec.headers import RawRecord
 from eventjet.errors import ApiRefused, ConnectionClosed, ConnectionLost, Forbidden, StoreUnavailable, UsageError
 from eventjet.jetstream.answers import PROBE, ExpectedAnswer
-from eventjet.jetstream.api import Conversation, Request, call, reading_values
+from eventjet.jetstream.api import Conversation, Request, call
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.protocol import Frame
@@ -191,31 +190,23 @@ class NatsConnection:
         batch_size: int = 1,
     ) -> Frame:
         """Send a message and return the answer: see `Client.request`."""
-
-        async def request() -> Frame:
-            if stream:
-                await self._learn_domain()
-            client = self._client
-            return await client.request(subject, payload, headers, timeout_s, stream=stream, batch_size=batch_size)
-
-        return self._run(request())
+        if stream:
+            self._learn_domain()
+        request = self._client.request(subject, payload, headers, timeout_s, stream=stream, batch_size=batch_size)
+        return self._run(request)
 
     def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
         """Return the answer to a request; raises the error that it means, and as `request`."""
-
-        async def ask() -> T:
-            if request.stream:
-                await self._learn_domain()
-            return await self._client.ask(request, timeout_s)
-
-        return self._run(ask())
+        if request.stream:
+            self._learn_domain()
+        return self._run(self._client.ask(request, timeout_s))
 
     def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
         """Send requests together and return their answers in order, within one timeout; raises as `ask`."""
+        if any(request.stream for request in requests):
+            self._learn_domain()
 
         async def ask_all() -> list[T | BaseException]:
-            if any(request.stream for request in requests):
-                await self._learn_domain()
             coroutines = (self._client.ask(request, timeout_s) for request in requests)
             return await asyncio.gather(*coroutines, return_exceptions=True)
 
@@ -230,56 +221,41 @@ class NatsConnection:
         """Send a JetStream request and return its JSON answer: see `Client.api`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
 
-    def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
-        return self.run(reading_values(bucket, keys, limit))
-
     def run(self, conversation: Conversation[T], timeout_s: float = 5.0, *, writes: bool = False) -> T:
         """Send the requests of a conversation and return its result; `writes` says that some are to be stored."""
-
-        async def run() -> T:
-            if writes:
-                await self._learn_domain()
-            return await self._client.run(conversation, timeout_s)
-
-        return self._run(run())
+        if writes:
+            self._learn_domain()
+        return self._run(self._client.run(conversation, timeout_s))
 
     def check_pages(self, request: Request[Any]) -> None:
         """Raise `SingleResponse` if only the first message of a page arrives: see `Client.check_pages`."""
         self._run(self._client.check_pages(request))
 
     def probe(self, kinds: Sequence[tuple[str, str]], wait_s: float) -> tuple[list[ExpectedAnswer], tuple[str, ...]]:
-        """Ask who answers a publish to each (stream, subject); return the answers, and in words who else answered.
+        """Ask who answers a publish to each (stream, subject); return the answers, and in words who else answered."""
+        self._learn_domain()
+        answers = [self._client.expected_answer(stream, subject) for stream, subject in kinds]
 
-        The messages are stored by no stream. A subject that these credentials may not use has no answer.
-        """
-
-        async def probe() -> list[ExpectedAnswer]:
-            await self._learn_domain()
-            answers = [self._client.expected_answer(stream, subject) for stream, subject in kinds]
+        async def probe() -> None:
             for answer in answers:
                 self._client.try_request((answer.subject, b"", PROBE), answer.accepts)
             await asyncio.sleep(wait_s)
-            return answers
 
-        answers = self._run(probe())
+        self._run(probe())
         self._denials.clear()
         return answers, self._client.answerers.others
 
-    async def _learn_domain(self) -> None:
+    def _learn_domain(self) -> None:
         """Ask once for the JetStream domain; without an answer, the client goes by the server's INFO."""
         if not self._is_domain_known:
             with suppress(Forbidden, ApiRefused, StoreUnavailable):
-                await self._client.learn_domain()
+                self._run(self._client.learn_domain())
             self._is_domain_known = True
 
     # The loop.
 
     def close(self) -> None:
-        """Close the connection; a thread that waits for messages raises `ConnectionClosed` at once.
-
-        It may be called from any thread, any number of times.
-        """
+        """Close the connection, from any thread; one that waits for messages raises `ConnectionClosed` at once."""
         self._closed = True
         with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._end_waits)

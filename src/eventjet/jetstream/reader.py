@@ -186,10 +186,7 @@ class Deliveries:
         return bool(frames)
 
     def _first_frames(self, timeout_s: float) -> list[Frame]:
-        """Return the frames that arrive within the timeout, and check the pulls if they may have only one answer each.
-
-        It is used until some pull is known to have had a second answer.
-        """
+        """Return the frames that arrive within the timeout, and check pulls that may have only one answer each."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -304,10 +301,7 @@ class Deliveries:
             )
 
     def _check_pull(self, status: bytes) -> None:
-        """Count a pull that ended, so that `ask` replaces it.
-
-        Raises `Evicted` if the consumer is gone, and `ApiRefused` if the server refuses such pulls.
-        """
+        """Count a pull that ended, so that `ask` replaces it; raises `Evicted`, or `ApiRefused` for all such pulls."""
         code, description = status_of(status)
         if code == 100:
             return
@@ -601,10 +595,7 @@ class _Read:
                 return
 
     def _is_at_the_end(self, link: NatsConnection) -> bool:
-        """Return whether the leader has no more records of the range; a consumer on a replica may lag behind it.
-
-        Raises `HistoryBroken` if the range must be complete and is not.
-        """
+        """Return whether the leader has no more of the range, where a replica may lag; raises `HistoryBroken`."""
         request = next_message(self.stream, self.position, self.filter or ">")
         record = link.ask(request, timeout_s=self.timeout_s)
         if record is not None and record[0] < self.end:

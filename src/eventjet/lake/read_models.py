@@ -14,15 +14,7 @@ from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.errors import UsageError
 from eventjet.lake.store import Mark, open_store
-from eventjet.lake.syncing import (
-    BATCH_EVENTS,
-    LakeReport,
-    end_of,
-    in_batches,
-    mark_at,
-    open_tables,
-    report_of,
-)
+from eventjet.lake.syncing import BATCH_EVENTS, LakeReport, end_of, in_batches, mark_at, open_tables, report_of
 from eventjet.lake.tables import LakeTable, read_models_of
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.sql_projection import ResolvedSql

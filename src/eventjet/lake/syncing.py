@@ -195,12 +195,7 @@ async def sync(
 
 
 async def status(
-    app: Application | AppRef,
-    url: str,
-    settings: Settings,
-    *,
-    table_format: str = "delta",
-    catalog: str | None = None,
+    app: Application | AppRef, url: str, settings: Settings, *, table_format: str = "delta", catalog: str | None = None
 ) -> LakeStatus:
     """Return how far each table of a lake is, and the read models that it has.
 

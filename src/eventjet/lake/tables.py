@@ -76,19 +76,13 @@ class LakeTable:
 
 
 def tables_of(catalog: Catalog, *, personal: bool) -> list[LakeTable]:
-    """Return the tables of an application, `events` first; without `personal`, personal fields have no columns.
-
-    Claims of unique values, which are eventjet's own events, are among all records only.
-    """
+    """Return the tables of an application, `events` first; without `personal`, personal fields have no columns."""
     whole = LakeTable(EVENTS, None, stored_columns(), _schema(stored_columns()), frozenset(), {})
     return [whole, *(_typed(name, kind, personal=personal) for name, kind in event_tables(catalog).items())]
 
 
 def read_models_of(app: Application) -> list[LakeTable]:
-    """Return a table for each projection of an application that can be folded, named as the projection.
-
-    A projection with the name of a table of events has none.
-    """
+    """Return a table for each projection that can be folded, unless a table of events has its name."""
     taken = {EVENTS, *event_tables(app.catalog)}
     return [
         _read_model(resolved)
@@ -137,21 +131,16 @@ class RowReader:
     """Makes the rows of records for a lake's tables; an event that cannot be decoded raises as in a projection."""
 
     def __init__(self, catalog: Catalog, tables: Sequence[LakeTable], *, personal: bool) -> None:
-        typed = [table for table in tables if table.event is not None]
-        self._decode = Decoder(catalog, [table.event.event_type for table in typed if table.event is not None])
-        self._whole = next((table for table in tables if table.event is None), None)
+        typed = [(table.event, table) for table in tables if table.event is not None]
+        self._decode = Decoder(catalog, [event.event_type for event, _ in typed])
         self._by_type: dict[str, LakeTable] = {}
-        for table in typed:
-            assert table.event is not None
+        for event, table in typed:
             # An event of a newer schema has the name, too, and must not be passed over.
-            self._by_type |= dict.fromkeys((table.event.info.name, *table.event.info.formerly), table)
+            self._by_type |= dict.fromkeys((event.info.name, *event.info.formerly), table)
         self._open_types = None if personal else open_types(catalog)
 
     def rows(self, records: Sequence[RawRecord], after: Mapping[str, int]) -> dict[str, list[Sequence[Any]]]:
-        """Return the rows of records for each table of which the name is in `after`, beyond that position.
-
-        Raises `UnknownEvent`, `UndecodableEvent`, and `UsageError` for a value that has no place in its column.
-        """
+        """Return the tables' rows of records beyond `after`; raises `UsageError` for a value that fits no column."""
         rows: dict[str, list[Sequence[Any]]] = {name: [] for name in after}
         end = 2**63
         whole_after = after.get(EVENTS, end)

@@ -59,17 +59,15 @@ def _label(place: tuple[str, str]) -> str:
 
 
 async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
-    """Make the stream of an inbox with sources if there is none, then check it; return whether it was made.
-
-    Raises `LogUnusable` for a stream that the server refuses, or that would lose or mix messages.
-    """
+    """Make the stream of an inbox with sources unless it is there, and check it; return whether it was made."""
+    start = {"opt_start_time": datetime.now(UTC).isoformat()} if inbox.start == "new" else {}
     config: dict[str, Any] = {
         "name": inbox.stream,
         "storage": "file",
         "retention": "limits",
         "num_replicas": replicas,
         "allow_direct": True,
-        "sources": [source.config | _start_of(inbox) for source in inbox.sources],
+        "sources": [source.config | start for source in inbox.sources],
     }
     is_new = False
     try:
@@ -84,11 +82,6 @@ async def gather(client: Client, inbox: Inbox[Any, Any], replicas: int) -> bool:
     origins = await client.run(reading_origins(state))
     check_origins(origins, inbox)
     return is_new
-
-
-def _start_of(inbox: Inbox[Any, Any]) -> dict[str, str]:
-    """Return from when on the stream of an inbox that begins with new messages gathers: from now on."""
-    return {"opt_start_time": datetime.now(UTC).isoformat()} if inbox.start == "new" else {}
 
 
 def check_gathering(state: StreamState, inbox: Inbox[Any, Any]) -> None:

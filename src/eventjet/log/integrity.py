@@ -107,10 +107,7 @@ def _number(state: StreamState, key: str) -> int:
 
 
 class StreamIdentity:
-    """What a writer knows of its log's stream, for any number of tasks of one event loop.
-
-    A look is one request for the state of the stream; tasks that ask at the same time share it. It must be closed.
-    """
+    """What a writer knows of its log's stream, for the tasks of one event loop, which share each look; `close` it."""
 
     def __init__(self, stream: str, client: Client, *, is_mirror: bool = False) -> None:
         """`is_mirror` says that the stream is read as a mirror of the log, whose settings differ from the log's."""
@@ -142,10 +139,7 @@ class StreamIdentity:
         return age_s <= RELY_S and self.identity != ""
 
     async def confirm(self) -> bool:
-        """Return `is_confirmed`, after a look if necessary; False if the server does not answer or denies the look.
-
-        Raises `LogUnusable` for a stream that is missing or not eventjet's.
-        """
+        """Return `is_confirmed`, after a look if necessary; False if the look fails. Raises `LogUnusable`."""
         if not self.is_confirmed:
             try:
                 await asyncio.shield(self._shared_look())
@@ -211,10 +205,7 @@ class StreamIdentity:
             await asyncio.shield(self._shared_look())
 
     async def look(self) -> StreamState:
-        """Ask for the stream's state, which its leader answers, and return it.
-
-        Raises `LogUnusable`, `StoreUnavailable` and `Forbidden`.
-        """
+        """Return the state of the stream, from its leader; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
         if not self._listens:
             self._listens = True
             await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._forget())
@@ -305,17 +296,13 @@ def checking_same_log(stream: str, checkpoint: Stand) -> Conversation[None]:
 
 
 def checking_whole_log(stream: str, checkpoint: Stand) -> Conversation[str]:
-    """Check that reading can go on from a checkpoint, and return the log's identity.
-
-    Raises `LogRolledBack` if the checkpoint was not made from this log, `LogIncomplete` for missing positions, and
-    `LogDrifted` for settings with which the log may not be followed.
-    """
+    """Check that reading can go on from a checkpoint, and return the log's identity; raises as `whole_log`."""
     state = yield from reading_log_state(stream)
     return (yield from whole_log(state, checkpoint))
 
 
 def whole_log(state: StreamState, checkpoint: Stand) -> Conversation[str]:
-    """Check a log that is in this state as `checking_whole_log` does; return its identity."""
+    """Return the log's identity; raises `LogRolledBack`, `LogIncomplete` or `LogDrifted` if reading cannot go on."""
     fault = yield from log_fault(state, checkpoint)
     if fault is not None:
         raise fault
@@ -324,10 +311,7 @@ def whole_log(state: StreamState, checkpoint: Stand) -> Conversation[str]:
 
 
 async def check_running(client: Client, stream: str, checkpoint: Stand, log: str) -> None:
-    """Check what may change under a worker while it reads; raises as `checking_whole_log`.
-
-    A server that does not answer is no fault here, and changed events under the same identity end the reading anyway.
-    """
+    """Check what may change while a worker reads; raises as `whole_log`, and never because the server is silent."""
     try:
         state = await client.run(reading_log_state(stream))
         identity_of(state)
@@ -352,10 +336,7 @@ def check_unchanged(state: StreamState, checkpoint: Stand, log: str) -> None:
 
 
 async def pause_of(client: Client, stream: str, durable: str) -> str | None:
-    """Return in words that the durable is paused at the server, which then sends heartbeats and no messages.
-
-    None if it is not paused, if the server does not answer, and if these credentials may not ask.
-    """
+    """Return in words that the server has paused the durable; None if it has not, or if that cannot be asked."""
     try:
         until = await client.ask(paused_until(stream, durable))
     except EventjetError:
@@ -390,11 +371,7 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
 
 
 def succession_fault(state: StreamState, log: str, position: int) -> str:
-    """Return in words why a position of the log `log` is none of this log; empty if it is.
-
-    A promoted mirror has another identity than the log before it, whose past it has up to the position where the mirror
-    ended (ADR 0071).
-    """
+    """Return in words why a position of the log `log` is none of this log; empty if it is (ADR 0071)."""
     if log == identity_of(state):
         return ""
     end = earlier_logs(state).get(log)

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header, logged_at
+from eventjet.codec.headers import RawRecord, event_id_of, logged_at
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,
@@ -96,10 +96,7 @@ class RetryPolicy:
 
 
 class JetStreamStore(EventStore):
-    """The log of an app on JetStream, over an open client; for any number of tasks of one event loop.
-
-    Cancelling a task that waits in `append` does not abandon its save.
-    """
+    """The log of an app on JetStream, for the tasks of one event loop; a save goes on if its task is cancelled."""
 
     def __init__(
         self,
@@ -199,20 +196,13 @@ class JetStreamStore(EventStore):
                 )
 
     async def resolve(self, writes: Sequence[Append], log: str = "") -> int:
-        """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send.
-
-        `log` is the identity of the log on which the save began.
-        """
+        """Finish a save of unknown outcome that began on `log`, as `append` does; the log is read before a send."""
         self._client.check_open()
         deadline = time.monotonic() + self.save_timeout_s
         return await asyncio.shield(self._start(writes, log or self.stream.identity, None, deadline))
 
     async def check_server(self) -> None:
-        """Check what `connect` cannot: the server that has the log, and whether pages of records arrive.
-
-        Raises `Unreachable` if the log is in the JetStream of another server that is too old, and `SingleResponse` if a
-        page of the log cannot arrive; an empty log has no page.
-        """
+        """Check that the log's server is new enough and that pages arrive; raises `Unreachable`, `SingleResponse`."""
         if self._client.endpoint.is_elsewhere and self.stream.server_version:
             check_version(f"The NATS server that has the log {self.app!r}", {"version": self.stream.server_version})
         first = self.stream.first
@@ -334,10 +324,7 @@ class JetStreamStore(EventStore):
     async def _look(
         self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
     ) -> outcome.NextMessages | None:
-        """Read the next messages of all subjects at once, None if that fails.
-
-        If the first of ours is among them, it is checked whether the last event of the save is stored, too.
-        """
+        """Read the next message of each subject, and whether a save of ours is whole; None if that fails."""
         try:
             next_messages = await asyncio.gather(
                 *map(self._next_message, subjects, (write.expected for write in writes))
@@ -354,13 +341,11 @@ class JetStreamStore(EventStore):
 
     async def _holds(self, position: int, event_id: str) -> bool:
         record = await self._from_leader(api.message_at(self.app, position), retry=False)
-        return record is not None and header(record[3], MSG_ID) == event_id
+        return record is not None and event_id_of(record) == event_id
 
     async def _next_message(self, subject: str, expected: int) -> outcome.NextMessage | None:
         record = await self._from_leader(api.next_message(self.app, expected + 1, subject), retry=False)
-        return (
-            None if record is None else outcome.NextMessage(record[0], header(record[3], MSG_ID) or "", record=record)
-        )
+        return None if record is None else outcome.NextMessage(record[0], event_id_of(record), record=record)
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None

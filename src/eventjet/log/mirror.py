@@ -80,10 +80,7 @@ def silent_s(mirror: StreamState) -> float | None:
 def mirror_fault(
     mirror: StreamState | None, log: StreamState | None, where: str, stream: str, log_id: str = ""
 ) -> LogUnusable | None:
-    """Return the error for a mirror that may not be read in place of the log.
-
-    `log` is None if that is not reached; its identity may be known all the same, as `log_id`.
-    """
+    """Return why a mirror may not be read in place of the log; `log` is None if that is not reached."""
     what = f"The mirror of {stream!r} at {where}"
     if mirror is None:
         return LogUnusable(what, "it does not exist", "`eventjet mirror create` makes it.")
@@ -252,19 +249,13 @@ def readable_log(settings: Settings, stream: str, purpose: str) -> tuple[Endpoin
 
 
 def comparing(mirror: StreamState, link: NatsConnection) -> Conversation[str | None]:
-    """Return in words that mirror and log have different events at one of the compared positions; None if not.
-
-    The conversation is the log's, and `link` the connection to the mirror.
-    """
+    """Return in words where a mirror, at `link`, differs from the log of this conversation; None if nowhere."""
     copied = link.run(event_ids(mirror.name, compared_positions(mirror)))
     return difference(copied, (yield from event_ids(mirror.name, copied)))
 
 
 def compared_positions(mirror: StreamState) -> list[int]:
-    """Return the positions at which mirror and log are compared: the last, and those 1, 3, 7, 15 … before it.
-
-    So events that a log exchanged are noticed until more have come after them.
-    """
+    """Return the positions at which mirror and log are compared: the last, and those 1, 3, 7, 15 … before it."""
     back = [2**power - 1 for power in range(mirror.last.bit_length())]
     return [mirror.last - each for each in back if mirror.messages and mirror.last - each >= max(mirror.first, 1)]
 

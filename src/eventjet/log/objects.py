@@ -39,23 +39,8 @@ from eventjet.errors import (
     StoreUnavailable,
     StreamMissing,
 )
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    NO_RESOURCES,
-    STORE_FAILED,
-    WRONG_SEQUENCE,
-    Conversation,
-    Request,
-    StreamState,
-    answer_in,
-    direct_page,
-    direct_records,
-    end_of_page,
-    last_message,
-    messages_of,
-    purge_stream,
-    stream_info,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, Request, StreamState
 from eventjet.jetstream.client import Client
 from eventjet.log.store import ObjectStore, changed_content, wrong_size
 from eventjet.log.topology import full_stream
@@ -64,10 +49,8 @@ from eventjet.nats.protocol import Frame
 T = TypeVar("T")
 
 _ROLLUP = ("Nats-Rollup", "sub")
-_PAGE_CHUNKS, _PAGE_METAS, _PAGE_BYTES = 8, 500, 2_000_000
-"""Chunks, metadata and bytes of one request at most: there is no flow control inside a request."""
-_LAGS_MAX = 30
-"""How often a replica is asked again that has not got the last chunks yet."""
+_PAGE_CHUNKS, _PAGE_BYTES = 8, 2_000_000
+"""Chunks and bytes of one request at most: there is no flow control inside a request."""
 _TRIES_MAX = 20
 """How often an object's metadata is read again because somebody else wrote it."""
 
@@ -120,7 +103,7 @@ class Bucket:
 
     def purging(self, token: str, until: int = 2**63 - 2) -> Request[int]:
         """Return the request that removes an object's chunks up to a position."""
-        return purge_stream(self.stream, self.chunk_subject(token), until)
+        return api.purge_stream(self.stream, self.chunk_subject(token), until)
 
     def reading(self, digest: str) -> Conversation[StoredObject | None]:
         """Return the object of a digest, as the leader has it; None if there is none."""
@@ -146,7 +129,7 @@ class Bucket:
 
     def is_whole(self, stored: StoredObject) -> Conversation[bool]:
         """Return whether all chunks of an object are there; their content is not read."""
-        chunks: int = yield messages_of(self.stream, self.chunk_subject(stored.token))
+        chunks: int = yield api.messages_of(self.stream, self.chunk_subject(stored.token))
         return chunks == stored.chunks
 
     def removing(self, stored: StoredObject) -> Conversation[bool]:
@@ -155,44 +138,31 @@ class Bucket:
         if position is None:
             return False
         yield self.purging(stored.token)
-        yield purge_stream(self.stream, self.meta_subject(stored.name), position)
+        yield api.purge_stream(self.stream, self.meta_subject(stored.name), position)
         return True
 
     def reading_metas(self) -> Conversation[list[StoredObject]]:
         """Return the metadata of all objects, also of those that are claimed meanwhile: a claim moves it to the end."""
         metas: dict[str, StoredObject] = {}
-        subject, start, lags = self.meta_subject("*"), 1, 0
-        while True:
-            request = direct_page(self.stream, start, subject, count=_PAGE_METAS, size=_PAGE_BYTES)
-            page = yield from _page(request, self.stream)
-            if page:
-                start = page[-1][0] + 1
-                metas |= {stored.name: stored for record in page if (stored := StoredObject.of(record)) is not None}
-                continue
-            last: RawRecord | None = yield last_message(self.stream, subject)
-            if last is None or last[0] < start:
-                return list(metas.values())
-            lags += 1
-            if lags > _LAGS_MAX:
-                raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
-            yield None
+        start = 1
+        while records := (yield from api.reading_records(self.stream, self.meta_subject("*"), start=start)):
+            start = records[-1][0] + 1
+            metas |= {stored.name: stored for record in records if (stored := StoredObject.of(record)) is not None}
+        return list(metas.values())
 
     def writing(self, subject: str, payload: bytes, expected: int, *, rollup: bool = False) -> Conversation[int | None]:
-        """Write a message after the one at `expected` (0 for none), and return where it is; None if another is there.
-
-        Repeated after an answer that was lost, it finds its own message.
-        """
+        """Write after the message at `expected` (0 for none); return where it, or an earlier try, is, or None."""
         headers = header_block([(EXPECTED, str(expected)), *([_ROLLUP] if rollup else ())])
         try:
             return (yield Request(f"A write to {subject}", subject, payload, _position, headers, self.stream))
         except ApiRefused as refusal:
-            if refusal.err_code in (NO_RESOURCES, STORE_FAILED):
-                state: StreamState = yield stream_info(self.stream)
+            if refusal.err_code in (api.NO_RESOURCES, api.STORE_FAILED):
+                state: StreamState = yield api.stream_info(self.stream)
                 full = full_stream(self.stream, state.config, refusal.err_code, refusal.description)
                 raise full or refusal from None
-            if refusal.err_code != WRONG_SEQUENCE:
+            if refusal.err_code != api.WRONG_SEQUENCE:
                 raise
-        last: RawRecord | None = yield last_message(self.stream, subject)
+        last: RawRecord | None = yield api.last_message(self.stream, subject)
         return last[0] if last is not None and last[0] > expected and last[4] == payload else None
 
     def meta(self, name: str) -> Conversation[StoredObject | None]:
@@ -200,7 +170,7 @@ class Bucket:
 
         Metadata of another form, which another program wrote, is that of an object with another digest.
         """
-        record: RawRecord | None = yield last_message(self.stream, self.meta_subject(name))
+        record: RawRecord | None = yield api.last_message(self.stream, self.meta_subject(name))
         if record is None:
             return None
         return StoredObject.of(record) or StoredObject(name, "", 0, 0, record[0], record[1], False, "")
@@ -245,10 +215,7 @@ class ContentWriter:
             del self._rest[:CHUNK_BYTES]
 
     def finish(self, expected: str = "") -> Conversation[tuple[str, int]]:
-        """Store the end of the body, unless its digest has an object already; return (digest, size).
-
-        Raises `Refused` if the digest is not the expected one.
-        """
+        """Store the body's end unless its digest has an object; return (digest, size). Raises `Refused`."""
         if self._rest:
             yield from self._store(bytes(self._rest))
             self._rest.clear()
@@ -275,7 +242,7 @@ class ContentWriter:
             raise _contended(digest)
         failpoints.reach("objects.put")
         subject = self._bucket.chunk_subject(self._token)
-        last: RawRecord | None = yield last_message(self._bucket.stream, subject)
+        last: RawRecord | None = yield api.last_message(self._bucket.stream, subject)
         if (0 if last is None else last[0]) != self._last:
             raise _swept()
         return digest, self._size
@@ -315,10 +282,7 @@ class ContentReader:
         self._is_ended = False
 
     def next(self) -> Conversation[bytes | None]:
-        """Return the next chunk, None after the last.
-
-        Raises `BlobMissing`, `BlobDamaged`, and `Refused` for a reference with another size.
-        """
+        """Return the next chunk, None after the last; raises `BlobMissing`, `BlobDamaged` and `Refused`."""
         stored = self._stored = self._stored or (yield from self._bucket.reading(self._digest))
         if stored is None:
             raise BlobMissing(self._digest, self._bucket.name)
@@ -328,15 +292,17 @@ class ContentReader:
         # Two chunks have to be there, unless all have come: the last is handed on after the comparison.
         while len(self._ready) < 2 and self._size < stored.size:
             subject = self._bucket.chunk_subject(stored.token)
-            request = direct_page(self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES)
-            page = yield from _page(request, self._bucket.stream)
+            request = api.direct_page(
+                self._bucket.stream, self._last + 1, subject, count=_PAGE_CHUNKS, size=_PAGE_BYTES
+            )
+            page, _ = yield from api.reading_page(request, self._bucket.stream)
             for record in page:
                 self._last, self._size = record[0], self._size + len(record[4])
                 self._hash.update(record[4])
                 self._ready += [record[4]] if record[4] else []
             if not page:
                 lags += 1
-                if lags > _LAGS_MAX:
+                if lags > api.LAGS_MAX:
                     if (yield from self._bucket.is_whole(stored)):
                         raise StoreUnavailable(request.what, f"a replica lags behind position {stored.position}")
                     break
@@ -391,10 +357,7 @@ class JetStreamObjects(ObjectStore):
 
 
 def patiently(conversation: Conversation[T], bucket: Bucket, timeout_s: float) -> Conversation[T]:
-    """Repeat each request of a conversation for so long as the server does not answer it.
-
-    Raises `LogUnusable` if the bucket does not exist.
-    """
+    """Repeat a conversation's requests until the server answers; raises `LogUnusable` if the bucket is missing."""
     answer: Any = None
     error: Exception | None = None
     while True:
@@ -413,7 +376,7 @@ def patiently(conversation: Conversation[T], bucket: Bucket, timeout_s: float) -
             except StoreUnavailable as unavailable:
                 if isinstance(unavailable, NoResponders):
                     try:
-                        yield stream_info(bucket.stream)
+                        yield api.stream_info(bucket.stream)
                     except StreamMissing:
                         raise no_bucket(bucket) from None
                     except StoreError:
@@ -448,23 +411,11 @@ def _swept() -> StoreError:
     )
 
 
-def _page(request: Request[Any], stream: str) -> Conversation[list[RawRecord]]:
-    """Read one page of records, empty if there are none; raises `StoreUnavailable` if a part of it is lost."""
-    for _ in range(_LAGS_MAX):
-        frames: list[Frame] = yield request
-        page_end = end_of_page(frames[-1], request.what)
-        page = direct_records(frames[:-1], stream, None)
-        if page_end is None or (page and page[-1][0] == page_end[0]):
-            return page
-        yield None
-    raise StoreUnavailable(request.what, "a part of the answer is lost on the way again and again")
-
-
 def _position(frame: Frame) -> int:
     try:
-        return int(answer_in(frame, "An object")["seq"])
+        return int(api.answer_in(frame, "An object")["seq"])
     except ApiRefused as refusal:
-        if refusal.err_code != IN_PROCESS:
+        if refusal.err_code != api.IN_PROCESS:
             raise
         raise StoreUnavailable(refusal.subject, refusal.description) from None  # nothing was compared
 

@@ -212,10 +212,7 @@ class Unknown:
 
 
 Failed = Conflicted | ErrorReply | PermissionDenied | Unknown
-"""The outcomes of a save that failed or may have failed.
-
-An error or a denied permission is definite here: nothing is stored, and sending the save again would not help.
-"""
+"""The outcomes of a save that failed or may have failed; an error or a denied permission is definite here."""
 Outcome = Stored | Failed
 Step = Send | Look | Outcome
 
@@ -300,10 +297,7 @@ class Save:
         return Send(pause, alone=self._rejections >= REJECTED_MAX)
 
     def last_position(self, index: int, message: NextMessage) -> int:
-        """Return the position of the save's last event, if `message` is its first event on subject `index`.
-
-        A batch has no gaps.
-        """
+        """Return the position of the save's last event, by its first on subject `index`: a batch has no gaps."""
         return message.position + sum(map(len, self._event_ids[index:])) - 1
 
     def _torn(self, now: float) -> Step:

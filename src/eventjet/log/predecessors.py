@@ -22,16 +22,10 @@ _PAUSE_S = 0.2
 
 
 class PredecessorReader:
-    """Reads the predecessors of events from the leader, as `eventjet.codec.records.Earlier`.
-
-    It is for one thread at a time; `close` may be called from any thread, and ends the request under way.
-    """
+    """Reads predecessors from the leader, as `codec.records.Earlier`, for one thread; any thread may `close` it."""
 
     def __init__(self, where: Endpoint | NatsConnection, stream: str) -> None:
-        """`where` is an open connection, which its owner closes; or an endpoint, for a connection of the reader's own.
-
-        The own connection is opened at the first request, and again after it broke.
-        """
+        """`where` is an open connection, which its owner closes; or an endpoint, to connect to at the first request."""
         self._where = where
         self._stream = stream
         self._connection = where if isinstance(where, NatsConnection) else None
@@ -49,10 +43,7 @@ class PredecessorReader:
         return self._retried(lambda connection: connection.ask_all(requests, timeout_s=_TIMEOUT_S))
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
-        """Return the last record of a subject before a position, None if there is none.
-
-        It takes some 2 log2(position) requests.
-        """
+        """Return the last record of a subject before a position, None without one; takes 2 log2(position) requests."""
         name = subject.decode()
         candidate = self._next(name, 1)
         if candidate is None or candidate[0] >= position:

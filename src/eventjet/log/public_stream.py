@@ -13,15 +13,8 @@ from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.headers import EXPECTED, batch_blocks, header_lines, number_of
 from eventjet.codec.subjects import covers, overlap
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    REPEATED_ID,
-    WRONG_SEQUENCE,
-    StreamState,
-    answer_in,
-    last_message,
-    stream_info,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import StreamState
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import IDENTITY, full_stream
 
@@ -44,13 +37,10 @@ class PublicStream:
         await check_public_stream(self._client, self._stream, self._publication)
 
     async def published_until(self) -> int:
-        """Return the log position of the last published event, 0 for none.
-
-        Raises `StoreUnavailable` and `LogUnusable`.
-        """
+        """Return the log position of the last published event or 0; raises `StoreUnavailable` and `LogUnusable`."""
         if self._end is None:
             try:
-                record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+                record = await self._client.ask(api.last_message(self._stream, f"{self.prefix}.>"))
             except (ApiRefused, StoreUnavailable) as error:
                 raise await self._explained(error) from error
             self._end = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
@@ -73,9 +63,9 @@ class PublicStream:
         self._end = None  # until there is an answer, the messages may or may not be stored
         try:
             frame = await self._client.request(subject, body, block, earlier_messages=before, stream=self._stream)
-            answer = answer_in(frame, f"The stream {self._stream}")
+            answer = api.answer_in(frame, f"The stream {self._stream}")
         except (ApiRefused, StoreUnavailable) as error:
-            if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
+            if isinstance(error, ApiRefused) and error.err_code in api.CONFLICTS:
                 raise ConcurrencyConflict(f"{self.prefix}.>", last_sequence) from None
             raise await self._explained(error) from error
         if answer.get("duplicate"):
@@ -98,7 +88,7 @@ class PublicStream:
 async def check_public_stream(client: Client, stream: str, publication: str) -> StreamState:
     """Return the state of a publication's stream; raises `LogUnusable` if it is missing or cannot be used."""
     try:
-        state = await client.ask(stream_info(stream))
+        state = await client.ask(api.stream_info(stream))
     except StreamMissing:
         state = None
     return check_public(state, stream, publication)

@@ -120,10 +120,7 @@ class Sender:
         self._expected = 0
 
     async def send(self, writes: _Writes, deadline: float, *, alone: bool = False) -> outcome.Answer:
-        """Send a save once and return the answer; `deadline` is a time of the monotonic clock.
-
-        It takes no longer than one request, or, if the save waits for a batch, than until the deadline.
-        """
+        """Send a save once and return the answer, by `deadline` of the monotonic clock even if it waits for a batch."""
         left_s = max(GRACE_S, deadline - time.monotonic())
         if len(writes) == 1 and len(writes[0].events) == 1:
             (write,) = writes

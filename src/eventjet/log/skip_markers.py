@@ -28,10 +28,7 @@ MARKERS_MAX = 10_000
 
 
 def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
-    """Read the position and reason of each skipped record from the leader, with one request for each and one more.
-
-    The conversation is for `run` of a client or connection.
-    """
+    """Read the position and reason of each skipped record from the leader, with one request for each and one more."""
     subjects = skip_subject(app, "*")
     reasons: dict[int, str] = {}
     record: RawRecord | None = yield next_message(app, 1, subjects)

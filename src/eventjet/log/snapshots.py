@@ -29,25 +29,9 @@ from eventjet.codec.subjects import entity_key
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import (
-    ApiRefused,
-    LogUnusable,
-    StoreError,
-    StoreUnavailable,
-    UnencodableEvent,
-    Unreachable,
-)
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    WRONG_SEQUENCE,
-    Conversation,
-    Request,
-    answer_in,
-    direct_last,
-    last_message,
-    message_at,
-    stream_info,
-)
+from eventjet.errors import ApiRefused, LogUnusable, StoreError, StoreUnavailable, UnencodableEvent, Unreachable
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, Request
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.topology import explained_by, snapshots_config
@@ -153,10 +137,10 @@ class Bucket:
 
     def entry(self, key: str) -> Request[RawRecord | None]:
         """Read the entry of a key, None if there is none; may lag behind the leader."""
-        return direct_last(f"KV_{self.name}", self._subject(key))
+        return api.direct_last(f"KV_{self.name}", self._subject(key))
 
     def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
-        return last_message(f"KV_{self.name}", self._subject(key))
+        return api.last_message(f"KV_{self.name}", self._subject(key))
 
     def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
         """Write the value of a key; with `expected`, only over the entry at that position (0 for none), else False."""
@@ -180,10 +164,7 @@ class Bucket:
             return value
 
     def divided(self, key: str, value: bytes) -> tuple[list[Request[bool]], bytes]:
-        """Return the writes of a snapshot's parts, and the value to write after them; the snapshot itself if it fits.
-
-        Whoever reads meanwhile puts together parts of two snapshots, which the digest shows.
-        """
+        """Return the writes of a snapshot's parts, and the value to write after them; the snapshot if it fits."""
         if len(value) <= VALUE_MAX:
             return [], value
         parts = [value[start : start + VALUE_MAX] for start in range(0, len(value), VALUE_MAX)]
@@ -196,9 +177,9 @@ class Bucket:
 
 def _written(key: str, frame: Frame) -> bool:
     try:
-        answer_in(frame, f"The snapshot {key}")
+        api.answer_in(frame, f"The snapshot {key}")
     except ApiRefused as refusal:
-        if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+        if refusal.err_code in (api.WRONG_SEQUENCE, api.IN_PROCESS):
             return False
         raise
     return True
@@ -325,11 +306,7 @@ class BulkSnapshots:
         self._hang_up()
 
     def put(self, offers: Sequence[Offer]) -> None:
-        """Write the offers that are newer than the existing snapshots; at most `WINDOW` offers may be given.
-
-        It tries again for half a minute while the server does not answer or entries change, and then raises
-        `StoreUnavailable` or `Unreachable`.
-        """
+        """Write up to `WINDOW` newer offers; raises `StoreUnavailable` or `Unreachable` after `_RETRY_S`."""
         deadline = time.monotonic() + _RETRY_S
         through_leader = False
         remaining = list(offers)
@@ -347,7 +324,9 @@ class BulkSnapshots:
                 self._hang_up()
                 if not isinstance(error, Unreachable):
                     with contextlib.suppress(StoreError, Unreachable):  # the bucket's settings may be the reason
-                        state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
+                        state = ask_once(
+                            self._endpoint, api.stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S
+                        )
                         fault = explained_by(state, snapshots_config(self._app, 1), error)
                 if isinstance(fault, LogUnusable | ApiRefused):
                     raise fault from error
@@ -385,7 +364,7 @@ class BulkSnapshots:
             return existing.event_id == offer.event_id
         if existing.position <= self._last:
             return False  # it is older, or of an event that this log does not have
-        record = link.ask(message_at(self._app, existing.position))
+        record = link.ask(api.message_at(self._app, existing.position))
         subject = f"{self._app}.{offer.key}".encode()
         return record is not None and record[2] == subject and event_id_of(record) == existing.event_id
 

@@ -1,7 +1,4 @@
-"""`EventStore`, the port between commands and the log, and the limits of a save.
-
-`eventjet.log.memory` is the executable specification of the port.
-"""
+"""`EventStore`, the port between commands and the log; `eventjet.log.memory` is its executable specification."""
 
 from __future__ import annotations
 
@@ -76,10 +73,7 @@ class ObjectStore(Protocol):
         ...
 
     async def put(self, content: AsyncIterator[bytes], digest: str = "") -> tuple[str, int]:
-        """Store a body, claimed as by `claim`, and return (digest, size).
-
-        Raises `Refused` for content that has not the digest that is given, and `StreamFull`.
-        """
+        """Store and claim a body, and return (digest, size); raises `StreamFull`, and `Refused` for another digest."""
         ...
 
     async def size(self, digest: str) -> int | None:
@@ -113,10 +107,7 @@ class EventStore(Protocol):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the stream is known to hold the same log still, so that what is remembered of it counts.
-
-        It waits for no request.
-        """
+        """Whether the stream is known, without a request, to be the same log, so that what is remembered counts."""
         ...
 
     def continuing(self, log: str, position: int) -> str:
@@ -134,10 +125,7 @@ class EventStore(Protocol):
         ...
 
     async def confirm(self) -> bool:
-        """Return `is_confirmed`, after a look at the stream if necessary; False if the stream cannot be looked at.
-
-        Raises `LogUnusable`.
-        """
+        """Return `is_confirmed`, after a look if necessary; False if the look fails. Raises `LogUnusable`."""
         ...
 
     async def append(self, writes: Sequence[Append]) -> int:
@@ -237,10 +225,7 @@ def event_lines(write: Append, index: int) -> str:
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
-    """Raise `Refused` for a save that no log can store.
-
-    A message that is too large would make the server close the whole connection.
-    """
+    """Raise `Refused` for a save that no log can store; too large a message would end the whole connection."""
     subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
     if not writes:
         raise Refused("A save", "it records nothing", "Give it at least one event.")

@@ -17,15 +17,8 @@ from eventjet import failpoints
 from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.blob import DIGEST
 from eventjet.errors import BlobDamaged, BlobMissing, Forbidden, LogUnusable, UsageError
-from eventjet.jetstream.api import (
-    Conversation,
-    Request,
-    StreamState,
-    last_message,
-    server_time,
-    stream_info,
-    subjects_of,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, Request, StreamState
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import check_integrity, earlier_logs, first_position
@@ -120,10 +113,7 @@ class References(Mapping[str, Reference]):
 def references_of(
     link: NatsConnection, endpoint: Endpoint, app: str, tell: Tell = lambda _read, _all: None
 ) -> References:
-    """Read the log up to its present end, and return what its events refer to.
-
-    Raises `LogUnusable`, `StoreUnavailable`, `Forbidden` and `Unreachable`.
-    """
+    """Read the log up to its present end, and return what its events refer to."""
     state = link.run(reading_log_state(app))
     references, read = References(state.last), 0
     if state.messages:
@@ -144,14 +134,10 @@ def sweep_objects(
     removes: bool = False,
     tell: Tell = lambda _read, _all: None,
 ) -> Objects:
-    """Read the bucket and then the log, and with `removes` remove the orphans.
-
-    Raises `LogUnusable` if the bucket or the log does not exist, `StoreUnavailable`, `Forbidden` and `Unreachable`.
-    With `removes` it also raises `LogIncomplete`, and `LogUnusable` if the bucket was made for another log.
-    """
+    """Read the bucket, then the log, and with `removes` remove orphans, unless log or bucket are in doubt."""
     bucket = Bucket(app)
     # In this order: what is written after it was read here is protected by the comparison when it is removed.
-    oldest_ns = (_run(link, bucket, _asking(server_time(bucket.stream))) - age_s) * 1e9
+    oldest_ns = (_run(link, bucket, _asking(api.server_time(bucket.stream))) - age_s) * 1e9
     metas = [stored for stored in _run(link, bucket, bucket.reading_metas()) if not stored.is_deleted]
     uploads = _run(link, bucket, _uploads(bucket, {stored.token for stored in metas}, oldest_ns))
     references = references_of(link, endpoint, app, tell)
@@ -185,10 +171,7 @@ def sweep_objects(
 def faults_of(
     link: NatsConnection, app: str, references: Iterable[Reference], tell: Callable[[int], object] = lambda _: None
 ) -> Iterator[tuple[Reference, str]]:
-    """Read each body that is referred to, compare it with its digest, and yield those that are missing or damaged.
-
-    `tell` is called with the number of bodies after each. Raises `StoreUnavailable` and `Forbidden`.
-    """
+    """Read each body that is referred to, compare it with its digest, and yield those that are missing or damaged."""
     bucket = Bucket(app)
     for number, reference in enumerate(references, 1):
         reader = ContentReader(bucket, reference.digest)
@@ -225,7 +208,7 @@ def has_bucket(link: NatsConnection, app: str) -> bool:
 def _checking_log(bucket: Bucket, app: str) -> Conversation[None]:
     log = yield from reading_log_state(app)
     check_integrity(log)
-    objects: StreamState = yield stream_info(bucket.stream)
+    objects: StreamState = yield api.stream_info(bucket.stream)
     noted, identity = objects.metadata.get(IDENTITY, ""), identity_of(log)
     if noted != identity and noted not in earlier_logs(log):
         raise LogUnusable(
@@ -246,12 +229,12 @@ def _uploads(bucket: Bucket, ended: Collection[str], oldest_ns: float) -> Conver
     uploads: list[tuple[str, int]] = []
     offset = 0
     while True:
-        subjects, total = yield subjects_of(bucket.stream, bucket.chunk_subject("*"), offset)
+        subjects, total = yield api.subjects_of(bucket.stream, bucket.chunk_subject("*"), offset)
         for subject in subjects:
             token = subject.rpartition(".")[2]
             if token in ended:
                 continue
-            last: RawRecord | None = yield last_message(bucket.stream, subject)
+            last: RawRecord | None = yield api.last_message(bucket.stream, subject)
             if last is not None and last[1] < oldest_ns:
                 uploads.append((token, last[0]))
         offset += len(subjects)

@@ -20,25 +20,16 @@ from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, StoreUnavailable
-from eventjet.jetstream.api import (
-    IN_PROCESS,
-    WRONG_SEQUENCE,
-    Request,
-    answer_in,
-    last_message,
-    next_message,
-    purge_stream,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Request
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
+from eventjet.text import utc_text
 
 T = TypeVar("T")
 
 FARTHEST = timedelta(days=365 * 100)
-"""How far ahead a timer is set at most; a later deadline is set again when the timer fires.
-
-The server counts nanoseconds to the year 2262, and fires later timers at once.
-"""
+"""How far ahead a timer is set, since the server's clock ends in 2262; a later one is set again as it fires."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 """The earliest time that a timer is set for: a time before 1677 would wrap to a time in the future."""
 _VERSION = "Ej-Version"
@@ -89,13 +80,10 @@ class JetStreamTimers:
         self._newest_lock = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
-        """Set the timer of a process, unless a later version of the process has set it.
-
-        `fired` is the sequence of the timer that has fired and is being handled, 0 without one.
-        """
+        """Set a process's timer unless a later version has; `fired` is the sequence of the one being handled, or 0."""
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
-        time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
+        time = utc_text(max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)))
         for _ in range(_TRIES):
             timer = None if fired else self._timer_state.get(subject)
             timer = timer or await self._read(process, token, fired)
@@ -113,9 +101,9 @@ class JetStreamTimers:
             try:
                 frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
                 failpoints.reach("timer.set")
-                answer = answer_in(frame, f"The timer of {process} {process_id!r}")
+                answer = api.answer_in(frame, f"The timer of {process} {process_id!r}")
             except (ApiRefused, StoreUnavailable) as error:
-                if not isinstance(error, ApiRefused) or error.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
+                if not isinstance(error, ApiRefused) or error.err_code not in (api.WRONG_SEQUENCE, api.IN_PROCESS):
                     raise await explained(self._client, timer_config(self._app, 1), error) from error
                 # Another worker has changed the timer: read it and try again.
             else:
@@ -124,26 +112,20 @@ class JetStreamTimers:
         raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
 
     async def cancel(self, process: str, process_id: str, version: int) -> None:
-        """Remove the timer of a process if it is of this version or an earlier one, and if this object knows it.
-
-        A timer that is not removed fires once, and the process finds nothing to do.
-        """
+        """Remove a known timer of this version or an earlier one; one that stays fires once, and changes nothing."""
         subject = timer_subject(self._app, process, encode_id(process_id))
         timer = self._timer_state.get(subject)
         if timer is not None and timer.sequence and timer.version <= version:
             # Only up to the known sequence, so that a successor's timer is never removed.
-            await self._client.ask(purge_stream(self._stream, subject, timer.sequence))
+            await self._client.ask(api.purge_stream(self._stream, subject, timer.sequence))
             self._timer_state.pop(subject, None)
 
     async def newest_fired(self) -> int:
-        """Return the sequence of the newest timer that has fired, of all processes; 0 if none has.
-
-        Timers that fire later have higher sequences. All calls within `SHARED_S` share one answer.
-        """
+        """Return the highest sequence of a timer that has fired, of all processes, or 0; shared for `SHARED_S`."""
         async with self._newest_lock:
             loop = asyncio.get_running_loop()
             if loop.time() - self._newest_read_at > SHARED_S:
-                record = await self._ask(last_message(self._stream, due_subject(self._app, "*", "*")))
+                record = await self._ask(api.last_message(self._stream, due_subject(self._app, "*", "*")))
                 self._newest, self._newest_read_at = 0 if record is None else record[0], loop.time()
             return self._newest
 
@@ -152,7 +134,7 @@ class JetStreamTimers:
         fired: list[Due] = []
         subject = due_subject(self._app, process, "*")
         while len(fired) < _DUE_MAX:
-            record = await self._ask(next_message(self._stream, after + 1, subject))
+            record = await self._ask(api.next_message(self._stream, after + 1, subject))
             if record is None:
                 break
             after = record[0]
@@ -163,7 +145,7 @@ class JetStreamTimers:
         """Remove a timer that has fired and was handled."""
         token = encode_id(due.process_id)
         failpoints.reach("timer.before_clear")
-        await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
+        await self._client.ask(api.purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
 
     async def _ask(self, request: Request[T]) -> T:
         try:
@@ -173,10 +155,10 @@ class JetStreamTimers:
 
     async def _read(self, process: str, token: str, fired: int) -> _TimerState:
         """Return the timer of a process; a timer that fired after `fired` and is not handled yet has sequence 0."""
-        timer = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
+        timer = await self._client.ask(api.last_message(self._stream, timer_subject(self._app, process, token)))
         if timer is not None:
             return _timer_state(timer, timer[0])
-        due_timer = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
+        due_timer = await self._client.ask(api.last_message(self._stream, due_subject(self._app, process, token)))
         return _TimerState() if due_timer is None or due_timer[0] <= fired else _timer_state(due_timer, 0)
 
     def _remember(self, subject: str, timer: _TimerState) -> None:
@@ -206,7 +188,7 @@ async def timers_due(client: Client, app: str, process: str, limit: int | None =
 
 
 async def _timers(client: Client, app: str, subject: str, limit: int | None, *, due: bool) -> list[TimerSet]:
-    records = await client.records(timer_stream(app), subject, limit)
+    records = await client.run(api.reading_records(timer_stream(app), subject, limit))
     return [TimerSet(process_of(record[2]), timer_time(record[3]), due) for record in records]
 
 

@@ -33,16 +33,8 @@ from eventjet.errors import (
     StreamMissing,
     UnknownAggregate,
 )
-from eventjet.jetstream.api import (
-    LIMITS,
-    NAME_IN_USE,
-    NO_RESOURCES,
-    Conversation,
-    StreamState,
-    create_stream,
-    stream_info,
-    update_stream,
-)
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Conversation, StreamState
 from eventjet.jetstream.client import Client
 
 IDENTITY = "eventjet.log"
@@ -211,30 +203,18 @@ _COMMON = {
 
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of an app's log stream, as the JetStream API takes it."""
-    return {
-        "name": app,
-        "subjects": [stream_subjects(app)],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": -1,
-        "deny_purge": True,
-        "allow_rollup_hdrs": False,
-        "allow_msg_ttl": False,
-        "allow_atomic": True,
-    }
+    settings = {"deny_purge": True, "allow_rollup_hdrs": False, "allow_msg_ttl": False, "allow_atomic": True}
+    return _config(app, replicas, [stream_subjects(app)]) | settings
+
+
+def _config(name: str, replicas: int, subjects: Sequence[str]) -> dict[str, Any]:
+    return {"name": name, "subjects": subjects, "num_replicas": replicas, **_COMMON, "max_msgs_per_subject": -1}
 
 
 def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of a key-value bucket with one value for each key."""
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": 1,
-        "deny_purge": False,
-        "allow_rollup_hdrs": True,
-    }
+    settings = {"max_msgs_per_subject": 1, "deny_purge": False, "allow_rollup_hdrs": True}
+    return _config(f"KV_{bucket}", replicas, [f"$KV.{bucket}.>"]) | settings
 
 
 def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
@@ -243,44 +223,22 @@ def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def cursors_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the configuration of the bucket of an app's cursors.
-
-    Cursors are replaced by compare-and-set, several in one batch.
-    """
+    """Return the configuration of the bucket of an app's cursors, of which several may be replaced in one batch."""
     return {**bucket_config(cursor_bucket(app), replicas), "allow_msg_ttl": True, "allow_atomic": True}
 
 
 def objects_config(app: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of the object store (ADR-20) with the content of an app's blobs."""
     bucket = object_bucket(app)
-    return {
-        "name": f"OBJ_{bucket}",
-        "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": -1,
-        "deny_purge": False,
-        "allow_rollup_hdrs": True,
-    }
+    config = _config(f"OBJ_{bucket}", replicas, [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"])
+    return config | {"deny_purge": False, "allow_rollup_hdrs": True}
 
 
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the configuration of the stream of an app's timers.
-
-    The stream has no limits: if a limit were raised later, old timers would fire again.
-    """
-    return {
-        "name": timer_stream(app),
-        "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
-        "num_replicas": replicas,
-        **_COMMON,
-        "discard": "old",
-        "deny_delete": False,
-        "max_msgs_per_subject": -1,
-        "max_msg_size": -1,
-        "allow_msg_schedules": True,
-        "allow_rollup_hdrs": True,
-    }
+    """Return the configuration of an app's timers, without limits: after a raised one, old timers would fire again."""
+    config = _config(timer_stream(app), replicas, [timer_subject(app, "*", "*"), due_subject(app, "*", "*")])
+    limits = {"discard": "old", "deny_delete": False, "max_msg_size": -1}
+    return config | limits | {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
 
 
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
@@ -337,10 +295,7 @@ async def declare(
 
 
 async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return in words who besides the stream answers publishes to each (stream, subject).
-
-    An answer that arrives after half a second, or 0.05 s without a JetStream domain, is only logged.
-    """
+    """Return in words who besides the stream answers publishes to each (stream, subject) within half a second."""
     for stream, subject in kinds:
         client.probe(stream, subject)
     # If JetStream has a domain, there may be other domains, perhaps far away.
@@ -364,7 +319,7 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
             return None
         try:
             await client.ask(
-                update_stream({**state.config, "metadata": _with_noted_aggregates(state.metadata, aggregates)})
+                api.update_stream({**state.config, "metadata": _with_noted_aggregates(state.metadata, aggregates)})
             )
         except Forbidden as error:
             reason = f"these credentials may not use {error.subject}"
@@ -394,7 +349,7 @@ def _with_noted_aggregates(metadata: Mapping[str, str], aggregates: Collection[s
 def finding_stream(name: str) -> Conversation[StreamState | None]:
     """Return the state of a stream; None if it does not exist."""
     try:
-        return (yield stream_info(name))
+        return (yield api.stream_info(name))
     except StreamMissing:
         return None
     except ApiRefused as refusal:
@@ -428,9 +383,9 @@ def identity_of(state: StreamState) -> str:
 async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     name = str(config["name"])
     try:
-        return await client.ask(create_stream(config))
+        return await client.ask(api.create_stream(config))
     except ApiRefused as refusal:
-        existing = await client.run(finding_stream(name)) if refusal.err_code == NAME_IN_USE else None
+        existing = await client.run(finding_stream(name)) if refusal.err_code == api.NAME_IN_USE else None
         if existing is not None:
             return existing  # another `init` has created it meanwhile
         raise not_created(name, refusal) from None
@@ -442,7 +397,7 @@ async def _existing_events_error(client: Client, config: Mapping[str, Any], stat
     The server adopts files that it finds in the stream's folder: of a stream that was deleted a moment ago, or whose
     configuration was lost. So it is not known whose events they are.
     """
-    await client.ask(update_stream(config))
+    await client.ask(api.update_stream(config))
     return LogUnusable(
         f"The stream {state.name!r}",
         f"it was not there, and the server made it with events up to position {state.last} in it",
@@ -541,13 +496,10 @@ def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error.
-
-    The configuration of the stream is requested once.
-    """
+    """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error."""
     name = str(declared["name"])
     try:
-        state = await client.ask(stream_info(name))
+        state = await client.ask(api.stream_info(name))
     except StreamMissing:
         return missing_stream(name)
     except StoreError:
@@ -563,10 +515,10 @@ def explained_by(state: StreamState, declared: Mapping[str, Any], error: StoreEr
 
 def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) -> StreamFull | None:
     """Return the error for an answer that says a limit of the stream or its account is reached; None for others."""
-    if code == NO_RESOURCES:
+    if code == api.NO_RESOURCES:
         limit = f"its account has used up the storage that it may use: {text}"
         return StreamFull(stream, limit, "Raise the account's limit, or remove what nobody needs from its streams.")
-    setting = LIMITS.get(text)
+    setting = api.LIMITS.get(text)
     if setting is None:
         return None
     of_subject = "of one subject " if setting == "max_msgs_per_subject" else ""

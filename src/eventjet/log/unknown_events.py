@@ -31,10 +31,7 @@ UNKNOWN_MAX = 100
 
 
 def unknown_events(connection: NatsConnection, state: StreamState, catalog: Catalog) -> list[UnknownEvent]:
-    """Return an error for each unknown event type and schema in a sample of the log. Blocks; raises as `ask`.
-
-    Only events of aggregates that the app's event types belong to are judged.
-    """
+    """Return an error for each unknown type and schema in a sample of the events of the app's aggregates. Blocks."""
     aggregates = catalog.aggregates_of([kind.event_type for kind in catalog.kinds()])
     records = connection.ask_all([message_at(state.name, position) for position in _sample(state)])
     errors: dict[tuple[str, int], UnknownEvent] = {}
@@ -89,10 +86,7 @@ def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversat
 
 
 def noted_unknown(state: StreamState, known_aggregates: Collection[str]) -> Conversation[list[UnknownAggregate]]:
-    """Return the errors of `unknown_aggregates` for aggregates that `init` has noted in the log.
-
-    It is quick in a log of any length.
-    """
+    """Return the errors of `unknown_aggregates`, quickly, for the aggregates that `init` has noted in the log."""
     errors: list[UnknownAggregate] = []
     for name in sorted(noted_aggregates(state.metadata) - {*known_aggregates, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")

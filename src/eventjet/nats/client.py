@@ -67,10 +67,7 @@ _INBOX_MAX = 1_000
 
 
 def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
-    """Return the endpoint of an open client of nats-py: its servers, inbox prefix and name, all else by the settings.
-
-    Raises `UsageError` for a client that is closed, draining, not connected, or of another loop.
-    """
+    """Return the endpoint of an open nats-py client, otherwise by the settings; raises `UsageError`."""
     client: Any = nats
     if client._reading_task is not None and client._reading_task.get_loop() is not asyncio.get_running_loop():
         raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
@@ -380,10 +377,7 @@ class LoopClient:
         return listening
 
     async def unsubscribe(self, listenings: Collection[Listening]) -> None:
-        """End subscriptions.
-
-        Returns once every message that the server has sent for them was taken, or the connection is lost.
-        """
+        """End subscriptions, and return once their last messages were taken, or the connection is lost."""
         tap, nats, subscriptions = (
             self._tap,
             self.nats,

@@ -165,8 +165,8 @@ class Endpoint:
 
     @property
     def servers_from(self) -> str:
-        """The variable that names the servers."""
-        return "EVENTJET_READ_FROM" if self.is_of_mirror and not self.is_elsewhere else "EVENTJET_SERVERS"
+        """What names the servers: a variable, or an option of the command line, which comes first."""
+        return "EVENTJET_READ_FROM" if self.is_of_mirror and not self.is_elsewhere else "--servers or EVENTJET_SERVERS"
 
     def with_name(self, name: str) -> Endpoint:
         """Return the endpoint with a name for another purpose, added to the name that the settings give."""

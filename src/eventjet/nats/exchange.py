@@ -95,10 +95,7 @@ class Exchanges:
     def begin(
         self, subjects: Collection[str], patience_s: float, accepts: Callable[[Frame], bool] | None = None
     ) -> Exchange:
-        """Return a new exchange for messages published on `subjects`; the caller gives it to `forget` in the end.
-
-        Where others may answer, too, `accepts` tells which answers count. It is called for late answers as well.
-        """
+        """Return a new exchange, to `forget` in the end; `accepts` tells which answers count, late ones among them."""
         now = asyncio.get_running_loop().time()
         self._count += 1
         exchange = Exchange(b"%b%d" % (self._prefix, self._count), subjects, patience_s, now, now + patience_s, accepts)

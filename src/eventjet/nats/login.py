@@ -1,7 +1,4 @@
-"""What a login at a NATS server takes: the JWT or nkey and its signature, the TLS context; and why a server refused it.
-
-Seeds are never sent: they sign the server's nonce. Secrets are read for each login and not kept.
-"""
+"""What a login at a NATS server takes, and why one was refused. Seeds are never sent, and secrets not kept."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ _BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
-    """Return `jwt`, `nkey` and `sig` of CONNECT, reading the files anew; raises `UsageError` for an unusable file.
-
-    Empty for an endpoint without such a file.
-    """
+    """Return `jwt`, `nkey` and `sig` of CONNECT, if there are files for them; raises `UsageError`."""
     if endpoint.credentials is not None:
         jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
         seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
@@ -109,10 +103,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
 
 
 def refusal_of(error: Exception, endpoint: Endpoint, peer: str) -> Unauthorized | None:
-    """Return the error of a server that refused the login or the client's certificate, None for another error.
-
-    A server refuses certificates inside TLS, which in TLS 1.3 shows at the first read.
-    """
+    """Return the error of a server that refused login or certificate (in TLS 1.3, at the first read), or None."""
     if isinstance(error, NatsError) and isinstance(fault := server_fault(_text_of(error), peer), Unauthorized):
         return Unauthorized(fault.subject, fault.reason, login_remedy(endpoint))
     text = str(error).lower().replace("_", " ")

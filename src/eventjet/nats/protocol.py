@@ -120,10 +120,7 @@ def _needed(length: int) -> int:
 
 
 def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> bytes:
-    """Return a PUB frame, or HPUB with headers.
-
-    `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` for an invalid subject.
-    """
+    """Return a PUB frame, or HPUB with a whole header block; raises `UsageError` for an invalid subject."""
     name, reply_to = checked_subject(subject), reply + b" " if reply else b""
     if headers:
         return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (name, reply_to, len(headers), len(headers) + len(body), headers, body)
@@ -146,10 +143,7 @@ def status_of(headers: bytes) -> tuple[int, str]:
 
 
 def nobody_listens(frame: Frame) -> bool:
-    """Return whether a frame says that nobody subscribes to the subject of a request.
-
-    A stored message whose headers look like this status is told apart by its position.
-    """
+    """Return whether nobody subscribes to a request's subject; a stored message like that has a position."""
     return not frame[4] and frame[3].startswith(b"NATS/1.0 503") and b"\r\nNats-Sequence: " not in frame[3]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from eventjet.text import cut, printable
+from eventjet.text import cut, printable, utc_text
 
 FIELD_MAX = 1_000
 """Characters of a field, at most."""
@@ -169,7 +169,7 @@ UNPROVEN_PEER = LogEvent(
     "eventjet.unproven_peer",
     _W,
     "PostgreSQL at %(hosts)s is reached with sslmode=%(mode)s, which does not prove who answers there. "
-    "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
+    "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to the database's URL.",
 )
 PIPELINE_LEFT_OUT = LogEvent(
     "eventjet.pipeline_left_out", _W, "The pipeline has no dataset for the projection %(projection)s: %(reason)s"
@@ -186,7 +186,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, "fields", {})
         entry: dict[str, Any] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "at": utc_text(datetime.fromtimestamp(record.created, UTC), "milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": getattr(record, "event", OTHER),

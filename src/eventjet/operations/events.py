@@ -45,6 +45,7 @@ from eventjet.log.store import BATCH_MAX, EventStore
 from eventjet.projections.columns import key_labels
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.text import utc_text
 
 _DEPTH_MAX = 100
 """How deep the JSON of a body may be nested to be shown as JSON: what shows it calls itself for each level."""
@@ -103,7 +104,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
         fault = fault or str(error)
     event: dict[str, Any] = {
         "position": position,
-        "recorded_at": when.isoformat().replace("+00:00", "Z"),
+        "recorded_at": utc_text(when),
         "aggregate": aggregate,
         "aggregate_id": aggregate_id,
         "version": number_of(block, VERSION),

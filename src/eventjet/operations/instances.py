@@ -19,10 +19,10 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import process_of, timer_time
-from eventjet.operations.processes import process_class, time_text
+from eventjet.operations.processes import process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.text import counted, duration, listed, meant
+from eventjet.text import counted, duration, listed, meant, utc_text
 
 LOOKED_MAX = 100_000
 """The most instances that one call looks at by default."""
@@ -247,10 +247,10 @@ def instances_value(listing: Instances) -> dict[str, Any]:
         "instances": [
             {
                 **{name: getattr(each, name) for name in ("id", "stage", "position")},
-                "at": time_text(each.at),
+                "at": utc_text(each.at, "seconds"),
                 "age_s": age_s(each.at),
                 "waits_for": each.waits_for,
-                "until": None if each.until is None else time_text(each.until),
+                "until": None if each.until is None else utc_text(each.until, "seconds"),
                 "quarantined": each.quarantined,
             }
             for each in listing.instances

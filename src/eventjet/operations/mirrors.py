@@ -130,7 +130,7 @@ class MirrorLink:
         """Raise `UsageError` if the servers of the log led to the mirror: nobody could tell the two apart."""
         if log.mirror is not None or (mirror is not None and mirror.created == log.created):
             raise UsageError(
-                f"EVENTJET_SERVERS ({', '.join(self.settings.servers)}) lead to the stream {log.name!r} that "
+                f"EVENTJET_SERVERS ({self.settings.shown()['servers']}) lead to the stream {log.name!r} that "
                 "EVENTJET_READ_FROM names, not to the log that it is a mirror of. Name only the log's own servers in "
                 "EVENTJET_SERVERS, also if they do not answer. Nothing was changed."
             )

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from eventjet.app import App
@@ -41,7 +41,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.text import cut_values, listed, meant
+from eventjet.text import cut_values, listed, meant, utc_text
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ class Processes:
             lambda: sorted((deadline.due_at(at), deadline.call.name) for deadline in deadlines_of(state)),
             faults,
         )
-        return [{"at": time_text(when), "decision": decision} for when, decision in due or []]
+        return [{"at": utc_text(when, "seconds"), "decision": decision} for when, decision in due or []]
 
     def _answer(self, function: str, ask: Callable[[], T], faults: list[str]) -> T | None:
         """Call a function of the application; where it raises, add the error to `faults` and return None."""
@@ -344,8 +344,3 @@ def _call_text(call: Call) -> str:
     arguments = [text(hint, value) for hint, value in zip(placed, call.args, strict=True)]
     arguments += [f"{name}={text(named[name], value)}" for name, value in kwargs.items()]
     return f"{call.name}({', '.join(arguments)})"
-
-
-def time_text(at: datetime) -> str:
-    """Return a time in UTC such as `2026-01-31T12:00:00Z`."""
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -25,7 +25,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.jetstream.api import StreamState, delete_consumer, next_message, update_stream
+from eventjet.jetstream.api import StreamState, delete_consumer, next_message, reading_values, update_stream
 from eventjet.jetstream.client import connected
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import earlier_logs, missing_range
@@ -431,7 +431,7 @@ async def _move_cursors(app: str, settings: Settings, plan: Promotion, unmoved: 
     try:
         async with connected(settings.for_reads()) as client:
             cursors = Cursors(client, app)
-            for record in await client.values(cursor_bucket(app), "c.*"):
+            for record in await client.run(reading_values(cursor_bucket(app), "c.*")):
                 name = record[2].decode().rpartition(".c.")[2]
                 try:
                     stored = await cursors.find(name)

@@ -113,10 +113,7 @@ class AppRef:
 
     @classmethod
     def parse(cls, reference: str, folder: Path | None = None) -> AppRef:
-        """Parse `module:attribute`, to be imported with `folder` (default: the current one) on the path.
-
-        Raises `UsageError`.
-        """
+        """Parse `module:attribute`, with `folder` (default: the current one) to import from; raises `UsageError`."""
         module, _, attribute = reference.partition(":")
         if not module or not attribute:
             raise UsageError(

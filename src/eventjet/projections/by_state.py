@@ -207,10 +207,7 @@ def joins_of(
     key_checker: Callable[[str], KeyCheck],
     faults: list[str],
 ) -> Joins | None:
-    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then.
-
-    `key_checker` makes the check of the keys of a function, which its text names.
-    """
+    """Check the `by_state`s of a projection and return them; adds what is wrong to `faults` and returns None then."""
     before = len(faults)
     resolved: dict[str, StateSource] = {}
     owners: dict[type, str] = {}
@@ -234,24 +231,8 @@ def joins_of(
             faults.append(f"it takes no event of {shown_name(source.aggregate)}, which its key names")
         owners |= dict.fromkeys(folded, info.name)
         parameters = _required_parameters(source.key)
-        if source.on_change not in _ON_CHANGE:
-            faults.append(f'{label}: on_change is {source.on_change!r}; give "keep", "move" or "both"')
-        elif parameters not in (1, 2):
-            faults.append(f"{label}: its function takes {parameters} parameters instead of (state) or (state, event)")
-        elif parameters > 1 and source.on_change != "keep":
-            faults.append(
-                f'{label}: with on_change="{source.on_change}" the key is that of a state, before and after an event, '
-                "so its function takes the state alone"
-            )
-        elif source.on_change == "move" and (len(sources) > 1 or plain):
-            faults.append(
-                f'{label}: with on_change="move" each row belongs to one aggregate alone, so nothing stands beside it'
-            )
-        elif source.on_change == "move" and source.via is not None:
-            faults.append(
-                f'{label}: with on_change="move" each row belongs to one aggregate alone, so no event of another comes '
-                'to it, and `via` does not go with it; give "keep" or "both"'
-            )
+        if fault := _key_fault(source, parameters, is_alone=len(sources) == 1 and not plain):
+            faults.append(f"{label}: {fault}")
         keys = _keys_of(source, parameters, key_checker(f"{label} gives"))
         named = StateSource(info.name, source.aggregate, codec, keys, source.on_change, _named_of(source))
         resolved[info.name] = named
@@ -269,6 +250,25 @@ def joins_of(
     if len(faults) > before:
         return None
     return Joins(resolved, owners, lookups, state_table(name, table), call, takes_state, frozenset([*events, *owners]))
+
+
+def _key_fault(source: ByState[Any], parameters: int, *, is_alone: bool) -> str:
+    """Return what is wrong with `on_change`, or with what stands beside it; empty if nothing is."""
+    if source.on_change not in _ON_CHANGE:
+        return f'on_change is {source.on_change!r}; give "keep", "move" or "both"'
+    if parameters not in (1, 2):
+        return f"its function takes {parameters} parameters instead of (state) or (state, event)"
+    if parameters > 1 and source.on_change != "keep":
+        return (
+            f'with on_change="{source.on_change}" the key is that of a state, before and after an event, so its '
+            "function takes the state alone"
+        )
+    moves = 'with on_change="move" each row belongs to one aggregate alone, so'
+    if source.on_change == "move" and not is_alone:
+        return f"{moves} nothing stands beside it"
+    if source.on_change == "move" and source.via is not None:
+        return f'{moves} no event of another comes to it, and `via` does not go with it; give "keep" or "both"'
+    return ""
 
 
 def _lookups_of(source: ByState[Any], label: str, events: Sequence[type], faults: list[str]) -> list[type]:
@@ -326,15 +326,9 @@ def _keys_of(
 
 
 def _check_plain(
-    plain: Sequence[Callable[[Recorded[Any]], Any]],
-    events: Sequence[type],
-    joined: Collection[type],
-    faults: list[str],
+    plain: Sequence[Callable[[Recorded[Any]], Any]], events: Sequence[type], joined: Collection[type], faults: list[str]
 ) -> None:
-    """Add a fault for events that no part of `key` gives a key, and for more than one key function.
-
-    `joined` are the events whose key comes from a state.
-    """
+    """Add faults for events without a key (`joined` have one by state), and for more than one key function."""
     if len(plain) > 1:
         faults.append("`key` has several key functions; give one for all events that no by_state covers")
         return

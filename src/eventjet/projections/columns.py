@@ -114,10 +114,7 @@ def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
 
 
 def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
-    """Return the function that gives a value of this type its normal form; not called for None.
-
-    That function raises `ValueError` for a value that would not be read back equal.
-    """
+    """Return the function that normalises values of this type, or raises `ValueError`; it never gets None."""
     column_type = column_type_of(kind)
     assert column_type is not None, kind
     return column_type.normaliser(plain(kind))
@@ -212,10 +209,7 @@ def integer(bits: int) -> Convert:
 
 
 def numeric(precision: int, scale: int) -> Convert:
-    """Accept decimals of `precision` digits, `scale` of them after the point.
-
-    Values get exactly that scale and are never rounded; a negative zero becomes zero.
-    """
+    """Accept decimals of so many digits; give them exactly that scale, never rounded, and no negative zero."""
     step = Decimal(1).scaleb(-scale)
     high = Decimal("9" * precision).scaleb(-scale, Context(prec=precision + 1))
     low = high.copy_negate()
@@ -347,10 +341,7 @@ def enum_value(labels: Mapping[str, Any]) -> Convert:
 
 
 def canonical(value: Any) -> Any:
-    """Return JSON in the form that JSON, JSONB and text all give back: keys sorted, large integral floats as integers.
-
-    Raises `ValueError` for a value that JSON would not give back equal.
-    """
+    """Return JSON as JSON, JSONB and text all give it back: keys sorted, large integral floats as integers."""
     if value is None or value is True or value is False:
         return value
     kind = cast("type[Any]", type(value))

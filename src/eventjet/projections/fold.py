@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
+from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, event_id_of, header
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
@@ -59,10 +59,7 @@ class Fold:
         """The fold of the states that give the keys; None where events have their keys."""
 
     def join(self, events: Iterable[Recorded[Any]], cells: Mapping[StateId, Cell]) -> Joining:
-        """Return events with their states and keys, for a projection with `by_state`: pass both to `__call__`.
-
-        `cells` are the states before. Raises `HandlerFailed` and `ProjectionStopped`.
-        """
+        """Return events with states and keys, for `__call__`; raises `HandlerFailed` and `ProjectionStopped`."""
         assert self.states is not None
         return self.states.join(events, cells, self._fail)
 
@@ -117,12 +114,7 @@ class Fold:
             self._fail(event, error)
         return keyed, keys
 
-    def __call__(
-        self,
-        rows: Mapping[RowKey, Any],
-        events: Iterable[Any],
-        keys: Sequence[RowKey] | None = None,
-    ) -> Rows:
+    def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Any], keys: Sequence[RowKey] | None = None) -> Rows:
         """Return the rows that the events change, normalised; None for a deleted row.
 
         `rows` holds the rows before and is not changed. Events must be in the order of the log. `keys` are given with
@@ -220,10 +212,7 @@ _NEWER_MAX = 1_000
 
 
 class Offered:
-    """One record for a projection that quarantines, with its event or its error.
-
-    It has neither where the projection does not take the event and its position is in the quarantine.
-    """
+    """One record for a projection that quarantines, with its event, its error, or its position alone."""
 
     __slots__ = ("error", "event", "record")
 
@@ -240,7 +229,7 @@ class Offered:
     @property
     def event_id(self) -> str:
         """The id in the record's header; empty where that has none."""
-        return header(self.record[3], MSG_ID) or ""
+        return event_id_of(self.record)
 
     @property
     def aggregate_key(self) -> AggregateKey:
@@ -320,10 +309,7 @@ class Reader(Protocol):
 def reader(
     catalog: Catalog, resolved: AnyResolved, quarantined_positions: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
-    """Return the reader for the events of a projection.
-
-    The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
-    """
+    """Return the reader for a projection's events, which checks their predecessors through `earlier`, if given."""
     if resolved.quarantines:
         return Offering(catalog, resolved.events, quarantined_positions, earlier)
     if isinstance(resolved, ResolvedProjection) and resolved.joins is not None:
@@ -356,10 +342,7 @@ class ParkingFold:
         return list(keys)
 
     def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
-        """Fold the events that are not blocked, and quarantine the others; changes none of the arguments.
-
-        Changed rows are normalised; None stands for a deleted row.
-        """
+        """Fold the events that are not blocked, and quarantine the others; changes none of the arguments."""
         key_of = self._key_of
         aggregates, resolutions = blocked.aggregates, blocked.resolutions
         changed: Rows = {}
@@ -418,10 +401,7 @@ def blocked_by(offer: Offered) -> Quarantined:
 
 
 def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
-    """Return the quarantine's row for an event that failed, with reason, traceback and payload.
-
-    `private` keeps personal data out of the reason and the traceback.
-    """
+    """Return the quarantine's row for an event that failed; `private` keeps personal data out of it."""
     traceback = _storable(traceback_of(error, private=private))
     return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 

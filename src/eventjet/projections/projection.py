@@ -51,10 +51,7 @@ class Projection(Generic[R, E]):
 
     @cached_property
     def table(self) -> Table:
-        """The table of the rows; made from the row class at the first use where none was given.
-
-        Raises `DefinitionError` for a row class that does not declare a table.
-        """
+        """The table of the rows, made at the first use where none was given; raises `DefinitionError`."""
         return table_of(self.name, self.source, self.fold, is_list=False)
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
@@ -190,10 +187,7 @@ class Entries(Generic[R, E]):
 
     @cached_property
     def table(self) -> Table:
-        """The table of the rows; made from the row class at the first use where none was given.
-
-        Raises `DefinitionError` for a row class that does not declare a table.
-        """
+        """The table of the rows, made at the first use where none was given; raises `DefinitionError`."""
         return table_of(self.name, self.source, self.rows, is_list=True)
 
     def __call__(self, event: Recorded[E], /) -> R | Sequence[R] | None:

@@ -36,10 +36,7 @@ _KEYS_CACHED = 65_536
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedProjection:
-    """A checked projection, as workers and rebuilds use it.
-
-    Not to be pickled: executors of Spark import the app by reference and resolve it again.
-    """
+    """A checked projection, not to be pickled: executors of Spark import the app by reference and resolve it again."""
 
     name: str
     revision: int
@@ -95,18 +92,12 @@ class ResolvedProjection:
 
     @property
     def fold_alone(self) -> Callable[[Any, Recorded[Any]], Any] | None:
-        """The projection's own function where that takes (row, event).
-
-        None for entries, for folds with `keys`, and where states are folded.
-        """
+        """The projection's own function where that takes (row, event), without keys and states; else None."""
         declared: Any = self.declared
         return declared.fold if self.reads and declared.keys is None and self.joins is None else None
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
-        """Call the projection's own function for one event and one key; the row it returns is not normalised.
-
-        Where states are folded, the event is a `Joined`.
-        """
+        """Call the function for one event (with states, a `Joined`) and one key; the row is not normalised."""
         if self.joins is not None:
             return cast("Any", event).applied(self.joins, row, key)
         fold = self.fold_alone

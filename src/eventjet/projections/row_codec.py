@@ -224,10 +224,7 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
 
 
 def _check(column: Column[Any], form: Convert | None) -> Convert:
-    """Return the check of a column's values; None passes only where the column is nullable.
-
-    `form` converts JSON to what the row's annotation asks for.
-    """
+    """Return a column's check, with the `form` of its JSON; None passes only where the column is nullable."""
     plain = normaliser(column.type)
     check: Convert = plain if form is None else lambda value: form(plain(listed(value)))
     return (lambda value: None if value is None else check(value)) if column.nullable else check
@@ -276,10 +273,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
-    """Return the conversion of a list to a tuple.
-
-    `forms` has one conversion for each item (`is_row`), or a single one for all items.
-    """
+    """Return how a list becomes a tuple, by a form for each item (`is_row`), or by the same one for all."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list:

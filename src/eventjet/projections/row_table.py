@@ -48,10 +48,7 @@ def table_from(source: TableSource) -> Table:
 
 
 def table_of(name: str, source: TableSource | None, function: Callable[..., Any], *, is_list: bool) -> Table:
-    """Return the table of a projection; `is_list` says that its function may return a list of rows.
-
-    Raises `DefinitionError` for a row class that does not declare a table.
-    """
+    """Return a projection's table; `is_list` if its function may return several rows. Raises `DefinitionError`."""
     return table_from(source) if source is not None else _declared_table(name, row_type_of(function, is_list=is_list))
 
 

@@ -21,13 +21,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import (
-    raw_annotations,
-    recorded_events_of,
-    resolved_hint,
-    shown_name,
-    union_members,
-)
+from eventjet.domain.subscription import raw_annotations, recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
@@ -203,10 +197,7 @@ def _second_hint(handler: Handler) -> Any:
 
 
 def _subscribed(function: Handler) -> tuple[tuple[type, ...], bool]:
-    """Return (the classes of events in a handler's annotation, whether it takes a sequence of them).
-
-    Raises `DefinitionError`.
-    """
+    """Return (the classes of events that a handler takes, whether as a sequence); raises `DefinitionError`."""
     parameter = next(iter(inspect.signature(function).parameters), "event")
     hint = resolved_hint(function, parameter)
     kind = get_origin(hint) or hint

@@ -100,14 +100,7 @@ class Owned(Joined):
     __slots__ = ("columns", "is_taken", "owner")
 
     def __init__(
-        self,
-        event: Recorded[Any],
-        aggregate: str,
-        state: Any,
-        owner: Owner,
-        columns: Sequence[str],
-        *,
-        is_taken: bool,
+        self, event: Recorded[Any], aggregate: str, state: Any, owner: Owner, columns: Sequence[str], *, is_taken: bool
     ) -> None:
         super().__init__(event, aggregate, state)
         self.owner = owner

@@ -15,7 +15,7 @@ from eventjet.archive import republish
 from eventjet.archive.bodies import NOTHING_CARRIED, ArchivedBodies, Carried, archive_bodies, restore_bodies
 from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
 from eventjet.archive.republish import Restored
-from eventjet.codec.headers import MSG_ID, header
+from eventjet.codec.headers import event_id_of
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.jetstream.api import create_stream, update_stream
 from eventjet.jetstream.connection import NatsConnection
@@ -198,6 +198,6 @@ def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
     watch.tell("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
     last_id = manifest.segments[-1].last_id
-    if (header(archive.record(manifest.last)[3], MSG_ID) or "") != last_id:
+    if event_id_of(archive.record(manifest.last)) != last_id:
         raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
     watch.tell("check", manifest.events, manifest.events)

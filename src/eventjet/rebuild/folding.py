@@ -85,10 +85,7 @@ class Folding:
         return map(self.codec.dump, self._rows.values())
 
     def entries_of(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[str, Entry]]:
-        """Fold the states of the next events, and yield an entry with the token of its key for each key of an event.
-
-        For `take_entries` of the folding that has the key. Raises as `take`.
-        """
+        """Fold the states of the next events, and yield an entry with the token of its key for each key of an event."""
         joins, forms = self.resolved.joins, self._key_forms
         assert joins is not None
         joining = self._fold.join(events, self._cells)
@@ -101,10 +98,7 @@ class Folding:
             yield key_token(key), (parts, joined.position, joined.aggregate, state)
 
     def take_entries(self, pairs: Sequence[tuple[Entry, RawRecord]], decode: Reader) -> None:
-        """Fold entries, each with the record of its event, in the order of the log.
-
-        Raises `HandlerFailed` and `RowRefused`.
-        """
+        """Fold entries with the records of their events, in the log's order; raises `HandlerFailed`, `RowRefused`."""
         joins, forms = self.resolved.joins, self._key_forms
         assert joins is not None
         joined: list[Joined] = []
@@ -162,10 +156,7 @@ class Foldings:
     """
 
     def __init__(self, each: Sequence[Folding], catalog: Catalog, predecessors: Earlier | None) -> None:
-        """Without `predecessors`, no predecessor is checked, because an earlier task has checked them.
-
-        `catalog` is the application's, with the log's skip markers.
-        """
+        """`catalog` has the log's skip markers. Without `predecessors` none is checked: an earlier task has done so."""
         self.each = each
         self._joined = [
             (folding, reader(catalog, folding.resolved, (), predecessors))
@@ -229,17 +220,6 @@ def fold_of(app: Application, name: str) -> ResolvedProjection:
     resolved = app.projections[name]
     assert isinstance(resolved, ResolvedProjection)
     return resolved
-
-
-class Tokens:
-    """A function from an event to the tokens of the keys whose rows it changes, for one projection."""
-
-    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues) -> None:
-        self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
-
-    def __call__(self, event: Recorded[Any]) -> list[str]:
-        """Return one token for each key of the event; raises `HandlerFailed`."""
-        return [key_token(key) for key in self._fold.keyed((event,))[1]]
 
 
 def key_token(key: RowKey) -> str:

@@ -130,10 +130,7 @@ class Job:
         return PredecessorReader(self.log.endpoint, self.log.stream)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
-        """Return a plan from the first event to `last`, for the job's engine and this machine's cores.
-
-        Raises `LogIncomplete` when events are missing.
-        """
+        """Return a plan from the first event to `last`, for this engine and machine; raises `LogIncomplete`."""
         source, state = self.source, self.log.state
         source.check_integrity(state)
         return make_plan(
@@ -216,11 +213,7 @@ def open_job(
     engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
 ) -> Generator[Job]:
-    """Yield a job whose engine is open until the end of the `with` block.
-
-    `from_archive` is the URL of an archive from which the past is read. Raises `Unreachable`, `UsageError` and
-    `ArchiveBroken`.
-    """
+    """Yield a job whose engine is open in the block; raises `Unreachable`, `UsageError` and `ArchiveBroken`."""
     application, options = loaded(app), options_of(engine)
     with watch.phase("start"):
         endpoint, state = readable_log(settings, application.name, "eventjet-rebuild")
@@ -238,10 +231,7 @@ def open_job(
 
 
 def await_position(job: Job, position: int) -> None:
-    """Wait until the log has a position where the job reads it, which may be a mirror that lags.
-
-    Raises `RebuildError` after `MIRROR_S`.
-    """
+    """Wait until the log or its mirror has a position where it is read; raises `RebuildError` after `MIRROR_S`."""
     deadline = time.monotonic() + MIRROR_S
     while (last := job.log.now().last) < position:
         if time.monotonic() > deadline:
@@ -262,10 +252,7 @@ async def in_job(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> T:
-    """Open a job and run its blocking work in a thread; raises the errors of `open_job`.
-
-    `check` raises the errors of a wrong request, before a connection is made or an engine started.
-    """
+    """Call `check`, then open a job and run its blocking work in a thread; raises as these and `open_job`."""
 
     def run(watch: Watch) -> T:
         check(loaded(app))

@@ -18,10 +18,11 @@ from eventjet.codec.headers import (
     BATCH_ID,
     BATCH_NUMBER,
     EXPECTED,
-    MSG_ID,
     RECORDED_AT,
+    TYPE,
     VERSION,
     RawRecord,
+    event_id_of,
     header,
     logged_at,
     number_of,
@@ -345,7 +346,7 @@ class LogAudit:
         self.compared += 1
         if record == archived or lasting(record) == lasting(archived):
             return
-        ours, theirs = _id_of(record), _id_of(archived)
+        ours, theirs = event_id_of(record), event_id_of(archived)
         what = f"the log has the event {ours or 'without an id'}, and the archive {theirs or 'one without an id'}"
         if ours == theirs:
             parts = zip(("subject", "headers", "body"), lasting(record)[1:], lasting(archived)[1:], strict=True)
@@ -372,7 +373,7 @@ class LogAudit:
         self._report(Kind.TORN, record, what)
 
     def _check_id(self, record: RawRecord, readable: bool) -> None:
-        event_id = _id_of(record)
+        event_id = event_id_of(record)
         if not event_id:
             if readable:
                 self._report(Kind.ID, record, "it has no id")
@@ -460,10 +461,6 @@ def side_by_side(
         yield pair.get(0), pair.get(1)
 
 
-def _id_of(record: RawRecord) -> str:
-    return header(record[3], MSG_ID) or ""
-
-
 def _subject_fault(subject: bytes) -> str:
     try:
         entity_of(subject)
@@ -473,7 +470,7 @@ def _subject_fault(subject: bytes) -> str:
 
 
 def _type_of(record: RawRecord) -> str:
-    return header(record[3], "Ej-Type") or "?"
+    return header(record[3], TYPE) or "?"
 
 
 _NO_RECORD: RawRecord = (0, 0, b"", b"", b"")

@@ -97,17 +97,11 @@ class PostgresWorkspace:
         return not connection.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:claim, 0))"), self._claim)
 
     def engine(self) -> Engine:
-        """Return an engine whose connections find the run's tables, and its copies of eventjet's tables, by name alone.
-
-        The run's schema comes first in the search path; the other schemas are only there for types.
-        """
+        """Return an engine whose connections find the run's tables, and its copies of eventjet's, by name alone."""
         return self._first_in_path().sync_engine(self._purpose)
 
     def handlers_engine(self) -> AsyncEngine:
-        """Return an engine as `engine` does, for the handlers of SQL projections.
-
-        Commits do not wait for the disk, because the shadow is made again after a crash.
-        """
+        """Return such an engine for handlers, whose commits do not wait for the disk: a shadow need not be durable."""
         return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
@@ -148,10 +142,7 @@ class PostgresWorkspace:
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
-        """Begin a transaction on one snapshot of the live database, with the run's tables attached.
-
-        Other sessions may write to the live database meanwhile.
-        """
+        """Begin a transaction on one snapshot of the live database, with the run's tables attached."""
         with self.live.execution_options(isolation_level="REPEATABLE READ").begin() as connection:
             yield connection
 
@@ -252,10 +243,7 @@ def _purpose(run: str) -> str:
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Copy the rows and insert the part's row in the ledger, in one transaction.
-
-    If the ledger has the part already, an earlier try has loaded it, and nothing is copied.
-    """
+    """Copy the rows and note the part in the ledger, in one transaction, unless an earlier try has done so."""
     schema = f"ej_{target.run}"
     ledger = sql.Identifier(schema, rebuilds.name)
     part = (target.run, number)

@@ -71,10 +71,7 @@ class Watch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def local_at_most_s(self) -> float | None:
-        """Return an upper bound of the local engine's time; None when Spark did not run on this machine.
-
-        The local engine starts no JVM, and reads one after the other what the cores read in parallel.
-        """
+        """Return an upper bound of the local engine's time, with no JVM and one core; None unless Spark ran here."""
         if self.cores is None:
             return None
         spent = sum(self.seconds.values()) - self.seconds.get("spark", 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at, stream_info
 from eventjet.jetstream.connection import ask_once
@@ -48,7 +48,7 @@ class Log:
     def event_id(self, position: int) -> str | None:
         """Return the id of the event at a position now: empty if the event has no id, None if there is no event."""
         record = ask_once(self.endpoint, message_at(self.stream, position))
-        return None if record is None else header(record[3], MSG_ID) or ""
+        return None if record is None else event_id_of(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,7 @@ class ReplaySource:
         return 0 if self.archive is None else self.archive.manifest.last
 
     def check_integrity(self, state: StreamState) -> None:
-        """Raise `LogIncomplete` unless log and archive together have every event that was ever recorded.
-
-        Raises `LogDrifted` when the stream's settings may drop or change events.
-        """
+        """Raise `LogIncomplete` unless log and archive have every event, and `LogDrifted` for dangerous settings."""
         if missing_range(state) and not self._covers_missing(state):
             check_integrity(state)
         check_settings(state)

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.connection import NatsConnection
@@ -238,7 +238,7 @@ class ShadowWriter:
         self.decode.expect(records)
         events = [event for record in records if (event := self.decode(record)) is not None]
         last = records[-1]
-        batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
+        batch = Batch(self.position, last[0], event_id_of(last), events)
         parts = Parts(self.shadow.resolved.name, batch, private=self.shadow.resolved.is_private)
         for part in parts:
             try:
@@ -252,10 +252,7 @@ class ShadowWriter:
 def catching_up(
     shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Quarantined] = ()
 ) -> Generator[ShadowWriter]:
-    """Give the loaded shadow of a fold its checkpoint and quarantine, and yield a writer for the events after them.
-
-    `position` is the pinned position; `parked` are the quarantined events up to there.
-    """
+    """Give a loaded shadow its checkpoint at `position` and quarantine, and yield a writer for what follows."""
     log, resolved, resolutions = job.log, shadow.resolved, shadow.target.resolutions
     event_id = log.event_id(position) if position else ""
     if event_id is None:
@@ -311,12 +308,7 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[ShadowWriter]:
 
 
 def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part]) -> int:
-    """Compare the numbers of events and rows that were planned, folded and stored.
-
-    Returns how many rows there are, without those of states.
-
-    Raises `VerificationFailed`.
-    """
+    """Compare the planned, folded and stored numbers; return the rows without states. Raises `VerificationFailed`."""
     name = shadow.resolved.name
     own_parts = [part for part in parts if part.projection == name]
     events = sum(part.events for part in own_parts)

@@ -30,10 +30,7 @@ from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock
 from eventjet.text import listed
 
 TAIL_MAX = 5_000
-"""The maximum number of events that a shadow writes while it locks the live tables; the live worker waits meanwhile.
-
-A shadow that is further behind releases the locks and catches up first.
-"""
+"""The most events that a shadow writes while live tables are locked; one further behind catches up first."""
 
 EPOCH = -1
 """The epoch of a shadow's checkpoint. No worker ever has it, so the shadow's writer can never write to the live table:
@@ -141,10 +138,7 @@ class Shadow(Generic[R_co]):
             self._resolutions, self._decisions = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
-
-        `target.resolutions` becomes the quarantine of that snapshot. Returns None when there is no live read model.
-        """
+        """Copy the live rows and resolutions in one snapshot, and return its live checkpoint; None without any."""
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
             if live is None or not live.log:
@@ -189,10 +183,7 @@ class Shadow(Generic[R_co]):
             )
 
     def finish(self) -> None:
-        """Make the shadow's tables durable, with their declared keys and indexes.
-
-        Raises `RowsRefused` when rows break a key, a unique index or a check.
-        """
+        """Make the tables durable, with keys and indexes; raises `RowsRefused` for rows that break one."""
         self.workspace.finish(self.resolved.name, self.tables, bare=not self._is_sql)
 
     def live_checkpoint(self) -> Checkpoint | None:
@@ -264,10 +255,7 @@ class Shadow(Generic[R_co]):
         )
 
     def _replace_live_quarantine(self, connection: Connection, decisions: frozenset[tuple[int, str]] | None) -> None:
-        """Replace the live quarantine, whose checkpoint is locked, with the shadow's.
-
-        Raises `RebuildOvertaken` when the decisions in the live quarantine are not `decisions` any more.
-        """
+        """Replace the locked live quarantine by the shadow's; raises `RebuildOvertaken` if `decisions` changed."""
         if decisions is not None and self._live_quarantine(connection)[1] != decisions:
             raise RebuildOvertaken(
                 f"Somebody decided about quarantined events of {self.resolved.name!r} while it was rebuilt"
@@ -282,10 +270,7 @@ class Shadow(Generic[R_co]):
         )
 
     def _catch_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
-        """Catch the shadow up to `position`, where the locked live checkpoint is, and return the shadow's checkpoint.
-
-        Raises `NotNow` when the shadow is more than `TAIL_MAX` events behind.
-        """
+        """Catch the shadow up to the locked live one and return its checkpoint; raises `NotNow` if it is far behind."""
         shadow_checkpoint = self.checkpoint()
         if tail is not None and shadow_checkpoint.position < position:
             if position - shadow_checkpoint.position > TAIL_MAX:
@@ -312,10 +297,7 @@ class Shadow(Generic[R_co]):
         model: Connection,
         new_tables: Mapping[TableName, TableRef],
     ) -> None:
-        """Raise `RebuildRefused` when the swap from `live_tables` to `new_tables` would change too much.
-
-        That is: objects that depend on either, and features of the live tables that the new tables lack.
-        """
+        """Raise `RebuildRefused` if something depends on the tables, or the new ones lack features of the live ones."""
         dialect = dialect_of(connection)
         live_dependents = dependents(connection, live_tables)
         if live_dependents:

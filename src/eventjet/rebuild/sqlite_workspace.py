@@ -1,7 +1,4 @@
-"""`SqliteWorkspace`: the file of one run, whose rows are copied into the live database in one transaction.
-
-So a load does not take the live database's only writer lock.
-"""
+"""`SqliteWorkspace`: a file for one run, whose rows are copied into the live database in one transaction."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ _CLAIM_S = 0.02
 
 
 class SqliteWorkspace:
-    """A file with the run's tables, and a lock file beside it that is locked while the run's process lives.
-
-    `PostgresWorkspace` describes the methods of both classes.
-    """
+    """A file with the run's tables, and a lock file held while its process lives: see `PostgresWorkspace`."""
 
     suffixes = ("", "-wal", "-shm", "-journal", ".lock")
     """The suffixes of the file, and of the files that SQLite and `claimed` keep beside it."""
@@ -119,10 +113,7 @@ class SqliteWorkspace:
                 connection.execute(statement)
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        """Create the unique indexes, so that duplicate rows are found before the live database is locked.
-
-        Nothing is made durable here: rows become durable when they are copied in the swap.
-        """
+        """Create the unique indexes, so that duplicates are found before the live database is locked."""
         with self.engine().begin() as connection:
             for index in [index for table in tables for index in table.indexes if index.unique and bare]:
                 duplicates = partial(_duplicates, connection, list(index.expressions))
@@ -219,10 +210,7 @@ def _file(database: Database) -> Path:
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Insert the rows in chunks of `CHUNK`, then the part's row in the ledger.
-
-    Only this process writes to the shadow's file, so the ledger's row may come last, in a transaction of its own.
-    """
+    """Insert the rows in chunks, then the part's row in the ledger: only this process writes to the file."""
     connection = target.database.connect()
     try:
         # A shadow that is lost in a crash of the machine is made again, so nothing has to wait for the disk.

@@ -203,10 +203,7 @@ def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[A
 def _first_drifts(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], resolutions: Mapping[int, str]
 ) -> dict[RowKey, int | None]:
-    """Return for each key the position of the first event that is missing in the live row; None if never equal.
-
-    `resolutions` maps the positions of quarantined events to what was decided about them.
-    """
+    """Return for each key the position of the first event that is missing in the live row; None if never equal."""
     codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
     probe = DriftProbe(resolved, live, resolutions, partial(are_equal, codec=codec))
     with job.earlier() as earlier:
@@ -269,10 +266,7 @@ class DriftProbe:
         return changed
 
     def drifted_at(self, key: RowKey) -> int | None:
-        """Return the position of the first event that is missing in the live row.
-
-        None if the live row is equal to the folded row, or never was.
-        """
+        """Return the position of the first event that the live row lacks; None if they are equal, or never were."""
         return self._drifted.get(key)
 
 
@@ -321,10 +315,7 @@ def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) ->
 
 
 def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> _Comparison:
-    """Compare the rows of a fold; differing states come last.
-
-    A live row that no fold can have written appears as a `RowUnreadable`.
-    """
+    """Compare a fold's rows, then its states; a live row that no fold can have written is a `RowUnreadable`."""
     resolved, comparison = shadow.resolved, _Comparison()
     codec = RowCodec(resolved.table, resolved.row_type, shadow.target.database.dialect)
     (live_table, expected_table), *state_pairs = shadow.pairs()
@@ -371,10 +362,7 @@ def _compare_tables(job: Job, shadow: Shadow[ResolvedSql]) -> _Comparison:
 
 @contextmanager
 def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
-    """Yield an iterator over the rows of one table, in the order in which Python sorts their keys as dumped.
-
-    The rows are fetched in batches.
-    """
+    """Yield an iterator over a table's rows, in batches, in the order in which Python sorts their dumped keys."""
     engine = shadow.workspace.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
     in_bytes = shadow.target.database.dialect.byte_order
@@ -413,10 +401,7 @@ def _sort_key(row: Any, codec: RowCodec) -> tuple[Any, ...]:
 
 
 def _pair_rows(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs of rows with the same key, with None where a side has no row; both sides are sorted by key.
-
-    Keys need not be unique: a second row with the same key is paired with None.
-    """
+    """Pair the rows of two sides, sorted by key; a row without a partner, or a second of a key, is with None."""
     live_row, expected_row = next(live, None), next(expected, None)
     while live_row is not None or expected_row is not None:
         if (

@@ -117,10 +117,7 @@ def archived_frame(spark: SparkSession, archive: Archive, first: int, last: int)
 
 @contextmanager
 def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Generator[None]:
-    """Set the session's configuration for reading archives in little memory, and restore it afterwards.
-
-    `conf` has more settings for the same time.
-    """
+    """Read archives in little memory within the block, with the session's settings changed, also by `conf`."""
     settings = {_BATCH_ROWS_SETTING: str(ROWS_OF_A_BATCH), **(conf or {})}
     previous = spark.conf.getAll
     try:
@@ -182,10 +179,7 @@ class _Sealer:
         return segment
 
     def _write_segment(self, first: int, last: int) -> tuple[str, list[Any]]:
-        """Write a segment's files; return (their folder, the rows of `_read_back`).
-
-        If a file is too large because large events are next to each other, the segment is written again in more files.
-        """
+        """Write a segment, in more files if one is too large; return (their folder, the rows of `_read_back`)."""
         count = last - first + 1
         event_bytes = self.log.state.bytes / max(self.log.state.messages, 1)
         files = max(range_count(count), -(-int(count * event_bytes) // FILE_BYTES))
@@ -209,10 +203,7 @@ class _Sealer:
         return observation.get["count"], observation.get["checksum"]
 
     def _read_back(self, path: str, written: tuple[int, int]) -> list[Any]:
-        """Read the files back and return a row about each, ordered by position.
-
-        Raises `ArchiveBroken` unless the files have the records that were written, in order and unchanged.
-        """
+        """Read the files back, and return a row about each, in order; raises `ArchiveBroken` for any difference."""
         row = F.col("position") - F.col("_metadata.row_index")
         with reading(self.spark, {_SHUFFLE_PARTITIONS: "1"}):
             frame: Any = self.spark.read.schema(SCHEMA).parquet(f"{url_for_spark(self.url)}/{path}")

@@ -1,7 +1,4 @@
-"""`SparkEngine` is the engine `spark` of `eventjet.rebuild`; its session starts once, when it is first needed.
-
-Importing this module does not import pyspark, so that a machine without pyspark gets an error that says so.
-"""
+"""`SparkEngine`, whose session starts when it is needed. Importing this module does not import pyspark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The columns of the whole log, of one event type and of a read model, and the rows for them, in Arrow.
-
-DataFrames and the tables of a lakehouse have them alike. Nothing here imports pyspark.
-"""
+"""Columns and rows of the log, an event type and a read model in Arrow, for DataFrames and lakes, without pyspark."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def stored_columns() -> dict[str, Form]:
 
 
 def recorded_columns(event_type: type, left_out: Collection[str] = ()) -> dict[str, Form]:
-    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use.
-
-    Fields in `left_out` get no column.
-    """
+    """Return a type's columns: the log's, then fields that are not `left_out`; `event_` precedes a name in use."""
     columns = {name: leaf(kind) for name, kind in _RECORDED_COLUMNS.items()}
     # Spark's column names are not case-sensitive.
     names_in_use = set(columns)

@@ -46,13 +46,11 @@ from eventjet.spark.session import Started, is_remote
 from eventjet.spark.shuffle_blocks import (
     BLOCK_COLUMNS,
     CONF,
-    PackByAggregate,
-    PackByKey,
     PackByState,
     TaskFault,
     in_windows,
+    packing,
     shuffled,
-    state_names,
     unpack,
 )
 from eventjet.spark.source import (
@@ -148,20 +146,15 @@ class _Loading:
         if log_pass.route is Route.UNSHUFFLED:
             folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._frames()]
             return reduce(DataFrame.union, folded)
+        # Projections with a shuffle of their own have a pass of their own; the others are packed alike.
+        resolved = fold_of(self.job.app, log_pass.projections[0])
         packed: list[DataFrame] = []
         for frame, read in self._frames():
-            names = None
-            if log_pass.route is Route.BY_STATE:
-                names = state_names(self.app, fold_of(self.job.app, log_pass.projections[0]), skipped)
-            pack = PackByAggregate(read, plan.partitions, names)
-            if log_pass.route is Route.BY_KEY:
-                pack = PackByKey(
-                    read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped
-                )
+            pack = packing(read, plan.partitions, self.app, resolved, dialect, self.options, skipped)
             packed.append(frame.mapInArrow(pack, BLOCK_COLUMNS))
         blocks = reduce(DataFrame.union, packed)
         if log_pass.route is Route.BY_STATE:
-            by_state = PackByState(plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped)
+            by_state = PackByState(plan.partitions, self.app, resolved.name, dialect, self.options, skipped)
             blocks = shuffled(blocks, plan.partitions).mapInArrow(by_state, BLOCK_COLUMNS)
         return shuffled(blocks, plan.partitions).mapInArrow(task, _RESULT)
 
@@ -193,10 +186,7 @@ class _Loading:
 
 
 def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[str, Target]) -> Iterator[Part]:
-    """Yield the parts in the tasks' results, and insert the rows of projections in `driver_targets` first.
-
-    Raises `RebuildError` for a fault that a task returned.
-    """
+    """Yield the parts that tasks report, after loading rows for `driver_targets`; raises `RebuildError`."""
     payloads: dict[tuple[str, int], list[bytes]] = {}
     quarantined: dict[tuple[str, int], list[Quarantined]] = {}
     for row in rows:
@@ -231,10 +221,7 @@ def passwordless(database: Database, secrets: Path) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """A Spark task that folds a partition for every target and loads the rows, or returns them to the driver.
-
-    Faults of events and rows are returned as values, not raised.
-    """
+    """A Spark task that folds a partition for every target and loads the rows, or returns them to the driver."""
 
     app: AppRef
     targets: tuple[Target, ...]
@@ -307,10 +294,7 @@ class _TaskLoader:
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int, states: Sequence[Sequence[Any]]) -> Iterator[Any]:
-        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task.
-
-        `states` are rows of the table of states that an earlier task has made.
-        """
+        """Yield the quarantined events, load the remaining rows and `states`, and account for the task's `events`."""
         events_left = iter(self._folding.parked)
         while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
             rows = pack_rows([astuple(event) for event in chunk])

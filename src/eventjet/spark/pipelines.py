@@ -52,17 +52,7 @@ from eventjet.spark.event_rows import (
 from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
 from eventjet.spark.running import send_files, shipped
 from eventjet.spark.session import running_session
-from eventjet.spark.shuffle_blocks import (
-    BLOCK_COLUMNS,
-    CONF,
-    PackByAggregate,
-    PackByKey,
-    PackByState,
-    in_windows,
-    shuffled,
-    state_names,
-    unpack,
-)
+from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByState, in_windows, packing, shuffled, unpack
 from eventjet.spark.source import Reader, read_columns
 
 _log = logging.getLogger(__name__)
@@ -192,9 +182,7 @@ class _Declaring:
         task = ReadModelTask(self.reference, resolved.name, route, self.skipped)
         partitions = int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
         reference, name, skipped = self.reference, resolved.name, self.skipped
-        pack: Any = PackByAggregate(read_columns, partitions, state_names(reference, resolved, skipped))
-        if route is Route.BY_KEY:
-            pack = PackByKey(read_columns, partitions, reference, name, ROW_VALUES, None, skipped)
+        pack = packing(read_columns, partitions, reference, resolved, ROW_VALUES, None, skipped)
         by_state = PackByState(partitions, reference, name, ROW_VALUES, None, skipped, with_states=False)
         schema, block_schema = _struct(ddl_of(row_columns(resolved))), _struct(BLOCK_COLUMNS)
         comment = f"The read model {resolved.name} of {self.app.name}, revision {resolved.revision}."

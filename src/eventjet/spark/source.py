@@ -303,10 +303,7 @@ def _requested_range(options: LogOptions, state: StreamState) -> tuple[int, int]
 def _ranges(
     options: LogOptions, state: StreamState, connection: NatsConnection, first: int, last: int, at_least: int
 ) -> list[RangePartition]:
-    """Cut the positions `first` to `last` into one range for each task.
-
-    Raises `HistoryBroken` for a missing position that a read of one subject would not notice.
-    """
+    """Cut positions into a range for each task; raises `HistoryBroken` for a hole that a filtered read hides."""
     events = last - first + 1
     if options.subject is not None and events > 0:
         if state.deleted:
@@ -328,10 +325,7 @@ def _read_records(options: LogOptions, partition: Any, columns: Sequence[str]) -
 
 
 def _filters_are_pushed() -> bool:
-    """Tell whether this is the process in which Spark pushes filters, which it starts if the session is configured so.
-
-    If this cannot be determined, Spark filters the records itself, and the rows are the same.
-    """
+    """Tell whether Spark pushes filters in this process; where that is not known, it filters the records itself."""
     program = sys.modules["__main__"].__spec__
     return _PUSHDOWN_MODULE in sys.modules or (program is not None and program.name == _PUSHDOWN_MODULE)
 
@@ -450,10 +444,7 @@ class LogOptions:
         return Endpoint.of(self._settings().for_reads()).with_name(_CONNECTION)
 
     def open(self) -> NatsConnection:
-        """Connect to the server to read from; a mirror that the environment names is compared with the log first.
-
-        Raises `LogUnusable` for a mirror that may not be read.
-        """
+        """Connect to the server to read from, and compare a mirror with the log first; raises `LogUnusable`."""
         settings = self._settings()
         if settings.read_from is not None:
             readable_log(settings, self.stream, _CONNECTION)
@@ -530,10 +521,7 @@ def _secret(option: str, reference: str) -> str:
 
 
 def _subject(options: Mapping[str, str]) -> str | None:
-    """Return the subject of one aggregate, whose id is encoded as in the log, or the wildcard of an aggregate type.
-
-    None when the options name no aggregate.
-    """
+    """Return the subject of the aggregate in the options, or the wildcard of its type; None without one."""
     aggregate, aggregate_id = options.get("aggregate"), options.get("id")
     if aggregate is None:
         if aggregate_id is not None:

@@ -229,10 +229,7 @@ def note_proof(connection: Connection, compared: Checkpoint, code: str) -> bool:
 
 
 def settle(connection: Connection, checkpoint: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
-    """Note a reason and the state active or failed (None keeps the state); the lease continues.
-
-    Returns the checkpoint's position, or None when another epoch has begun.
-    """
+    """Note a reason and the state active or failed (None keeps it); return the position, or None in another epoch."""
     changed = _change_as_owner(
         connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], checkpoint, reason=reason
     )
@@ -257,20 +254,14 @@ def pause(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def resume(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
-    """Resume the projection in the state in which it was paused; None when it is not paused. The row must be locked.
-
-    An unknown state becomes building, since building becomes active by itself.
-    """
+    """Resume a projection, whose row is locked, as it was, or building if that is unknown; None if not paused."""
     state = (checkpoint.reason or "").removeprefix(_PAUSED_WHILE)
     transition = RESUME_AS.get(state, RESUME_AS[BUILDING])
     return _change(connection, transition, checkpoint.name, checkpoint.revision, reason=None)
 
 
 def retire(connection: Connection, name: str, revision: int) -> None:
-    """Note that the revision's tables are dropped; declared again, it begins anew.
-
-    Raises `CheckpointFenced` when it is retired already.
-    """
+    """Note that the tables are dropped; declared again, it begins anew. Raises `CheckpointFenced`."""
     values = {"location": DECLARED, "tables": UNASSIGNED, "takes_over": False, "reason": None}
     _change_or_raise(connection, RETIRE, name, revision, **values)
 
@@ -303,10 +294,7 @@ def displace(connection: Connection, name: str, revision: int, location: str) ->
 def swap_in(
     connection: Connection, live: Checkpoint, rebuilt: Checkpoint, log: str, tables: str, identities: str
 ) -> Checkpoint:
-    """Give the `live` checkpoint the position, code and tables of the `rebuilt` one, and count it.
-
-    Raises `CheckpointFenced` for a retired revision.
-    """
+    """Give the `live` checkpoint what the `rebuilt` one has, and count it; raises `CheckpointFenced`."""
     takeable = projections.c.state.in_((NEW, BUILDING, FAILED))
     return _change_or_raise(
         connection,

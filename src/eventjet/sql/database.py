@@ -38,10 +38,7 @@ BULK = SessionLimits(lock_ms=5_000, statement_ms=0, idle_in_transaction_ms=60_00
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The URL of the read models' database; a value that can be pickled.
-
-    Raises `UsageError` for a URL that cannot be used.
-    """
+    """The URL of the read models' database, which can be pickled; raises `UsageError` for one that cannot be used."""
 
     url: str = field(repr=False)
 
@@ -61,11 +58,7 @@ class Database:
         return shown_database(self.url)
 
     def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
-        """Return an async engine, not connected yet; dispose of it.
-
-        PostgreSQL shows `purpose` as the application name of the sessions.
-        Raises `UsageError` for PostgreSQL in a loop in which psycopg cannot work.
-        """
+        """Return an async engine, to be disposed of; raises `UsageError` in a loop in which psycopg cannot work."""
         if self.dialect is POSTGRES:
             check_loop_for_psycopg()
         url, arguments = self._arguments(0, purpose, limits)
@@ -183,10 +176,7 @@ READER = "eventjet_reader"
 
 
 def grants(tables: Iterable[tuple[str | None, str]]) -> str:
-    """Return SQL that creates roles and grants for these tables, given as (schema, name).
-
-    The database's owner runs it once `eventjet init` has run.
-    """
+    """Return SQL that makes roles and grants for tables (schema, name); the owner runs it after `eventjet init`."""
     schemas = sorted({schema or "public" for schema, _ in tables} | {"public"})
     lines = [
         f"create role {OWNER} login;",

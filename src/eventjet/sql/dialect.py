@@ -154,10 +154,7 @@ class Dialect(ColumnValues):
         """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
 
     def missing_labels(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:  # noqa: ARG002
-        """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types.
-
-        They can be added with `alter type`.
-        """
+        """Return the labels that an enum type of the database (or of an array) lacks; none for other types."""
         return []
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
@@ -168,10 +165,7 @@ class Dialect(ColumnValues):
 
     @abstractmethod
     def statements(self, table: Table, codec: RowCodec, states: Statements | None = None) -> Statements:
-        """Return the statements of one table and its checkpoint; `table` is the located table.
-
-        `states` are those of the table of states that is written with it, from the same dialect.
-        """
+        """Return the statements of a located table and its checkpoint, which also write the table of `states`."""
 
     @abstractmethod
     def write_quarantine(self, connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
@@ -293,10 +287,7 @@ class Dialect(ColumnValues):
 
     @abstractmethod
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        """Return all features that a table made in its place could lack: columns, rules, indexes, settings.
-
-        Features that can be carried over have the statement that gives them to the `heir`.
-        """
+        """Return what a table in its place could lack, with statements that give it to the `heir`, if there are."""
 
     @abstractmethod
     def dependents(

@@ -52,10 +52,7 @@ def create_tables(
 
 
 def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: str = "") -> None:
-    """Raise `Unreachable` when a table is missing or takes other values than declared, or eventjet's tables are old.
-
-    Raises as `check`, too.
-    """
+    """Raise `Unreachable` for missing tables, columns that lose values, or old tables of eventjet, and as `check`."""
     migrations.check(connection)
     for projection in resolved:
         tables = check(connection, projection, log)
@@ -131,10 +128,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
 
 @contextmanager
 def making(database: Connection | Engine, name: str, tables: Sequence[Table]) -> Generator[None]:
-    """Raise `Unreachable` within the block for tables that the database cannot create as they are declared.
-
-    Errors that say nothing about the declaration (a lock, a lost connection, a missing right) are raised unchanged.
-    """
+    """Raise `Unreachable` within the block for tables that the database cannot create as they are declared."""
     try:
         yield
     except (DBAPIError, CompileError) as error:
@@ -216,10 +210,7 @@ def _own_checkpoint(connection: Connection, resolved: AnyResolved, log: str) -> 
 def check_columns(
     connection: Connection, resolved: AnyResolved, tables: Sequence[Table], *, to_rebuild: bool = False
 ) -> None:
-    """Raise `Unreachable` when an existing column would not give back the values that are declared for it.
-
-    With `to_rebuild`, raise only for what a rebuild would not mend.
-    """
+    """Raise `Unreachable` for columns that lose declared values; with `to_rebuild`, only if a rebuild keeps them."""
     differences = [
         difference
         for difference in column_differences(connection, tables)
@@ -264,10 +255,7 @@ def located(table: Table, location: str, dialect: Dialect) -> Table:
 
 
 def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> list[Table]:
-    """Return a projection's tables as they are created and read in a location, in an order for creating them.
-
-    Raises `LocationTaken` where they cannot be in that location.
-    """
+    """Return a projection's tables as they are in a location, in an order to create them; raises `LocationTaken`."""
     check_location(resolved, location, dialect)
     return _copies(resolved.tables, location, dialect, has_handlers=isinstance(resolved, ResolvedSql))
 
@@ -279,11 +267,7 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
 
 
 def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
-    """Choose a revision's location and write it into its checkpoint.
-
-    Raises `LocationTaken` where the revision needs its own location and that may not be created (`may_create`), and
-    raises as `check_owner`.
-    """
+    """Choose a revision's location for its checkpoint; raises `LocationTaken`, and as `check_owner`."""
     check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
     holder = _newest_holder(connection, resolved)
@@ -359,10 +343,7 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, has_han
 
 
 def identities(connection: Connection, tables: str, location: str) -> str:
-    """Return the identities of existing tables as a checkpoint stores them: JSON of their home and of each table.
-
-    Gives an identity to a table that has none, where the database gives none by itself.
-    """
+    """Return the identities of existing tables, made where missing, as JSON: of their home, and of each table."""
     dialect = dialect_of(connection)
     names = names_of(tables)
     existing = dialect.find_tables(connection, names, location)

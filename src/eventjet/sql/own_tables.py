@@ -1,7 +1,4 @@
-"""The declarations of all of eventjet's own tables in the database of the read models.
-
-`migrations` creates the tables. A change here needs a revision there; a test compares the two.
-"""
+"""The declarations of eventjet's own tables, which `migrations` creates; a test compares the two."""
 
 from __future__ import annotations
 
@@ -97,10 +94,7 @@ actions = sa.Table(
 
 
 class Clock(FunctionElement[float]):
-    """The database's clock in seconds since 1970, read as the statement runs: the clocks of workers do not matter.
-
-    `postgres.py` and `sqlite.py` register its SQL.
-    """
+    """The database's clock in seconds since 1970, read as the statement runs: the clocks of workers do not matter."""
 
     type: TypeEngine[float] = sa.Double()
     inherit_cache = True

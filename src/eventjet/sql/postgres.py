@@ -189,7 +189,7 @@ class Postgres(Dialect):
             return connections.REMEDY
         if "unsupported startup parameter" in str(cause):
             return "A pooler refuses what sessions need: give PgBouncer `ignore_startup_parameters = options`."
-        return "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
+        return "Check that it runs, and that --database or EVENTJET_DATABASE names its host, database and user."
 
     def own_location(self, name: str, revision: int) -> str:
         return f"ej_{name}_r{revision}"
@@ -227,10 +227,7 @@ class Postgres(Dialect):
         return int(estimate) if estimate and estimate > 0 else super().count_rows(connection, table)
 
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        """Return everything in which tables can differ, without owner and dependents.
-
-        Of rights, only those are included that were granted by another role than the owner.
-        """
+        """Return all in which tables can differ but owner, dependents, and the rights that their owner gave."""
         target = heir or table
         names = {"oid": table.oid, "heir": target.quoted(), "schema": qualified(None, str(target.schema))}
         # PostgreSQL omits the schemas of the search path from definitions: with the table's schema in the path, its
@@ -260,10 +257,7 @@ class Postgres(Dialect):
 
     @contextmanager
     def modelled(self, connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
-        """Create empty tables as they are declared, in the schemas that they name, and roll back at the end.
-
-        Each of these schemas is created in the same transaction, so none of them may exist.
-        """
+        """Create empty tables in the schemas that they name, of which none may exist, and roll back at the end."""
         with (
             connection.engine.connect().execution_options(postgresql_readonly=False) as model_connection,
             model_connection.begin() as transaction,
@@ -298,10 +292,7 @@ class Postgres(Dialect):
         connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
-        """Give the heir the old table's owner, exactly its rights, and the missing features that can be carried over.
-
-        Columns and their sequences get the rights of those with the same names.
-        """
+        """Give the heir the old table's owner, its rights, and the missing features that can be carried over."""
         ids = {"old": old.oid, "heir": heir.oid}
         for statements in (catalog.OWNER, catalog.RIGHTS):
             for statement in connection.scalars(statements, ids).all():
@@ -365,10 +356,7 @@ def _is_transient(error: DBAPIError, state: str) -> bool:
 
 
 def _has_too_many_parameters(error: DBAPIError) -> bool:
-    """Whether a statement was never sent, since the protocol has no room for so many parameters.
-
-    The driver raises an operational error, as it does where the server is at fault.
-    """
+    """Whether a statement was never sent, having more parameters than the protocol has room for."""
     parameters: object = error.params
     return not error.ismulti and isinstance(parameters, Sized) and len(parameters) > _PARAMETERS_MAX
 
@@ -422,10 +410,7 @@ def _values_of(kind: sa.TypeEngine[Any]) -> _Values | None:
 
 
 OLDEST, MAINTAINED = (10,), (15,)
-"""The oldest PostgreSQL that psycopg 3 supports, and the oldest that is maintained; 14 ended in November 2026.
-
-Tests run on 18.
-"""
+"""The oldest PostgreSQL that psycopg 3 supports, and the oldest maintained; 14 ended in November 2026."""
 
 _TORN_COST = "a power cut may lose or break rows, checkpoints among them: every read model would have to be rebuilt"
 _SETTINGS: dict[str, tuple[tuple[str, ...], bool, str, str]] = {
@@ -435,7 +420,7 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], bool, str, str]] = {
         ("off",),
         True,
         "workers can write nothing, so read models stand still",
-        "Point EVENTJET_DATABASE at the primary, or set `default_transaction_read_only = off`.",
+        "Name the primary in --database or EVENTJET_DATABASE, or set `default_transaction_read_only = off`.",
     ),
     "synchronous_commit": (
         ("on", "local", "remote_write", "remote_apply"),

@@ -79,10 +79,7 @@ def _url_options(url: URL) -> str:
 
 
 def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
-    """Check that a new connection of the driver keeps these settings between transactions; set them where it does not.
-
-    Raises `Unreachable` and closes the connection where the settings still are not kept, or the session changes.
-    """
+    """Check that a new connection keeps these settings, and set them again; raises `Unreachable`, and closes it."""
     with ExitStack() as on_error:
         on_error.callback(connection.close)
         names = list(settings)

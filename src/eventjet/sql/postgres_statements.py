@@ -56,10 +56,7 @@ _DIALECT = postgresql.dialect()
 
 
 class PostgresStatements:
-    """The PostgreSQL statements for one table and its checkpoint.
-
-    The part `advanced` of a statement advances the checkpoint, if the fence lets it; all other parts depend on it.
-    """
+    """The statements for a table and its checkpoint; all parts depend on `advanced`, which advances that."""
 
     def __init__(self, table: Table, codec: RowCodec, states: Statements | None = None) -> None:
         assert states is None or isinstance(states, PostgresStatements)

@@ -79,10 +79,7 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
 
 
 def quarantined_counts(connection: Connection) -> dict[tuple[str, int], int]:
-    """Return the number of quarantined events by (name, revision), including those to be tried again.
-
-    Events that only wait behind another one are not counted.
-    """
+    """Count quarantined events by (name, revision), also those to be tried again; not those that only wait."""
     query = select(_q.projection, _q.revision, func.count()).where(_IS_HEAD).group_by(_q.projection, _q.revision)
     return {(name, revision): count for name, revision, count in connection.execute(query)}
 
@@ -213,10 +210,7 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
 
 
 def drop(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[int]:
-    """Drop quarantined events for good, and mark the next event that each blocked to be tried. Raises `UsageError`.
-
-    Returns the positions of the dropped events.
-    """
+    """Drop quarantined events, let the next of each be tried, and return their positions. Raises `UsageError`."""
     blocking = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
     _check_blocking(connection, name, revision, chosen, blocking)
@@ -256,10 +250,7 @@ def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, 
 
 
 def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple[str, str]]:
-    """Lock the checkpoint, and return the aggregates of blocking events by position.
-
-    They cannot change until the transaction ends.
-    """
+    """Lock the checkpoint, so that nothing changes, and return the aggregates of blocking events by position."""
     checkpoint.lock(connection, name, revision)
     return {head[0]: key for key, head in _heads(connection, name, revision).items()}
 

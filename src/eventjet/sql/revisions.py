@@ -28,16 +28,7 @@ from eventjet.sql.dialect import Fault, TableName, TableRef
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
-from eventjet.sql.table_moves import (
-    Exchange,
-    Move,
-    NotNow,
-    bounded,
-    dependents,
-    lock_as_workers,
-    retried,
-    undeclared,
-)
+from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded, dependents, lock_as_workers, retried, undeclared
 from eventjet.text import listed
 
 TAIL_S = 1.0
@@ -177,10 +168,7 @@ def _exchange(connection: Connection, promoted: Checkpoint, displaced: Sequence[
 
 
 def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Checkpoint, exchange: Exchange) -> None:
-    """Raise `PromotionRefused` when something depends on a leaving table, or an unknown table is in the way.
-
-    Features of the leaving tables that the coming ones lack are only logged, since that may be intended.
-    """
+    """Raise `PromotionRefused` for what depends on a leaving table, or is in the way; log lost features."""
     dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(promoted.tables)):
         raise PromotionRefused(resolved, f"its own tables are not in {promoted.location}")
@@ -311,10 +299,7 @@ class Unused:
 
 
 def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
-    """Return the unused revisions, ordered by name and revision.
-
-    Revisions of another app are left out, and those that name no app and whose log is not one of this app.
-    """
+    """Return the unused revisions of this app, by its log if they name no app, ordered by name and revision."""
     checkpoints = checkpoint.read_all(connection)
     declared_revisions = {(resolved.name, resolved.revision) for resolved in declared}
     # A row of an older eventjet names no app; its log tells the app where another row names both.
@@ -347,11 +332,7 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
 def retire(
     connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str = ""
 ) -> Unused:
-    """Drop the tables and the location of an unused revision within the caller's transaction; return what was dropped.
-
-    Raises `UsageError` for a revision that is declared, in use or unknown, or on which something depends. Declared
-    again, it begins anew.
-    """
+    """Drop an unused revision's tables and location in the caller's transaction; raises `UsageError`."""
     dropped = _droppable(connection, name, revision, declared, app)
     (current,) = [row for row in revisions(connection, name) if row.revision == revision]
     # Tables before checkpoints, as workers lock them.
@@ -437,10 +418,7 @@ async def pause(
 async def resume(
     database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
 ) -> list[Paused]:
-    """Resume (name, revision) pairs of an app, all or none.
-
-    Raises `UsageError` for a revision that is not paused, and `Unreachable`, also as `check_owner`.
-    """
+    """Resume (name, revision) pairs of an app, all or none; raises as `pause`, and for one that is not paused."""
     return await _change(database, _resume, chosen, app=app, declared=declared)
 
 

@@ -45,16 +45,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.findings import Finding, Level
-from eventjet.projections.columns import (
-    Convert,
-    UnfitValue,
-    dumps,
-    loads,
-    normaliser,
-    plain,
-    stored,
-    way_out_of,
-)
+from eventjet.projections.columns import Convert, UnfitValue, dumps, loads, normaliser, plain, stored, way_out_of
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import sqlite_schema
 from eventjet.sql.checkpoint import ADVANCE
@@ -269,10 +260,7 @@ class Sqlite(Dialect):
     def dependents(
         self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
     ) -> list[str]:
-        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
-
-        Foreign keys of tables `along`, which go together, do not count.
-        """
+        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it."""
         dependents = [str(trigger) for trigger in connection.scalars(sqlite_schema.TRIGGERS, {"name": table.name})]
         if for_good:
             dependents += sqlite_schema.broken_without(connection, table.name)
@@ -292,10 +280,7 @@ class Sqlite(Dialect):
         return TextOrder.PLAIN
 
     def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
-        """Return the name of a trigger that never fires and marks the table.
-
-        The trigger goes with the table when it is moved or backed up, and is dropped with it.
-        """
+        """Return the name of a trigger that never fires and marks the table, with which it is moved and dropped."""
         mark = connection.scalar(sqlite_schema.MARKS, {"name": table.name})
         if mark is not None or not make:
             return None if mark is None else str(mark)
@@ -313,10 +298,7 @@ class Sqlite(Dialect):
         location: str,
         schema: str | None,  # noqa: ARG002 - there are none
     ) -> None:
-        """Rename a table, and create its indexes again under other names, as these are unique in the whole file.
-
-        Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
-        """
+        """Rename a table and its indexes; what refers to its old name refers to the table that takes that over."""
         new_name = f"{name[1]}{location}"
         indexes = [
             (str(index), str(statement))
@@ -357,10 +339,7 @@ SQLITE = Sqlite()
 
 
 def make_readable(table: Table) -> None:
-    """Let the application's own `select(table)` read on SQLite what eventjet writes there.
-
-    Adds variants for SQLite to the types of columns; the declared types stay.
-    """
+    """Let the application's own `select(table)` read what eventjet writes on SQLite, by variants of column types."""
     for column in table.columns:
         storage_type = SQLITE.storage_type(column)
         if storage_type is not column.type:

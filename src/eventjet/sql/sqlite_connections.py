@@ -120,10 +120,7 @@ async def _opened(*arguments: Any, **options: Any) -> aiosqlite.Connection:
 
 
 def configure(engine: Engine) -> None:
-    """Configure an engine: set the pragmas of its connections, begin its transactions and check the file at each begin.
-
-    Transactions begin immediate, and deferred on connections with the option `READ_ONLY`.
-    """
+    """Configure an engine: pragmas for its connections, how transactions begin, and the check of the file."""
 
     @event.listens_for(engine, "do_connect")
     def on_do_connect(dialect: Any, record: Any, arguments: Any, options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener

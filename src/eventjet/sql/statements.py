@@ -20,10 +20,7 @@ from eventjet.sql.own_tables import quarantine
 
 Key: TypeAlias = tuple[Any, ...]
 Advance: TypeAlias = tuple[int, str, float, str, int, int, int]
-"""(position, event id, lease in seconds, name, revision, epoch, position before): see `checkpoint.ADVANCE`.
-
-The last four select the checkpoint.
-"""
+"""(position, event id, lease in seconds, name, revision, epoch, position before): see `checkpoint.ADVANCE`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,7 @@ def differences(connection: Connection, tables: Sequence[Table]) -> list[TableDi
 
 
 def column_differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
-    """Return the differences of the columns of located tables: their types, and whether they may be null.
-
-    Tables that do not exist are left out.
-    """
+    """Return how the columns of located tables that exist differ: their types, and whether they may be null."""
     inspector = inspect(connection)
     result: list[TableDifference] = []
     for table in tables:

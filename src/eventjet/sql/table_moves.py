@@ -71,18 +71,12 @@ class Exchange:
         self._dialect.lock(self.connection, self.coming.values(), readers=True)
 
     def look_again(self) -> None:
-        """Raise `NotNow` when the tables are no longer those that were locked.
-
-        While this transaction waited for a lock, another exchange may have moved them.
-        """
+        """Raise `NotNow` when the tables are no longer those that were locked: another exchange may have moved them."""
         if (self._find(self._leaving_moves), self._find(self._coming_moves)) != (self.leaving, self.coming):
             raise NotNow("its tables were swapped or moved meanwhile")
 
     def carry_out(self) -> None:
-        """Lock readers out too, move or drop the leaving tables, then move the coming ones in.
-
-        Before that, a coming table inherits owner, rights and features from the leaving table of its name.
-        """
+        """Lock readers out, let coming tables inherit, move or drop the leaving ones, and move the coming ones in."""
         connection, dialect = self.connection, self._dialect
         leaving = [(move, self.leaving[move.name]) for move in self._leaving_moves if move.name in self.leaving]
         dialect.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
@@ -107,11 +101,7 @@ class Exchange:
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
-    """Return, as text, what depends on tables and would be lost or stay with them when they are moved or dropped.
-
-    Callers ask before they begin, and again once the tables are locked. Only reads. `for_good` says that no table of
-    the same name takes their place.
-    """
+    """Return, as text, what depends on tables and is lost if they move or (`for_good`) are dropped; only reads."""
     along, dialect = list(tables.values()), dialect_of(connection)
     return [
         f"{dependent} on {name[1]}"

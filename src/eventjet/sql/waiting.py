@@ -114,10 +114,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class Waiting:
-    """Waits for positions on behalf of any number of tasks of one event loop; `close` it.
-
-    Without `listen` it queries again every 10 to 200 ms.
-    """
+    """Waits for positions for the tasks of one event loop, and polls if it cannot `listen`; `close` it."""
 
     app: str
     query: Callable[[], Awaitable[Mapping[str, Sequence[RevisionStatus]]]]

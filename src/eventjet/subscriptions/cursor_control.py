@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.position import PAUSED
 from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRY
@@ -301,7 +301,7 @@ async def cursor_at(store: EventStore, client: Client, declaration: Declaration,
         raise UsageError(
             f"{declaration.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
         )
-    event_id = "" if record is None else header(record[3], MSG_ID) or ""
+    event_id = "" if record is None else event_id_of(record)
     return Cursor(declaration.name, declaration.kind, log, position, event_id, began=position)
 
 

@@ -23,7 +23,7 @@ from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
-from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, reading_values
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, declared_fields
@@ -226,7 +226,7 @@ class Cursors:
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""
         entries: list[CursorEntry] = []
-        for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
+        for sequence, _, subject, _, body in await self._client.run(reading_values(self._bucket, "c.*")):
             cursor_name = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(cursor_name) == name:
                 cursor = None
@@ -288,7 +288,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return sum(record[4] == body for record in await self._client.values(self._bucket, f"w.{name}.*"))
+        return sum(record[4] == body for record in await self._client.run(reading_values(self._bucket, f"w.{name}.*")))
 
     async def leave(self, name: str, owner: str) -> None:
         """Withdraw the announcement of `beat`."""
@@ -329,7 +329,7 @@ class Cursors:
         `resolved` includes events that were retried or dropped. At most `limit` entries are read, those that were
         written first.
         """
-        records = await self._client.values(self._bucket, f"q.{name}.*", limit)
+        records = await self._client.run(reading_values(self._bucket, f"q.{name}.*", limit))
         entries = [QuarantinedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((entry for entry in entries if resolved or entry.is_open), key=lambda entry: entry.position)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError
 from eventjet.jetstream.reader import DurablePull
@@ -294,7 +294,7 @@ class EventReader:
         if done:
             last = records[done - 1]
             size = sum([len(record[4]) for record in records[:done]])
-            event_id, pending = header(last[3], MSG_ID) or "", self._pull.pending
+            event_id, pending = event_id_of(last), self._pull.pending
             chunk = Chunk(self._position, last[0], event_id, events, done, size, pending)
             self._position = last[0]
             if not self._buffer.put(chunk):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from eventjet.observability import logs
+from eventjet.text import utc_text
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Backoff:
 
 def time_text() -> str:
     """Return the current time as reasons print it: UTC to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_text(datetime.now(UTC), "seconds")
 
 
 def waiting_since(since: str, reason: str) -> str:

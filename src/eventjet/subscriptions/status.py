@@ -28,7 +28,7 @@ from eventjet.errors import (
     StreamMissing,
     TableLost,
 )
-from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
+from eventjet.jetstream.api import StreamState, last_message, next_message, reading_values, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import log_fault, succession_fault
 from eventjet.log.public_stream import check_public
@@ -99,7 +99,7 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
     list the keys, only the cursors that the app declares are read.
     """
     try:
-        return connection.values(cursor_bucket(app.name), "c.*")
+        return connection.run(reading_values(cursor_bucket(app.name), "c.*"))
     except NoResponders:
         bucket = cursor_bucket(app.name)
         requests = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
@@ -192,7 +192,7 @@ def _progress(
 ) -> _Progress:
     """Return the progress of a cursor; raises `CursorDamaged` for an entry of the quarantine that cannot be read."""
     try:
-        records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
+        records = connection.run(reading_values(cursor_bucket(app.name), f"q.{cursor.name}.*"))
         entries = [QuarantinedEntry.decoded(record[4]) for record in records]
     except NoResponders as error:
         # Where the settings may not be read, the failed listing is all that is known.
