@@ -17,7 +17,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.doctor.report import Report
 from eventjet.doctor.streams import check_stream
 from eventjet.domain.history import FoldedState
-from eventjet.errors import LogDrifted, LogUnusable, StoreError
+from eventjet.errors import LogDrifted, LogUnusable, Refused, StoreError, Unreachable
 from eventjet.jet import Jet
 from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
@@ -258,6 +258,25 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     assert (await jet.init()).drifts == ()
     assert (await client.ask(stream_info(app.name))).config["description"] == "ours"
     assert (await jet.repository(Tally).execute("old", Tally.add, 1)).state.total == 2
+
+
+async def test_whoever_still_uses_a_log_that_was_sealed_is_sent_to_the_promoted_mirror(
+    app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
+) -> None:
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log.integrity import repair
+
+    identity = (await jet.init()).identity
+    await edit(client, app.name, {"sealed": True})
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(Refused, match="set EVENTJET_SERVERS to the mirror's servers") as caught:
+            await jet.repository(Tally).execute("old", Tally.add, 1)
+    assert "--repair" not in str(caught.value)
+    with (
+        NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection,
+        pytest.raises(Unreachable, match="set EVENTJET_SERVERS to the mirror's servers"),
+    ):
+        await asyncio.to_thread(repair, connection, app.name, 1, identity, accept_loss=False)
 
 
 async def test_a_worker_does_not_go_on_over_a_log_that_stores_events_elsewhere(

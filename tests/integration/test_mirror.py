@@ -371,6 +371,8 @@ async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp
         plan = await asyncio.to_thread(promotion.preview, bank, settings)
         assert (plan.end, plan.new, plan.beyond, plan.log_last) == (done.position, "", (), None)
         assert "the old log is not reached" in plan.unknown[0]
+        assert "refused the connection" in plan.unknown[1]
+        assert "eventjet dev" not in plan.unknown[1]
         promoted = await asyncio.to_thread(promotion.promote, bank, settings)
         assert (promoted.end, promoted.old, promoted.moved) == (done.position, plan.old, 2)
         again = await asyncio.to_thread(promotion.promote, bank, settings)

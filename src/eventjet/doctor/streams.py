@@ -131,7 +131,7 @@ def check_stream(report: Report, app: Application, declared: dict[str, Any], sta
     for drift in drifts:
         if drift.setting != "num_replicas":
             level = Level.WARNING if drift.is_harmless or is_disposable else Level.FAULT
-            report.add(level, "setting", str(drift), drift.cost, _REPAIR)
+            report.add(level, "setting", str(drift), drift.cost, drift.remedy)
     if not drifts:
         report.ok("stream", f"{name} is as declared")
     for setting in unknown_settings(state):

@@ -249,7 +249,7 @@ class StreamIdentity:
         if drifts != self._drifts:
             self._drifts = drifts
             for drift in drifts:
-                logs.LOG_DRIFTED.tell(_log, drift=drift)
+                logs.LOG_DRIFTED.tell(_log, drift=drift, remedy=drift.remedy)
 
     def _forget(self) -> None:
         """Let nothing remembered of the log count any more: the stream may have other events at the same positions."""
@@ -431,7 +431,10 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
             raise Unreachable(
                 f"The stream {name!r}",
                 f"the server would not change {', '.join(drift.setting for drift in drifts)}: {refusal.description}",
-                "Restore an archive of it to another server or account.",
+                next(
+                    (drift.remedy for drift in drifts if drift.setting == "sealed"),
+                    "Restore an archive of it to another server or account.",
+                ),
             ) from None
         changes += map(str, drifts)
     return changes

@@ -540,7 +540,7 @@ def _error_of(
     log: str,
 ) -> Exception:
     """Return the error of a failed save; `drifts` are drifted settings of the log, which may be the reason."""
-    drift_text = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
+    drift_text = "".join(f" {drift}: {drift.cost}. {drift.remedy}" for drift in drifts)
     subject_list = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
         case outcome.Conflicted(index=index, rival=rival):

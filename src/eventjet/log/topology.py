@@ -72,6 +72,16 @@ class Drift:
         """What the difference does to a log or a bucket, in words."""
         return SETTINGS[self.setting].cost
 
+    @property
+    def remedy(self) -> str:
+        """What to do about it, as sentences."""
+        if self.setting == "sealed":  # which the server never takes back
+            return (
+                "If a mirror of it was promoted, set EVENTJET_SERVERS to the mirror's servers; else restore an archive "
+                "to another server or account."
+            )
+        return "Run `eventjet init --repair`."
+
     def __str__(self) -> str:
         return f"{self.stream}: {self.setting} is {self.actual!r}, declared is {self.declared!r}"
 

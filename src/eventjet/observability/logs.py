@@ -149,7 +149,7 @@ COMMAND_FAILED = LogEvent("eventjet.command_failed", _W, "%(name)s failed: %(rea
 UNANSWERED = LogEvent(
     "eventjet.unanswered", _W, "%(name)s: %(reason)s Requests that got no answer since the last such line: %(count)d."
 )
-LOG_DRIFTED = LogEvent("eventjet.log_drifted", _W, "%(drift)s. Run `eventjet init --repair`.")
+LOG_DRIFTED = LogEvent("eventjet.log_drifted", _W, "%(drift)s. %(remedy)s")
 ANSWERED_BY_ANOTHER = LogEvent(
     "eventjet.answered_by_another",
     _W,

@@ -218,7 +218,9 @@ def _reached_log(link: MirrorLink, mirror: StreamState) -> tuple[StreamState | N
             reason = next(link.unmirrored(connection), None) if mirror.mirror is not None else None
     except Forbidden:
         raise
-    except (StoreError, Unreachable) as error:
+    except Unreachable as error:  # not its remedy, which is to start the log
+        return None, f"{error.component}: {error.reason}."
+    except StoreError as error:
         return None, str(error)
     if reason is not None:
         remedy = "To go on without it, end the log's servers before you promote. Nothing was changed."

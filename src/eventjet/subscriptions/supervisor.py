@@ -297,7 +297,7 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
         state = connection.run(reading_log_state(app.name))
         identity = identity_of(state)
         for drift in drifts_of(state):
-            logs.LOG_DRIFTED.tell(_log, drift=drift)
+            logs.LOG_DRIFTED.tell(_log, drift=drift, remedy=drift.remedy)
         aggregates = app.catalog.aggregates
         if state.subjects <= LISTED_MAX:
             unknown = connection.run(unknown_aggregates(app.name, aggregates), LIST_S)
