@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventjet.archive.bodies import Carried
+from eventjet.archive.bodies import CopiedBodies
 from eventjet.commands.log_check import EventTypeRead, LogCheck, LogFault
 from eventjet.commands.unique import ClaimReport, Mismatches
 from eventjet.lake import LakeReport, LakeStatus, LakeVerification, TableStatus
@@ -39,7 +39,7 @@ ANSWERS: dict[str, tuple[type[Any], ...]] = {
     "verify": (VerifyReport,),
     "rebuild": (RebuildReport, Rebuilt, Candidate),
     "audit": (AuditReport, AuditedArchive, LogFinding, Place),
-    "archive": (ArchiveReport, Carried, Reference),
+    "archive": (ArchiveReport, CopiedBodies, Reference),
     "restore": (Restored,),
     "mirror create": (MirrorStatus,),
     "mirror promote": (Promotion, Beyond),
