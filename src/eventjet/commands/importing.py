@@ -319,7 +319,9 @@ class Importer:
         while missing:
             try:
                 stored_count = await retry(attempt)
-            except ConcurrencyConflict:
+            except ConcurrencyConflict as error:
+                if error.is_unseen:
+                    raise
                 raise Refused(
                     f"The import {self._source!r}",
                     f"other writers were quicker {CONFLICTS_MAX} times in a row",

@@ -133,6 +133,10 @@ class JetStreamStore(EventStore):
     def is_confirmed(self) -> bool:
         return self.stream.is_confirmed
 
+    @property
+    def may_lag(self) -> bool:
+        return self.stream.replicas != 1
+
     def continuing(self, log: str, position: int) -> str:
         return self.stream.continuing(log, position)
 
