@@ -376,7 +376,7 @@ class Jet:
     @asynccontextmanager
     async def _service(self) -> AsyncGenerator[None]:
         if self.client is None:
-            raise UsageError("This log is not on a server, so nobody could ask.")
+            raise UsageError("This log is in memory. Serve an app that is connected to a NATS server.")
         service = Service(self._repositories, self.client, self._app.served)
         await service.open()
         try:

@@ -244,9 +244,9 @@ async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(r
     purse = remote.repository(Purse)
     with pytest.raises(UsageError, match="is not served"):
         await purse.execute("p", Purse.strange, 1)
-    with pytest.raises(UsageError, match="take cannot be asked for so"):
+    with pytest.raises(UsageError, match="These arguments do not fit take"):
         await purse.execute("p", Purse.take, "3")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="take cannot be asked for so"):
+    with pytest.raises(UsageError, match="These arguments do not fit take"):
         await purse.execute("p", Purse.take)  # type: ignore[call-arg]
 
 

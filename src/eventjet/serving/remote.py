@@ -110,7 +110,7 @@ class Remote(Generic[S, E]):
         try:
             body = arguments_of(served.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{served.name} cannot be asked for so: {faults_of(error)}") from None
+            raise UsageError(f"These arguments do not fit {served.name}: {faults_of(error)}") from None
         name = aggregate_info(served.aggregate).name
         subject = command_subject(self._app, name, served.name, encode_id(aggregate_id))
         try:
