@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from eventjet import App, Jet, Recorded, Refused, Retry, aggregate, event, listens, process
+from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.quarantined import BLOCKED, QUARANTINED
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control, handlers
 from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.process_steps import ProcessRunner
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 
@@ -44,6 +46,10 @@ class _Faults:
     passing: frozenset[int] = frozenset()
 
 
+DEAR = 100
+"""An amount that a purse takes only once it has something."""
+
+
 def purse_of(event: Recorded[PaidIn]) -> str:
     if event.data.amount in _Faults.of_correlation:
         raise KeyError(event.data.to)
@@ -55,9 +61,11 @@ class Purse:
     amounts: tuple[int, ...] = ()
 
     @listens(purse_of)
-    def got(self, event: Recorded[PaidIn]) -> Got:
+    def got(self, event: Recorded[PaidIn]) -> Got | None:
         if event.data.amount in _Faults.passing:
             raise OSError("the till is out of reach")
+        if event.data.amount >= DEAR and not self.amounts:
+            return None
         return Got(amount=event.data.amount)
 
     def step(self) -> None:
@@ -177,3 +185,25 @@ async def test_no_command_id_can_stand_for_an_event_that_was_heard(shop: App, je
     async with working(shop, settings):
         await pay(jet, "a", 1)
         await heard(jet, 1)
+
+
+async def test_an_event_that_comes_again_is_judged_by_the_newest_state_whatever_a_worker_remembers(
+    shop: App, jet: Jet, settings: Settings
+) -> None:
+    """A worker gets a cursor back that another one had meanwhile, and the last events once more."""
+    ((cls, info),) = shop.processes.items()
+    for amount in (DEAR, 1):
+        await pay(jet, "a", amount)
+    events = [recorded async for recorded in jet.tail()]
+    (listener,) = info.listeners
+    async with (
+        open_repositories(shop, settings) as (one, _),
+        open_repositories(shop, settings) as (other, _),
+    ):
+        first, second = ProcessRunner(one, cls, info), ProcessRunner(other, cls, info)
+        await first.hear("p", listener, events[0])  # it takes nothing of that, and remembers the empty purse
+        for each in events:
+            await second.hear("p", listener, each)
+        for each in events:
+            await first.hear("p", listener, each)
+    assert await amounts(jet) == [1]

@@ -8,7 +8,7 @@ not at all. So a step cannot be done twice, whoever tries, without an outbox and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -93,20 +93,22 @@ class ProcessRunner:
         An event at or before the last one that the instance recorded something for comes again, after a crash, and is
         passed over. One that was quarantined (`is_late`) comes after later events, and is heard nevertheless.
         """
-        folded = await self._own_executor.reaching(process_id)
-        if not is_late and await self._heard_until(process_id, folded, event.position) >= event.position:
-            return
-        await self._repository.run(
-            Planned(
-                self._own_executor,
-                process_id,
-                lambda state: listener.handler(state, own_event(event)),
-                called=listener.handler,
-                command_id=f"{heard_prefix(self.name)}{event.position}",
-                metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
-                since=event.position,
-            )
+        plan = Planned(
+            self._own_executor,
+            process_id,
+            lambda state: listener.handler(state, own_event(event)),
+            called=listener.handler,
+            command_id=f"{heard_prefix(self.name)}{event.position}",
+            metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
+            since=event.position,
         )
+        while True:
+            folded = await self._own_executor.reaching(process_id)
+            if not is_late and await self._heard_until(process_id, folded, event.position) >= event.position:
+                return
+            committed = await self._repository.run(replace(plan, only_at=folded.position))
+            if committed.events or committed.position == folded.position:
+                return  # otherwise another worker, or a command, had moved the instance on
 
     async def come_due(self, process_id: str, version: int, now: datetime) -> None:
         """Record the decision of the earliest deadline if it is due, on a state of at least `version`.
