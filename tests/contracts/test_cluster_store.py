@@ -133,6 +133,7 @@ async def test_a_load_and_a_history_through_a_follower_include_what_was_stored_b
                 done = await accounts.execute(account_id, Account.open, "ada")
                 (recorded,) = await accounts.history(account_id)
                 assert (recorded.position, recorded.version) == (done.position, 1)
+                assert [record[0] async for record in another.records(start=number + 1)] == [done.position]
                 assert (await repository(any_store.app, another).load(account_id)).owner == "ada"
 
 

@@ -207,7 +207,7 @@ class EventStore(Protocol):
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncGenerator[RawRecord]:
-        """Yield all records from a position on, in order, up to `until` or to the end of the log; may lag.
+        """Yield all records from a position on, in order, up to `until` or to the end that the log has now.
 
         With `follow`, it waits for new records at the end of the log, and ends only once the log has reached `until`.
         For many records use `eventjet.jetstream.reader.read_range`.
