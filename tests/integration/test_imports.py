@@ -314,18 +314,19 @@ async def test_an_import_into_a_log_that_was_set_back_blames_no_other_writer(tmp
         shutil.copytree(tmp_path / "server" / "data", tmp_path / "backup")
         server.start()
         is_stored = asyncio.Event()
-
-        async def events() -> AsyncIterator[Imported]:
-            for event in openings(1_000):
-                yield event
-            await is_stored.wait()
-            server.stop()
-            shutil.rmtree(tmp_path / "server" / "data")
-            shutil.copytree(tmp_path / "backup", tmp_path / "server" / "data")
-            server.start()
-            yield Imported(Account, "c-0", Deposited(amount=Decimal(1)))
-
         async with bank.connect(servers=server.url) as jet:
+
+            async def events() -> AsyncIterator[Imported]:
+                for event in openings(1_000):
+                    yield event
+                await is_stored.wait()
+                server.stop()
+                shutil.rmtree(tmp_path / "server" / "data")
+                shutil.copytree(tmp_path / "backup", tmp_path / "server" / "data")
+                server.start()
+                await jet.log()
+                yield Imported(Account, "c-0", Deposited(amount=Decimal(1)))
+
             with pytest.raises(ConcurrencyConflict, match="the log has nothing of theirs"):
                 await jet.append_many(events(), source="old", progress=lambda _: is_stored.set())
             report = await jet.append_many(openings(1_000), source="old")
