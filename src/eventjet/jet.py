@@ -20,6 +20,7 @@ from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.blob import blobs_in
+from eventjet.domain.moment import check_timeout
 from eventjet.domain.process import Acts, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
@@ -267,6 +268,7 @@ class Jet:
         position, and for a token that is not of this app.
         """
         self._guard.check()
+        check_timeout(timeout_s)
         name = projection if isinstance(projection, str) else projection.name
         (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
@@ -350,6 +352,7 @@ class Jet:
         is no process of the app; and as `Repository.load`.
         """
         self._guard.check()
+        check_timeout(timeout_s)
         if not is_process(process):
             raise UsageError(f"{shown_name(process)} is not a process. Give a class that `@process(…)` declares.")
         executor = self.repository(cast("AggregateType[A, Any]", process)).executor
@@ -376,7 +379,7 @@ class Jet:
     @asynccontextmanager
     async def _service(self) -> AsyncGenerator[None]:
         if self.client is None:
-            raise UsageError("This log is not on a server, so nobody could ask.")
+            raise UsageError("This log is in memory. Serve an app that is connected to a NATS server.")
         service = Service(self._repositories, self.client, self._app.served)
         await service.open()
         try:

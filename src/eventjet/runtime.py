@@ -167,11 +167,11 @@ class GuardedIterator(AsyncIterator[T]):
 
 
 _lock = threading.Lock()
-_settled_blocks = 0
-"""Number of active `settled` blocks in this process."""
+_frozen_blocks = 0
+"""Number of active `gc_frozen` blocks in this process."""
 
 
-def settle_process() -> None:
+def tune_gc() -> None:
     """Make the garbage collector run seldom and ignore all present objects.
 
     This is for eventjet's own processes, once they have imported what they need. Batches of thousands of events live
@@ -182,28 +182,28 @@ def settle_process() -> None:
 
 
 @contextmanager
-def settled() -> Generator[None]:
+def gc_frozen() -> Generator[None]:
     """Make the garbage collector ignore, within the block, the objects that existed before it.
 
     For the application's process, whose thresholds stay as they are. If it has frozen objects itself, nothing changes.
     Older objects that become garbage within the block are collected after it.
     """
-    global _settled_blocks  # noqa: PLW0603  it is the process that is frozen, or not
+    global _frozen_blocks  # noqa: PLW0603  it is the process that is frozen, or not
     with _lock:
-        if _settled_blocks == 0 and gc.get_freeze_count():
+        if _frozen_blocks == 0 and gc.get_freeze_count():
             is_ours = False
         else:
             is_ours = True
-            _settled_blocks += 1
-            if _settled_blocks == 1:
+            _frozen_blocks += 1
+            if _frozen_blocks == 1:
                 gc.freeze()
     try:
         yield
     finally:
         with _lock:
             if is_ours:
-                _settled_blocks -= 1
-                if _settled_blocks == 0:
+                _frozen_blocks -= 1
+                if _frozen_blocks == 0:
                     gc.unfreeze()
 
 

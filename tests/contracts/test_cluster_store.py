@@ -11,10 +11,12 @@ import pytest
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
+from eventjet.examples.bank.account import Account
 from eventjet.jetstream.client import connect
 from eventjet.log.jetstream import JetStreamStore
 from eventjet.settings import Settings
 from eventjet.testing.store_contract import StoreContract, new, write
+from tests.contracts.repository_contract import repository
 from tests.nats_cluster import NatsCluster
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn
@@ -117,6 +119,22 @@ async def test_no_save_is_lied_to_when_a_deposed_leader_wakes(cluster: NatsClust
             found = await whole_log(store)
     assert {event_id: found.get(event_id) for event_id in said} == said
     assert len(said) == len(found) == 23 * 20
+
+
+async def test_a_load_and_a_history_through_a_follower_include_what_was_stored_before(cluster: NatsCluster) -> None:
+    """A follower hears of an event a moment after its writer, and the server next to the client answers."""
+    async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
+        leader = await leader_of(cluster, any_store)
+        urls = [server.url for server in cluster.servers if server is not leader]
+        async with opened(urls[0], any_store.app) as store, opened(urls[1], any_store.app) as another:
+            accounts = repository(any_store.app, store)
+            for number in range(200):
+                account_id = f"a-{number}"
+                done = await accounts.execute(account_id, Account.open, "ada")
+                (recorded,) = await accounts.history(account_id)
+                assert (recorded.position, recorded.version) == (done.position, 1)
+                assert [record[0] async for record in another.records(start=number + 1)] == [done.position]
+                assert (await repository(any_store.app, another).load(account_id)).owner == "ada"
 
 
 async def test_reads_wait_out_the_election_of_a_leader(cluster: NatsCluster) -> None:

@@ -93,7 +93,7 @@ def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: E
     with engine.begin() as connection:
         assert not checkpoint.renew(connection, first, 30)
         assert not checkpoint.release(connection, first)
-        assert not checkpoint.settle(connection, first, FAILED, "too late")
+        assert not checkpoint.note_state(connection, first, FAILED, "too late")
         assert not checkpoint.adopt(connection, first, "bank", "another", "[]")
 
 
@@ -185,7 +185,7 @@ def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: s
 def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(engine: Engine) -> None:
     first = held(engine)
     with engine.begin() as connection:
-        checkpoint.settle(connection, first, FAILED, "because")
+        checkpoint.note_state(connection, first, FAILED, "because")
         checkpoint.release(connection, first)
     with engine.begin() as connection:
         assert not checkpoint.is_free(connection, "balances", 1, "w-1", failed_at=0)

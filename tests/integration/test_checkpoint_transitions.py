@@ -53,9 +53,9 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
     "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "bank", "log", "[]"), lambda _: [position.NOTE], True),
     "note proof": (lambda c, old, _: checkpoint.note_proof(c, old, "code"), lambda _: [position.NOTE], True),
     "advance": (advance, lambda _: [position.NOTE], True),
-    "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [position.NOTE], True),
-    "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [position.ACTIVATE], True),
-    "fail": (lambda c, old, _: checkpoint.settle(c, old, FAILED, "why"), lambda _: [position.FAIL], True),
+    "note": (lambda c, old, _: checkpoint.note_state(c, old, None, "why"), lambda _: [position.NOTE], True),
+    "activate": (lambda c, old, _: checkpoint.note_state(c, old, ACTIVE), lambda _: [position.ACTIVATE], True),
+    "fail": (lambda c, old, _: checkpoint.note_state(c, old, FAILED, "why"), lambda _: [position.FAIL], True),
     "stand back": (lambda c, old, _: checkpoint.stand_back(c, old), lambda _: [position.STAND_BACK], True),
     "pause": (lambda c, _, now: checkpoint.pause(c, now), lambda _: [position.PAUSE], False),
     "resume": (lambda c, _, now: checkpoint.resume(c, now), lambda _: list(position.RESUME_AS.values()), False),
@@ -150,4 +150,4 @@ def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
             held = checkpoint.take(connection, "balances", 1, "a worker", 60.0)
             assert held is not None
             if state != NEW:
-                checkpoint.settle(connection, held, ACTIVE)
+                checkpoint.note_state(connection, held, ACTIVE)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from eventjet import App, Imported, Jet, Metadata, aggregate, event, upcaster, with_metadata
 from eventjet.codec.headers import RawRecord, is_imported, logged_at
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import Refused, UsageError
+from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.operations.events import event_view
@@ -301,3 +303,31 @@ async def test_a_cancelled_import_leaves_batches_and_goes_on_later(jet: Jet) -> 
     assert (report.stored + report.skipped, report.different) == (5_000, 0)
     assert report.skipped >= 1_000
     assert (await jet.log()).last == 5_000
+
+
+async def test_an_import_into_a_log_that_was_set_back_blames_no_other_writer(tmp_path: Path) -> None:
+    bank = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+    with NatsServer(tmp_path / "server", sync_interval="1m") as server:
+        async with bank.connect(servers=server.url) as jet:
+            await jet.init()
+        server.stop()
+        shutil.copytree(tmp_path / "server" / "data", tmp_path / "backup")
+        server.start()
+        is_stored = asyncio.Event()
+        async with bank.connect(servers=server.url) as jet:
+
+            async def events() -> AsyncIterator[Imported]:
+                for event in openings(1_000):
+                    yield event
+                await is_stored.wait()
+                server.stop()
+                shutil.rmtree(tmp_path / "server" / "data")
+                shutil.copytree(tmp_path / "backup", tmp_path / "server" / "data")
+                server.start()
+                await jet.log()
+                yield Imported(Account, "c-0", Deposited(amount=Decimal(1)))
+
+            with pytest.raises(ConcurrencyConflict, match="the log has nothing of theirs"):
+                await jet.append_many(events(), source="old", progress=lambda _: is_stored.set())
+            report = await jet.append_many(openings(1_000), source="old")
+            assert (report.stored, report.skipped) == (1_000, 0)

@@ -351,7 +351,7 @@ def test_the_faults_of_inboxes_are_told_at_once() -> None:
         "is not an `async def`",
         "does not take (message, reaction)",
         "name both without blanks",
-        "tries nothing",
+        "give at least one try",
         "write what it takes, as in `message: Incoming[PaymentCaptured]`",
         "two inboxes are called 'strange'",
     ):

@@ -27,6 +27,7 @@ from eventjet import (
     aggregate,
     event,
     served,
+    with_metadata,
 )
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
@@ -155,6 +156,49 @@ async def test_an_id_makes_it_idempotent_and_metadata_travels(remote: RemoteApp,
     assert filled.metadata.extra == {"tenant": "t"}
 
 
+async def test_metadata_of_the_block_travels_with_and_without_an_id(remote: RemoteApp, jet: Jet) -> None:
+    purse = remote.repository(Purse)
+    once = purse.command("request-7", metadata=Metadata(actor="clerk"))
+    with with_metadata(Metadata(correlation="order-9")):
+        await purse.execute("p", Purse.fill, Decimal(1))
+        await once.execute("p", Purse.fill, Decimal(1))
+    recorded = await jet.repository(Purse).history("p")
+    assert [(each.metadata.correlation, each.metadata.actor) for each in recorded] == [
+        ("order-9", None),
+        ("order-9", "clerk"),
+    ]
+
+
+@pytest.fixture
+async def recorder(purses: App, settings: Settings) -> AsyncGenerator[None]:
+    """A stream that keeps each request, and so acknowledges it to whoever asked."""
+    name = f"requests_{purses.name}"
+    async with connected(settings) as client:
+        await client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"cmd.{purses.name}.>"]})
+        yield
+        await client.api(f"STREAM.DELETE.{name}")
+
+
+async def test_the_acknowledgement_of_a_stream_that_keeps_requests_is_no_answer(
+    recorder: None, remote: RemoteApp, jet: Jet
+) -> None:
+    purse = remote.repository(Purse)
+    for number in range(1, 21):
+        done = await purse.execute("p", Purse.fill, Decimal(1))
+        assert (done.version, done.events) == (number, 1)
+    with pytest.raises(Overdrawn, match="there is 20"):
+        await purse.execute("p", Purse.take, Decimal(21))
+    assert (await jet.repository(Purse).load("p")).held == 20
+
+
+async def test_a_request_that_only_a_stream_keeps_is_not_taken_for_done(
+    recorder: None, purses: App, jet: Jet, settings: Settings
+) -> None:
+    async with purses.client(replace(settings, request_timeout_s=0.5)) as remote:
+        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s; only b'.*requests_.*' answered"):
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+
+
 async def test_an_id_that_stands_for_another_request_is_told_as_itself(remote: RemoteApp) -> None:
     once = remote.repository(Purse).command("request-2")
     await once.execute("p", Purse.fill, Decimal(1))
@@ -200,9 +244,9 @@ async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(r
     purse = remote.repository(Purse)
     with pytest.raises(UsageError, match="is not served"):
         await purse.execute("p", Purse.strange, 1)
-    with pytest.raises(UsageError, match="take cannot be asked for so"):
+    with pytest.raises(UsageError, match="These arguments do not fit take"):
         await purse.execute("p", Purse.take, "3")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="take cannot be asked for so"):
+    with pytest.raises(UsageError, match="These arguments do not fit take"):
         await purse.execute("p", Purse.take)  # type: ignore[call-arg]
 
 

@@ -10,7 +10,7 @@ import pytest
 from eventjet import App, Imported
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.runtime import settled, uncollected
+from eventjet.runtime import gc_frozen, uncollected
 
 EVENTS = 3_000
 
@@ -43,7 +43,7 @@ async def test_what_is_there_is_passed_over_during_an_import_and_looked_at_again
 
 
 async def test_of_two_imports_the_last_to_end_puts_it_back() -> None:
-    with settled():
+    with gc_frozen():
         async with app().in_memory() as jet:
             await jet.append_many(opened(10), source="x")
         assert gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""A replica that lags does not let a process rest on a state from before what woke it."""
+"""A replica that lags hides nothing: a process does not rest on an old state, and what was stored is read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.log.memory import MemoryStore
 from eventjet.subscriptions.process_steps import ProcessRunner
 
+ROUNDS = 3
 UNTIL = datetime(2100, 1, 1, tzinfo=UTC)
 
 
@@ -61,9 +62,46 @@ async def test_without_that_it_would_rest_for_ever() -> None:
     assert (held.version, runner.steps) == (0, 0)
 
 
-async def test_one_that_stays_behind_is_said() -> None:
+async def test_one_that_stays_behind_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.commands.execute.LAG_PAUSES_S", (0.0, 0.0))
     store = Lagging(0)
     runner = await asked(store)
     store.looks = 1_000
     with pytest.raises(StoreUnavailable, match="lags behind position 2"):
         await runner.advance("t", position=2)
+
+
+class Follower(MemoryStore):
+    """Each read of a history comes from a replica that lacks the last event, `ROUNDS` times in a row."""
+
+    looks = 0
+    may_lag = True
+
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[RawRecord]:
+        page = await super().history(aggregate, aggregate_id, after=after, limit=limit)
+        self.looks += 1
+        return page if self.looks % (ROUNDS + 1) == 0 else page[:-1]
+
+
+async def test_a_load_and_a_history_include_what_was_stored_before() -> None:
+    store = Follower("transfers")
+    accounts = Repositories(transfers, store).of(Account)
+    for number in range(1, 5):
+        await accounts.execute("ada", Account.deposit, Decimal(1))
+        elsewhere = Repositories(transfers, store).of(Account)
+        assert (await elsewhere.load("ada")).balance == number
+        assert [event.version for event in await accounts.history("ada")] == list(range(1, number + 1))
+        assert [event.version for event in await accounts.history("ada", after=number - 1)] == [number]
+        assert [event.version for event in await accounts.history("ada", newest_first=True, limit=1)] == [number]
+
+
+async def test_a_history_behind_which_a_replica_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Follower("transfers")
+    accounts = Repositories(transfers, store).of(Account)
+    await accounts.execute("ada", Account.deposit, Decimal(1))
+    monkeypatch.setattr("tests.unit.test_lagging_replica.ROUNDS", 1_000)
+    monkeypatch.setattr("eventjet.commands.history.LAG_PAUSES_S", (0.0, 0.0))
+    with pytest.raises(StoreUnavailable, match="the replica that was asked lags behind"):
+        await accounts.history("ada")

@@ -124,6 +124,10 @@ async def test_calls_of_a_connection_with_the_wrong_kind_are_told_what_to_give()
             ),
             "The source 5 of an import": lambda: anything.append_many([], source=5),
             "Committed is not a position": lambda: anything.caught_up("balances", position=committed),
+            "`timeout_s` is None. Give seconds; `math.inf`": lambda: anything.caught_up(
+                "balances", position=1, timeout_s=None
+            ),
+            "`timeout_s` is '5'. Give seconds": lambda: anything.settled(Account, "a-1", timeout_s="5"),
             "The version is given as '1'. Give a whole number": lambda: accounts.load("a-1", version="1"),
             "`tail` cannot deliver 'everything'. Give one of all, last, new": lambda: tail(deliver="everything"),
             "'5' is not a position": lambda: tail(position="5"),

@@ -180,7 +180,7 @@ def test_the_faults_of_reactors_are_told_at_once() -> None:
         "not_async does not take (event, reaction)",
         "its revision is 0; give 1 or more",
         "it starts after position -1",
-        "tries nothing",
+        "give at least one try",
         "`never` of its retry is <class 'ValueError'>; give a tuple of exception classes",
         "not_async takes Elsewhere, which no aggregate of the app folds",
         "two reactors are called 'mails'",

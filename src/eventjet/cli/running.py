@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eventjet.cli.output import INTERRUPTED, note
 from eventjet.cli.target import AppTarget
 from eventjet.errors import UnexpectedExit
-from eventjet.runtime import run_async, settle_process
+from eventjet.runtime import run_async, tune_gc
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -227,7 +227,7 @@ async def run_until_stopped(
     """
     from eventjet.subscriptions.supervisor import run_workers
 
-    settle_process()
+    tune_gc()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     announcing: asyncio.Task[None] | None = None
 

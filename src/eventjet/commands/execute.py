@@ -28,7 +28,7 @@ from eventjet.codec.subjects import subject_of
 from eventjet.commands.blobs import store_blobs
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
-from eventjet.commands.loading import LAG_PAUSES_S, FirstOutcome, Histories, Snapshots
+from eventjet.commands.loading import FirstOutcome, Histories, Snapshots
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.blob import Blob, blobs_in
 from eventjet.domain.decision import Committed
@@ -48,7 +48,7 @@ from eventjet.errors import (
     UniqueNotBuilt,
     UsageError,
 )
-from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent, check_save, command_deadline
+from eventjet.log.store import BATCH_MAX, LAG_PAUSES_S, Append, EventStore, NewEvent, check_save, command_deadline
 from eventjet.observability import spans, tracing
 from eventjet.observability.spans import APPEND_SECONDS
 from eventjet.observability.tracing import active, current_traceparent
@@ -345,9 +345,27 @@ class Executor(Generic[S, E]):
         self.cache.put(aggregate_id, newest)
         return newest
 
+    async def newest_of_leader(self, aggregate_id: str) -> FoldedState[S]:
+        """Return a state that contains every event stored before this call, even if a replica lags behind the leader.
+
+        Raises `StoreUnavailable` as `reaching`.
+        """
+        if not self.store.may_lag:
+            return await self.newest(aggregate_id)
+        position = await self.store.last(self.info.name, aggregate_id)
+        return await self._reaching(aggregate_id, None, position, 0)
+
     async def reaching(self, aggregate_id: str, *, position: int = 0, version: int = 0) -> FoldedState[S]:
-        """Return a state with a position and a version in it; raises `StoreUnavailable` if a replica lags."""
-        state = self.cache.get(aggregate_id) if self.store.is_confirmed else None
+        """Return a state that contains a position and a version, even if a replica lags behind the leader.
+
+        Raises `StoreUnavailable` if no read has reached them within about five seconds.
+        """
+        cached = self.cache.get(aggregate_id) if self.store.is_confirmed else None
+        return await self._reaching(aggregate_id, cached, position, version)
+
+    async def _reaching(
+        self, aggregate_id: str, state: FoldedState[S] | None, position: int, version: int
+    ) -> FoldedState[S]:
         for pause_s in LAG_PAUSES_S:
             if state is None or state.position < position or state.version < version:
                 state = await self.newest(aggregate_id)

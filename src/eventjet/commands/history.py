@@ -8,6 +8,7 @@ history, which gives the same result or the same error as loading the aggregate.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +19,8 @@ from eventjet.codec.records import Decoder
 from eventjet.domain.history import SKIPPED, FoldedState, Link, fold_history
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError, HistoryBroken, UsageError
-from eventjet.log.store import EventStore
+from eventjet.errors import CodecError, HistoryBroken, StoreUnavailable, UsageError
+from eventjet.log.store import LAG_PAUSES_S, EventStore
 from eventjet.text import shown
 
 _UNVERSIONED_MAX = 50
@@ -89,17 +90,29 @@ def version_in(record: RawRecord) -> int | None:
 class History:
     """The records of one aggregate. Its reads raise as `EventStore`, and `Refused` for an invalid id."""
 
-    def __init__(self, store: EventStore, aggregate: str, aggregate_id: str) -> None:
+    def __init__(self, store: EventStore, aggregate: str, aggregate_id: str, end: int = 0) -> None:
+        """`end` is a position of the aggregate that a replica has to reach before a read counts; 0 for none."""
         self._store = store
         self._of = aggregate, aggregate_id
+        self._end = end
 
     async def newest(self) -> RawRecord | None:
         """Return the last record; None for an empty history."""
-        return await self._store.newest(*self._of)
+        return await self._store.newest(*self._of) if not self._end else await self._store.tail(*self._of)
 
     async def page(self, after: int, limit: int | None) -> Sequence[RawRecord]:
-        """Return the records after a position, in order, at most `limit` of them."""
-        return await self._store.history(*self._of, after=after, limit=limit)
+        """Return the records after a position, in order, at most `limit` of them.
+
+        Raises `StoreUnavailable` if a replica stays behind `end`.
+        """
+        for pause_s in LAG_PAUSES_S:
+            records = await self._store.history(*self._of, after=after, limit=limit)
+            if len(records) == limit or (records[-1][0] if records else after) >= self._end:
+                return records
+            await asyncio.sleep(pause_s)
+        raise StoreUnavailable(
+            f"The history of {self._of[0]} {self._of[1]!r}", "the replica that was asked lags behind"
+        )
 
     async def head(self) -> Head | None:
         """Return both ends of the history; None if it is empty."""
@@ -184,11 +197,14 @@ class HistoryReader:
         self._decoder = decoder
         self._skipped = skipped
 
-    async def read(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
-        """Return the events within the bounds, without retired ones; raises `HistoryBroken` and `CodecError`."""
+    async def read(self, aggregate_id: str, bounds: Bounds, end: int = 0) -> list[Recorded[Any]]:
+        """Return the events within the bounds, without retired events; `end` as in `History`.
+
+        Raises `HistoryBroken`, `CodecError`, and what `EventStore` raises.
+        """
         if bounds.limit == 0 or (bounds.version is not None and bounds.version <= bounds.after):
             return []
-        history = History(self._store, self._aggregate, aggregate_id)
+        history = History(self._store, self._aggregate, aggregate_id, end)
         try:
             if bounds.newest_first and bounds.limit is not None:
                 return await self._backwards(history, bounds, bounds.limit)

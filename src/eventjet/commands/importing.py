@@ -49,7 +49,7 @@ from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import CodecError, ConcurrencyConflict, Forbidden, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
-from eventjet.runtime import exceptions_only, settled
+from eventjet.runtime import exceptions_only, gc_frozen
 from eventjet.text import listed, shown, utc_text
 
 Key: TypeAlias = tuple[str, str]
@@ -133,9 +133,9 @@ class _Place:
         self.position = 0
         """Position of the last event that was read or stored; 0 for none."""
         self.version = 0
-        """Version of that event, once `settle` was called."""
+        """Version of that event, once `read_last` was called."""
         self.at = _NEVER
-        """When that event was recorded, once `settle` was called."""
+        """When that event was recorded, once `read_last` was called."""
         self.is_end = False
         """Whether that event is taken for the aggregate's last."""
         self._record: RawRecord | None = None
@@ -145,7 +145,7 @@ class _Place:
         self.position, self._record = record[0], (*record[:4], b"")
         self.imported = max(self.imported, ordinal)
 
-    def settle(self) -> None:
+    def read_last(self) -> None:
         """Read version and time of the last record: a repeated import passes by many whose version nobody needs."""
         record, self._record = self._record, None
         if record is not None:
@@ -201,7 +201,7 @@ class Importer:
         room = asyncio.Semaphore(1)  # one chunk is stored, and one is encoded
         encoding = asyncio.create_task(self._encode(events, chunks, room))
         try:
-            with settled():  # the events to import may be many objects, which the collector need not visit
+            with gc_frozen():  # the events to import may be many objects, which the collector need not visit
                 while chunk := await chunks.get():
                     await self._import_chunk(chunk)
                     if progress is not None:
@@ -319,7 +319,9 @@ class Importer:
         while missing:
             try:
                 stored_count = await retry(attempt)
-            except ConcurrencyConflict:
+            except ConcurrencyConflict as error:
+                if error.is_unseen:
+                    raise
                 raise Refused(
                     f"The import {self._source!r}",
                     f"other writers were quicker {CONFLICTS_MAX} times in a row",
@@ -496,7 +498,7 @@ class Importer:
         for index, (key, ordinal, imported, encoded, context) in enumerate(batch):
             place, at = self._places[key], imported.at
             if key not in times:
-                place.settle()
+                place.read_last()
                 new_events[key], times[key] = [], place.at
             events, previous_at = new_events[key], times[key]
             if ordinal != place.imported + len(events) + 1:

@@ -41,13 +41,11 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
-from eventjet.log.store import EventStore
+from eventjet.log.store import LAG_PAUSES_S, EventStore
 from eventjet.text import shown
 
 S = TypeVar("S")
 T = TypeVar("T")
-LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
-"""Pauses, in seconds, after each read of a replica that lags behind the leader; then the read gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,8 @@ class Histories(Generic[S]):
     async def events(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
         """Return recorded events of one aggregate, without retired events; raises as `Repository.history`."""
         bounds.check()
-        return await self._with_skip_markers(lambda: self._reader.read(aggregate_id, bounds))
+        end = await self.store.last(self.info.name, aggregate_id) if self.store.may_lag else 0
+        return await self._with_skip_markers(lambda: self._reader.read(aggregate_id, bounds, end))
 
     async def find_command(
         self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None

@@ -21,11 +21,11 @@ from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.decision import Committed, check_decision, decided_on
-from eventjet.domain.process import is_process
+from eventjet.domain.process import heard_prefix, is_process
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
-from eventjet.errors import StoreError, Unreachable, UsageError
+from eventjet.errors import Refused, StoreError, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.jetstream import JetStreamStore
 from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
@@ -35,6 +35,7 @@ from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import LoopGuard
 from eventjet.settings import Settings
+from eventjet.text import shown
 
 _log = logging.getLogger(__name__)
 
@@ -91,15 +92,16 @@ class Repository(Generic[S, E]):
     ) -> S:
         """Return the state of an aggregate now, or as it was at a version, at a position of the log or at a time.
 
-        An id without events has the initial state. The end of the log is read at every call. At most one bound may be
-        given; the state includes the events at the bound. Raises `HistoryBroken`, `CodecError`, `StoreUnavailable`,
-        and `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
+        An id without events has the initial state. The end of the log is read at every call: the state includes every
+        event that was stored before, by any process. At most one bound may be given; the state includes the events at
+        the bound. Raises `HistoryBroken`, `CodecError`, `StoreUnavailable`, and `UsageError` for a bound that is in the
+        future or beyond the end of the log or of the history.
         """
         self._guard.check()
         executor = self.executor
         executor.subject(aggregate_id)
         if version is None and position is None and at is None:
-            return own_copy((await executor.newest(aggregate_id)).state)
+            return own_copy((await executor.newest_of_leader(aggregate_id)).state)
         folded = await executor.histories.load_until(aggregate_id, version=version, position=position, at=at)
         return own_copy(folded.state)
 
@@ -187,6 +189,13 @@ class Repository(Generic[S, E]):
         ```
         """
         context_headers(command_id, metadata)  # an invalid id or metadata is refused before a decision is made
+        name = self.executor.info.name
+        if command_id is not None and is_process(self._aggregate) and command_id.startswith(heard_prefix(name)):
+            raise Refused(
+                f"The command id {shown(command_id, 60)}",
+                f"the process {name!r} notes under such ids which events it has heard, and would pass over others",
+                "Use another id.",
+            )
         return Command(self, command_id, metadata, ignoring)
 
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:

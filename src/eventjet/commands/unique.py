@@ -20,7 +20,6 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, execute, retry
-from eventjet.commands.loading import LAG_PAUSES_S
 from eventjet.domain.claim import CLAIM_EVENTS, AlreadyClaimed, Claim, ClaimEvent
 from eventjet.domain.history import FoldedState
 from eventjet.domain.unique import CLAIMS, Unique, changed_claims, claims_of, register_id
@@ -34,6 +33,7 @@ from eventjet.errors import (
     UniqueNotBuilt,
     UsageError,
 )
+from eventjet.log.store import LAG_PAUSES_S
 
 AT_ONCE = 64
 """Aggregates that are checked concurrently."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 from eventjet.errors import UsageError
@@ -40,3 +41,9 @@ def check_moment(start: str, at: datetime, *, to_come: bool = False) -> None:
         raise UsageError(
             f"{start} {at}, which is in the future: this machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC."
         )
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise `UsageError` for a timeout that is no number, such as None."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"`timeout_s` is {shown(timeout_s, 60)}. Give seconds; `math.inf` waits without end.")

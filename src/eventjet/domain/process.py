@@ -378,6 +378,11 @@ def is_process(cls: Any) -> bool:
     return getattr(cls, PROCESS, None) is not None
 
 
+def heard_prefix(name: str) -> str:
+    """Return how the command ids begin under which a process records what it hears; a position follows."""
+    return f"{name}.heard."
+
+
 def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
     """Return the methods of a process that listen, by name."""
     return [(name, member) for name, member in inspect.getmembers(cls, inspect.isfunction) if hasattr(member, LISTENS)]

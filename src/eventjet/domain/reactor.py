@@ -193,7 +193,7 @@ def retry_faults(retry: Retry, on_error: Any) -> list[str]:
     """Return the faults of a retry policy and of `on_error`."""
     faults: list[str] = []
     if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
-        faults.append(f"{retry} tries nothing, or never again; give a try at the least, and finite seconds above 0")
+        faults.append(f"its retry is {retry}; give at least one try, and finite seconds above 0")
     for field_name in ("passing", "never"):
         kinds: Any = getattr(retry, field_name)
         if not isinstance(kinds, tuple) or not all(

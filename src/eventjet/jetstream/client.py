@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,12 +186,13 @@ class Client(LoopClient):
         earlier_messages: Sequence[Message] = (),
         stream: str = "",
         batch_size: int | None = None,
+        accepts: Callable[[Frame], bool] | None = None,
     ) -> Frame:
         """Publish a message after `earlier_messages`, in one batch with them, and return the one answer to it.
 
         A message that is to be stored names its `stream`. Then answers of others are ignored, and an answer that may be
         another stream's counts as no answer, so it raises `StoreUnavailable` as well. `batch_size` is how many messages
-        the batch has if more of them were sent before.
+        the batch has if more of them were sent before. For other messages, `accepts` may tell which answers count.
         """
         messages, expected = [*earlier_messages, (subject, payload, headers)], None
         wait_s = self.timeout_s if timeout_s is None else timeout_s
@@ -199,7 +200,7 @@ class Client(LoopClient):
             if self.domain is None:
                 await self.wait_for_room(subject, wait_s)
             expected = self.expected_answer(stream, subject, batch_size or len(messages))
-        exchange = await self.begin(messages, wait_s, expected and expected.accepts)
+        exchange = await self.begin(messages, wait_s, expected.accepts if expected is not None else accepts)
         try:
             frames = await exchange.next_frames()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)

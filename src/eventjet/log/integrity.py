@@ -155,6 +155,11 @@ class StreamIdentity:
         return self._state.first if self._state is not None and self._state.messages else None
 
     @property
+    def replicas(self) -> int:
+        """How many replicas the stream had at the last look; 0 before the first look, or without permission."""
+        return 0 if self._state is None else int(self._state.config.get("num_replicas") or 1)
+
+    @property
     def is_forgotten(self) -> bool:
         """Whether the connection was lost, or the stream changed, after the last look: it may be another log by now."""
         return self._looked_at == float("-inf") and self.identity != "" and self._may_look

@@ -42,7 +42,7 @@ from eventjet.log.integrity import StreamIdentity
 from eventjet.log.objects import JetStreamObjects
 from eventjet.log.publish import GRACE_S, Sender
 from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.store import Append, EventStore, LogState, check_save, command_deadline
+from eventjet.log.store import LAG_PAUSES_S, Append, EventStore, LogState, check_save, command_deadline
 from eventjet.log.topology import Drift, drifted, full_stream, identity_of, missing_stream
 
 T = TypeVar("T")
@@ -129,6 +129,10 @@ class JetStreamStore(EventStore):
     @property
     def is_confirmed(self) -> bool:
         return self.stream.is_confirmed
+
+    @property
+    def may_lag(self) -> bool:
+        return self.stream.replicas != 1
 
     def continuing(self, log: str, position: int) -> str:
         return self.stream.continuing(log, position)
@@ -411,7 +415,11 @@ class JetStreamStore(EventStore):
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False
     ) -> AsyncGenerator[RawRecord]:
-        position = max(start, 1)
+        position, pauses_s = max(start, 1), iter(LAG_PAUSES_S)
+        if not follow and self.may_lag:
+            newest = await self._from_leader(api.last_message(self.app, stream_subjects(self.app)))
+            end = 0 if newest is None else newest[0]
+            until = end if until is None else min(until, end)
         while until is None or position <= until:
             remaining = None if until is None else until - position + 1
             async for page in self._page_reader.pages(None, position, at_leisure=True, limit=remaining):
@@ -420,9 +428,16 @@ class JetStreamStore(EventStore):
                         return
                     position = record[0] + 1
                     yield record
-            if not follow or (until is not None and position > until):
+            if until is not None and position > until:
                 return
-            await self._wait_for_growth(position)
+            if follow:
+                await self._wait_for_growth(position)
+            elif not self.may_lag:
+                return
+            elif (pause_s := next(pauses_s, None)) is not None:
+                await asyncio.sleep(pause_s)
+            else:
+                raise StoreUnavailable(f"The log {self.app!r}", f"a replica lags behind position {position}")
 
     async def _wait_for_growth(self, position: int) -> None:
         """Wait until the log may have reached a position; all tasks that follow the log share the looks at its end."""

@@ -18,6 +18,8 @@ from eventjet.errors import Refused
 
 BATCH_MAX = 1_000
 """Messages in one atomic batch at most (ADR-50)."""
+LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0)
+"""Pauses, in seconds, after each read of a replica that lags behind the leader; then the read gives up."""
 command_deadline: ContextVar[float] = ContextVar("eventjet_command_deadline", default=math.inf)
 """When the command of this task ends, in seconds of the monotonic clock: its reads and its save end by then."""
 _HEADERS_MAX = 400
@@ -110,6 +112,11 @@ class EventStore(Protocol):
         """Whether the stream is known, without a request, to be the same log, so that what is remembered counts."""
         ...
 
+    @property
+    def may_lag(self) -> bool:
+        """Whether reads that are not from the leader may lag: the log has replicas, or may have."""
+        return False
+
     def continuing(self, log: str, position: int) -> str:
         """Return the identity of this log if a position of the log `log` is its own, else `log`."""
         del position
@@ -188,7 +195,7 @@ class EventStore(Protocol):
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncGenerator[RawRecord]:
-        """Yield all records from a position on, in order, up to `until` or to the end of the log; may lag.
+        """Yield all records from a position on, in order, up to `until` or to the end that the log has now.
 
         With `follow`, it waits for new records at the end of the log, and ends only once the log has reached `until`.
         For many records use `eventjet.jetstream.reader.read_range`.

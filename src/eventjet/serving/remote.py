@@ -30,6 +30,7 @@ from eventjet.errors import (
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent
 from eventjet.serving.service import DOMAIN, ERROR, ERROR_CODE, REUSED, TAKEN, UNAVAILABLE, UNKNOWN, command_subject
@@ -64,13 +65,15 @@ class Remote(Generic[S, E]):
         app: str,
         aggregate: Any,
         served: Sequence[Served],
-        headers: Sequence[tuple[str, str]] = (),
+        command_id: str | None = None,
+        metadata: Metadata = NO_METADATA,
     ) -> None:
         self._client = client
         self._app = app
         self._aggregate = aggregate
         self._served = served
-        self._headers = headers
+        self._command_id = command_id
+        self._metadata = metadata
 
     def command(self, command_id: str, /, *, metadata: Metadata = NO_METADATA) -> Remote[S, E]:
         """Return an idempotent command: a request without an answer is sent again under the same id, and executed once.
@@ -79,8 +82,8 @@ class Remote(Generic[S, E]):
         """
         if command_id is None:  # pyright: ignore[reportUnnecessaryComparison]  asked again, it would be done twice
             raise UsageError("A command over the wire has no id. Give it one, or call the repository's own `execute`.")
-        headers = context_headers(command_id, merge(current_metadata(), metadata))
-        return Remote(self._client, self._app, self._aggregate, self._served, headers)
+        context_headers(command_id, metadata)  # an invalid id or metadata is refused before the command is sent
+        return Remote(self._client, self._app, self._aggregate, self._served, command_id, metadata)
 
     async def execute(
         self,
@@ -107,7 +110,7 @@ class Remote(Generic[S, E]):
         try:
             body = arguments_of(served.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{served.name} cannot be asked for so: {faults_of(error)}") from None
+            raise UsageError(f"These arguments do not fit {served.name}: {faults_of(error)}") from None
         name = aggregate_info(served.aggregate).name
         subject = command_subject(self._app, name, served.name, encode_id(aggregate_id))
         try:
@@ -135,15 +138,26 @@ class Remote(Generic[S, E]):
 
     async def _request(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
         """Send a request, up to `_TRIES` times if it has a command id; return status, type of the error and answer."""
-        tries = _TRIES if self._headers else 1
-        pairs, traceparent = list(self._headers), current_traceparent()
+        tries = _TRIES if self._command_id is not None else 1
+        pairs = context_headers(self._command_id, merge(current_metadata(), self._metadata))
+        traceparent = current_traceparent()
         if traceparent is not None:
             pairs = [*(pair for pair in pairs if pair[0] != TRACEPARENT), (TRACEPARENT, traceparent)]
         headers = header_block(pairs) if pairs else b""
+        others: list[bytes] = []
+
+        def accepts(frame: Frame) -> bool:
+            is_answer = nobody_listens(frame) or _is_answer(frame)
+            if not is_answer:
+                others.append(frame[4][:80])
+            return is_answer
+
         for remaining in reversed(range(tries)):
             try:
-                frame = await self._client.request(subject, body, headers)
-            except StoreUnavailable:
+                frame = await self._client.request(subject, body, headers, accepts=accepts)
+            except StoreUnavailable as error:
+                if not remaining and others and type(error) is StoreUnavailable:
+                    raise StoreUnavailable(error.what, f"{error.reason}; only {others[0]!r} answered") from None
                 if not remaining:
                     raise
             else:
@@ -152,6 +166,17 @@ class Remote(Generic[S, E]):
                     return status, kind, cast("dict[str, Any]", orjson.loads(frame[4]))
             await asyncio.sleep(_PAUSE_S)
         raise AssertionError
+
+
+def _is_answer(frame: Frame) -> bool:
+    """Return whether a message is a service's answer: others hear requests, too, and a stream acknowledges them."""
+    if header(frame[3], ERROR_CODE) is not None:
+        return True
+    try:
+        answer: Any = orjson.loads(frame[4])
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and cast("dict[str, Any]", answer).keys() >= {"position", "version", "token"}
 
 
 class RemoteApp:

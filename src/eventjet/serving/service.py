@@ -206,7 +206,7 @@ class Service:
             self._refuse_reply(endpoint.name, frame)
             return
         if len(self._tasks) >= WAITING_MAX:
-            self._answer(frame, Problem(503, "Busy", "The service has too much in hand. Try again."))
+            self._answer(frame, Problem(503, "Busy", "The service has too many requests waiting. Try again."))
             return
         task = asyncio.ensure_future(self._handle(endpoint, frame))
         self._tasks.add(task)

@@ -228,8 +228,13 @@ def note_proof(connection: Connection, compared: Checkpoint, code: str) -> bool:
     return _change(connection, NOTE, compared.name, compared.revision, *conditions, code=code) is not None
 
 
-def settle(connection: Connection, checkpoint: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
-    """Note a reason and the state active or failed (None keeps it); return the position, or None in another epoch."""
+def note_state(
+    connection: Connection, checkpoint: Checkpoint, state: str | None, reason: str | None = None
+) -> int | None:
+    """Note a reason and the state active or failed (None keeps the state); the lease continues.
+
+    Returns the checkpoint's position, or None when another epoch has begun.
+    """
     changed = _change_as_owner(
         connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], checkpoint, reason=reason
     )

@@ -167,6 +167,8 @@ class CursorSession:
         self._to_delete: list[QuarantinedEntry] = []
         self._write_lock = asyncio.Lock()
         self._wait_reasons: dict[AggregateKey, str] = {}
+        self._retrying: dict[AggregateKey, list[QuarantinedEntry]] = {}
+        """The open entries of each key that is tried again; those that are blocked behind them meanwhile are added."""
         self._seen_to_end: set[int] = set()
         """Positions whose tries the next write removes from the cursor: their ends were seen."""
         self._pause_reason: str | None = None
@@ -366,19 +368,26 @@ class CursorSession:
         if imported or self._initial_cursor.is_done(position) or entry is not None:
             self._executor.add(position, event_id, [])
             return
-        work, error = None, offered.error
-        assert error is not None or offered.event is not None
-        if offered.event is not None:
-            try:
-                work = self._handler.work(offered.event)
-            except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
-                error = UnexpectedExit.instead_of(raised)
+        work, error = self._work(offered)
         if error is not None:
             self._queue(offered, offered.aggregate_key, self._refuse, error, 1)
         elif work is not None:
             self._queue(offered, work[0], self._handle, work[1])
         else:
             self._executor.add(position, event_id, [])
+
+    def _work(
+        self, offered: Offered, *, is_late: bool = False
+    ) -> tuple[tuple[AggregateKey, Try] | None, Exception | None]:
+        """Return what `EventHandler.work` or `late_work` does; or None, and why the event cannot be handled."""
+        if offered.event is None:
+            assert offered.error is not None
+            return None, offered.error
+        try:
+            handler = self._handler
+            return (handler.late_work if is_late else handler.work)(offered.event), None
+        except BaseException as raised:  # noqa: BLE001 - a correlation function of the application's
+            return None, UnexpectedExit.instead_of(raised)
 
     def _queue(self, offered: Offered, key: AggregateKey, handle: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._executor.add(offered.position, offered.event_id, [(key, lambda: handle(offered, key, *args))])
@@ -415,7 +424,10 @@ class CursorSession:
     def _park(self, parked: Quarantined, tries: int = 0) -> None:
         if parked.resolution == QUARANTINED:
             self._meter.tries["quarantined"] += 1
-        self._to_write.append(QuarantinedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
+        entry = QuarantinedEntry(parked, time.time(), tries, log=self._initial_cursor.log)
+        self._to_write.append(entry)
+        if parked.resolution == BLOCKED and entry.key in self._retrying:
+            self._retrying[entry.key].append(entry)
         self._executor.changed.set()
 
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
@@ -524,11 +536,18 @@ class CursorSession:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != QUARANTINED:
-                self._executor.add_due(key, partial(self._retry_key, key, entries))
+                self._retrying[key] = entries
+                self._executor.add_due(key, partial(self._retry_key, key))
 
-    async def _retry_key(self, key: AggregateKey, entries: Sequence[QuarantinedEntry]) -> None:
+    async def _retry_key(self, key: AggregateKey) -> None:
         """Try the quarantined and blocked events of a key again, in order, up to one that waits or fails again."""
-        for entry in entries:
+        try:
+            await self._retry_entries(key)
+        finally:
+            del self._retrying[key]
+
+    async def _retry_entries(self, key: AggregateKey) -> None:
+        for entry in self._retrying[key]:
             if entry.parked.resolution == QUARANTINED:
                 self._blocking_positions[key] = entry.position
                 return
@@ -568,11 +587,8 @@ class CursorSession:
         offered = self._handler.source.decode(record)
         if offered is None:
             return None
-        error = offered.error
-        if offered.event is not None:
-            work = self._handler.work(offered.event)
-            if work is None:
-                return None
+        work, error = self._work(offered, is_late=True)
+        if work is not None:
             _, error = await self._try(work[1], work[0], entry.position)
             self._seen_to_end.add(entry.position)
         return None if error is None else offered.failed(error)

@@ -241,6 +241,10 @@ class EventHandler:
         """Return the key to queue an event or a message under and the try to run; None when there is nothing to do."""
         raise NotImplementedError
 
+    def late_work(self, event: Any) -> tuple[AggregateKey, Try] | None:
+        """Return what `work` does, for an event of the quarantine: later ones may have been handled before it."""
+        return self.work(event)
+
     def handling(self, attempt: int, event: Recorded[Any] | None = None) -> AbstractContextManager[dict[str, Any]]:
         """Return the span of one try, in the trace of the event's command."""
         labels = {"eventjet.name": self.declaration.name, "eventjet.kind": self.declaration.kind}
@@ -309,7 +313,7 @@ class ProcessHandler(EventHandler):
         self._resting_positions: dict[str, int] = {}
         """The position of the state on which each resting instance rests, by id, oldest first."""
 
-    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
+    def work(self, event: Recorded[Any], *, is_late: bool = False) -> tuple[AggregateKey, Try] | None:
         info = self._runner.info
         if event.aggregate == info.name:
 
@@ -328,10 +332,13 @@ class ProcessHandler(EventHandler):
 
         async def hear(attempt: int) -> None:
             with self.handling(attempt, event):
-                await self._runner.hear(process_id, listener, event)
+                await self._runner.hear(process_id, listener, event, is_late=is_late)
                 await self.wake(process_id)
 
         return (info.name, process_id), hear
+
+    def late_work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
+        return self.work(event, is_late=True)
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
         """Return some process instances with events after `after`, and the position up to which they are complete.

@@ -135,9 +135,9 @@ class Lease:
         """Extend the lease to its full length from now on."""
         await self._change(checkpoints.renew, self._ttl_s)
 
-    async def settle(self, state: str | None, reason: str | None = None) -> int:
+    async def note_state(self, state: str | None, reason: str | None = None) -> int:
         """Note a state (None keeps it) and a reason; return the position of the checkpoint."""
-        return await self._change(checkpoints.settle, state, reason)
+        return await self._change(checkpoints.note_state, state, reason)
 
     async def adopt(self, log: str) -> None:
         """Note in the checkpoint the app, the identity of its log, and which tables are made from the log."""
@@ -215,7 +215,7 @@ class Promotion:
             return False
         except PromotionRefused as error:
             logs.TAKE_OVER_REFUSED.tell(_log, name=self._display_name, reason=error)
-            await self._lease.settle(None, str(error))
+            await self._lease.note_state(None, str(error))
             self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")

@@ -8,7 +8,7 @@ not at all. So a step cannot be done twice, whoever tries, without an outbox and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +19,7 @@ from eventjet.commands.execute import Conflict, Decision, Executor, Planned, app
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
-from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
+from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of, heard_prefix
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotUnique, UsageError
@@ -84,22 +84,28 @@ class ProcessRunner:
             f"{self._instance_name(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end."
         )
 
-    async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
-        """Record what the listener decides about an event, once; one at or before the last one heard is passed over."""
-        folded = await self._own_executor.reaching(process_id)
-        if await self._heard_until(process_id, folded, event.position) >= event.position:
-            return
-        await self._repository.run(
-            Planned(
-                self._own_executor,
-                process_id,
-                lambda state: listener.handler(state, own_event(event)),
-                called=listener.handler,
-                command_id=f"{self._heard_prefix}{event.position}",
-                metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
-                since=event.position,
-            )
+    async def hear(self, process_id: str, listener: Listener, event: Recorded[Any], *, is_late: bool = False) -> None:
+        """Record what the listener decides about an event, once.
+
+        An event at or before the last one that the instance recorded something for comes again, after a crash, and is
+        passed over. One that was quarantined (`is_late`) comes after later events, and is heard nevertheless.
+        """
+        plan = Planned(
+            self._own_executor,
+            process_id,
+            lambda state: listener.handler(state, own_event(event)),
+            called=listener.handler,
+            command_id=f"{heard_prefix(self.name)}{event.position}",
+            metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
+            since=event.position,
         )
+        while True:
+            folded = await self._own_executor.reaching(process_id)
+            if not is_late and await self._heard_until(process_id, folded, event.position) >= event.position:
+                return
+            committed = await self._repository.run(replace(plan, only_at=folded.position))
+            if committed.events or committed.position == folded.position:
+                return  # otherwise another worker, or a command, had moved the instance on
 
     async def come_due(self, process_id: str, version: int, now: datetime) -> None:
         """Record the decision of the earliest deadline if it is due, on a state of at least `version`.
@@ -247,7 +253,7 @@ class ProcessRunner:
 
     async def _heard_until(self, process_id: str, folded: FoldedState[Any], position: int) -> int:
         """Return the position of the last event that the instance heard and recorded something for; 0 for none."""
-        prefix = self._heard_prefix
+        prefix = heard_prefix(self.name)
         if folded.commands.complete:
             ids = [
                 command_id for command_id in folded.commands.as_mapping(folded.version) if command_id.startswith(prefix)
@@ -258,11 +264,8 @@ class ProcessRunner:
                 process_id, folded, position, lambda quoted_id: unquote(quoted_id).startswith(prefix)
             )
             ids = [unquote(quoted_id) for quoted_id in since]
-        return max((int(command_id[len(prefix) :]) for command_id in ids), default=0)
-
-    @property
-    def _heard_prefix(self) -> str:
-        return f"{self.name}.heard."
+        heard = [command_id.removeprefix(prefix) for command_id in ids]
+        return max((int(position) for position in heard if position.isdecimal()), default=0)
 
     def _step_id(self, process_id: str, folded: FoldedState[Any]) -> str:
         return f"{self.name}/{process_id}/{folded.version}"

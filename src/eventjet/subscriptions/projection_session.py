@@ -129,16 +129,16 @@ class ProjectionSession:
         self._writer: _FoldCommitter | _SqlCommitter
 
     async def note(self, reason: str) -> None:
-        await self._lease.settle(None, reason)
+        await self._lease.note_state(None, reason)
         self._has_noted = True
 
     async def fail(self, error: EventjetError) -> int:
         """Stop the projection; an event schema of a newer deploy is left to that deploy and raised."""
         if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
             self._pace.hold_off()
-            await self._lease.settle(None, str(error))
+            await self._lease.note_state(None, str(error))
             raise error
-        return await self._lease.settle(FAILED, str(error))
+        return await self._lease.note_state(FAILED, str(error))
 
     async def end(self) -> None:
         with suppress(SQLAlchemyError, OSError):
@@ -222,7 +222,7 @@ class ProjectionSession:
             if pause is None and (self._has_noted if wrote else not remaining):
                 self._pace.progressed()
                 if self._has_noted:
-                    await lease.settle(None)
+                    await lease.note_state(None)
                     self._has_noted = False
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
@@ -232,7 +232,7 @@ class ProjectionSession:
                 return
             if building and not remaining and pause is None:
                 failpoints.reach("worker.before_settle")
-                await lease.settle(ACTIVE)
+                await lease.note_state(ACTIVE)
                 failpoints.reach("worker.after_settle")
                 building = False
 

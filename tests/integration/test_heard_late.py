@@ -1,0 +1,209 @@
+"""A process hears each event once, even one that could not be handled at first and is tried again after later ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+import pytest
+
+from eventjet import App, Jet, Recorded, Refused, Retry, aggregate, event, listens, process
+from eventjet.commands.repository import open_repositories
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED
+from eventjet.settings import Settings
+from eventjet.subscriptions import cursor_control, handlers
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.process_steps import ProcessRunner
+from tests.integration.reacting import eventually, working
+from tests.logs import fresh_name
+
+
+@event("till.paid")
+class PaidIn:
+    to: str
+    amount: int
+
+
+@aggregate("till")
+class Till:
+    def pay(self, to: str, amount: int) -> PaidIn:
+        return PaidIn(to=to, amount=amount)
+
+    def evolve(self, event: PaidIn) -> Till:
+        return self
+
+
+@event("purse.got")
+class Got:
+    amount: int
+
+
+class _Faults:
+    """What fails now, by the amount that is paid: whose purse it is for, and what the purse does about it."""
+
+    of_correlation: frozenset[int] = frozenset()
+    passing: frozenset[int] = frozenset()
+
+
+DEAR = 100
+"""An amount that a purse takes only once it has something."""
+
+
+def purse_of(event: Recorded[PaidIn]) -> str:
+    if event.data.amount in _Faults.of_correlation:
+        raise KeyError(event.data.to)
+    return event.data.to
+
+
+@process("purse", snapshot_every=2)
+class Purse:
+    amounts: tuple[int, ...] = ()
+
+    @listens(purse_of)
+    def got(self, event: Recorded[PaidIn]) -> Got | None:
+        if event.data.amount in _Faults.passing:
+            raise OSError("the till is out of reach")
+        if event.data.amount >= DEAR and not self.amounts:
+            return None
+        return Got(amount=event.data.amount)
+
+    def step(self) -> None:
+        return None
+
+    def evolve(self, event: Got) -> Purse:
+        return replace(self, amounts=(*self.amounts, event.amount))
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings.load({"servers": eventjet_nats.url, "database": "sqlite:///none.db"}, environ={})
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> App:
+    monkeypatch.setattr(_Faults, "of_correlation", frozenset())
+    monkeypatch.setattr(_Faults, "passing", frozenset())
+    monkeypatch.setattr(handlers, "Retry", lambda: Retry(tries=1, first_s=0.01, most_s=0.05))
+    return App(fresh_name(), aggregates=[Till], processes=[Purse])
+
+
+@pytest.fixture
+async def jet(shop: App, settings: Settings) -> AsyncGenerator[Jet]:
+    async with shop.connect(settings) as jet:
+        await jet.init()
+        yield jet
+
+
+def cursors_of(jet: Jet) -> Cursors:
+    assert jet.client is not None
+    return Cursors(jet.client, jet.name)
+
+
+async def pay(jet: Jet, till: str, amount: int) -> int:
+    return (await jet.repository(Till).execute(till, Till.pay, "p", amount)).position
+
+
+async def amounts(jet: Jet) -> list[int]:
+    return sorted((await jet.repository(Purse).load("p")).amounts)
+
+
+async def parked(jet: Jet, condition: Callable[[dict[int, str]], bool]) -> None:
+    """Wait for a quarantine: the resolution of each open entry by position."""
+
+    async def holds() -> bool:
+        entries = await cursors_of(jet).parked("purse")
+        return condition({entry.position: entry.parked.resolution for entry in entries})
+
+    await eventually(holds)
+
+
+async def heard(jet: Jet, *wanted: int) -> None:
+    async def holds() -> bool:
+        return await amounts(jet) == sorted(wanted)
+
+    await eventually(holds)
+
+
+async def test_an_event_that_is_tried_again_is_heard_though_later_ones_were(
+    shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
+    async with working(shop, settings):
+        first, second = await pay(jet, "a", 1), await pay(jet, "a", 2)
+        await pay(jet, "b", 3)
+        await heard(jet, 3)
+        await parked(jet, lambda found: found == {first: QUARANTINED, second: BLOCKED})
+        monkeypatch.setattr(_Faults, "of_correlation", frozenset())
+        await cursor_control.retry(cursors_of(jet), "purse", [first])
+        await parked(jet, lambda found: not found)
+        await pay(jet, "b", 4)
+        await heard(jet, 1, 2, 3, 4)
+        # What was retried is retried once more, as after a crash before the cursor was written: it is heard once.
+        (entry,) = await cursors_of(jet).parked("purse", resolved=True)
+        stored = await cursors_of(jet).read("purse")
+        await cursors_of(jet).write(stored, stored.cursor.decided(), [entry.resolved("retry")])
+        await parked(jet, lambda found: not found)
+        await pay(jet, "b", 5)
+        await heard(jet, 1, 2, 3, 4, 5)
+
+
+async def test_a_correlation_that_fails_again_keeps_no_other_event_waiting(
+    shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
+    async with working(shop, settings):
+        first = await pay(jet, "a", 1)
+        await parked(jet, lambda found: found == {first: QUARANTINED})
+        await cursor_control.retry(cursors_of(jet), "purse", [first])
+        await pay(jet, "b", 2)
+        await heard(jet, 2)
+        await parked(jet, lambda found: found == {first: QUARANTINED})
+
+
+async def test_what_comes_while_an_event_is_tried_again_is_heard_after_it(
+    shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
+    async with working(shop, settings):
+        first = await pay(jet, "a", 1)
+        await parked(jet, lambda found: found == {first: QUARANTINED})
+        monkeypatch.setattr(_Faults, "passing", frozenset({1}))
+        monkeypatch.setattr(_Faults, "of_correlation", frozenset())
+        await cursor_control.retry(cursors_of(jet), "purse", [first])
+        second = await pay(jet, "a", 2)
+        await parked(jet, lambda found: found.get(second) == BLOCKED)
+        monkeypatch.setattr(_Faults, "passing", frozenset())
+        await parked(jet, lambda found: not found)
+        await heard(jet, 1, 2)
+
+
+async def test_no_command_id_can_stand_for_an_event_that_was_heard(shop: App, jet: Jet, settings: Settings) -> None:
+    with pytest.raises(Refused, match=r"'purse\.heard\.7'.*notes under such ids"):
+        jet.repository(Purse).command("purse.heard.7")
+    jet.repository(Till).command("purse.heard.7")
+    async with working(shop, settings):
+        await pay(jet, "a", 1)
+        await heard(jet, 1)
+
+
+async def test_an_event_that_comes_again_is_judged_by_the_newest_state_whatever_a_worker_remembers(
+    shop: App, jet: Jet, settings: Settings
+) -> None:
+    """A worker gets a cursor back that another one had meanwhile, and the last events once more."""
+    ((cls, info),) = shop.processes.items()
+    for amount in (DEAR, 1):
+        await pay(jet, "a", amount)
+    events = [recorded async for recorded in jet.tail()]
+    (listener,) = info.listeners
+    async with (
+        open_repositories(shop, settings) as (one, _),
+        open_repositories(shop, settings) as (other, _),
+    ):
+        first, second = ProcessRunner(one, cls, info), ProcessRunner(other, cls, info)
+        await first.hear("p", listener, events[0])  # it takes nothing of that, and remembers the empty purse
+        for each in events:
+            await second.hear("p", listener, each)
+        for each in events:
+            await first.hear("p", listener, each)
+    assert await amounts(jet) == [1]
