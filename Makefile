@@ -20,10 +20,9 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
 # That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
-# Many tests wait for something now and then, so the third and fourth cost two cores nothing. Of the slow ones those that
-# share a session of Spark come first, so that one process or two of the four start its JVM.
+# Many tests wait for something now and then, so the third and fourth cost two cores nothing; a second JVM would.
 PROCESSES ?= 4
-SLOW_PROCESSES ?= 4
+SLOW_PROCESSES ?= 2
 
 # What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes. Then each rule is broken
 # on purpose, and a schedule must show it.
