@@ -228,6 +228,7 @@ async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) 
             yield [frame(b"", f"NATS/1.0 {status}\r\n\r\n".encode())]
 
     store, client = disturbed()
+    await store.append([Append("thing", "t-0", 0, 0, (event(),))])
     store.reach(Refusing(client.wire, REQUEST_S))
     with pytest.raises(StoreUnavailable, match=status):
         await store.history("thing", "t-0", after=1)

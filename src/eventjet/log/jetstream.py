@@ -451,6 +451,8 @@ class JetStreamStore(EventStore):
         try:
             return await (self._ask(request) if retry else self._client.ask(request))
         except ApiRefused as refusal:
+            if retry and isinstance(refusal, StreamMissing):
+                raise missing_stream(self.app) from None
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
 
     def _retry_policy(self) -> RetryPolicy:
