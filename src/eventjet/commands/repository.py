@@ -182,6 +182,8 @@ class Repository(Generic[S, E]):
         command is repeated, such as the time. Without an id, the command only carries the metadata. `execute` and
         `decide` raise `UsageError` for a name in `ignoring` that the decision does not have.
 
+        Raises `Refused` for an id that begins with `<process>.heard.`, which a process keeps for itself.
+
         ```python
         deposits = jet.repository(Account).command("request-17", ignoring=("amount",))
         first = await deposits.execute("a-1", Account.deposit, Decimal(5))
