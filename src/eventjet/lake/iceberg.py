@@ -105,22 +105,25 @@ class IcebergStore:
     def _open_catalog(self) -> Any:
         load = package("pyiceberg.catalog").load_catalog
         with translated(self._url, "catalog"):
-            if self._name is not None:
+            # A catalog in SQL would keep its connection if another process made its tables at the same time.
+            defaults: dict[str, str] = {"init_catalog_tables": "false"}
+            if self._name is None:
+                url = self._url
+                Path(url).mkdir(parents=True, exist_ok=True)
+                defaults |= {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
+            else:
                 configured: Mapping[str, Any] = (
                     package("pyiceberg.utils.config").Config().get_catalog_config(self._name) or {}
                 )
-                defaults = {f"s3.{key}": value for key, value in s3_settings().items()}
-                return load(self._name, **{key: value for key, value in defaults.items() if key not in configured})
-            url = self._url
-            Path(url).mkdir(parents=True, exist_ok=True)
-            local = {"type": "sql", "uri": f"sqlite:///{url}/{_CATALOG}", "warehouse": f"file://{url}"}
-            # It would keep its connection if another process made the tables at the same time.
-            catalog = load("eventjet", **local, init_catalog_tables="false")
-            try:
-                _create_tables(catalog)
-            except BaseException:
-                catalog.close()
-                raise
+                defaults |= {f"s3.{key}": value for key, value in s3_settings().items()}
+                defaults = {key: value for key, value in defaults.items() if key not in configured}
+            catalog = load(self._name or "eventjet", **defaults)
+            if "init_catalog_tables" in defaults and hasattr(catalog, "create_tables"):
+                try:
+                    _create_tables(catalog)
+                except BaseException:
+                    catalog.close()
+                    raise
             return catalog
 
     def dropping(self, name: str) -> str:
@@ -239,11 +242,11 @@ class IcebergTable:
 
 
 def _create_tables(catalog: Any) -> None:
-    """Make the tables of a catalog in SQLite unless they are there; each may be made by another process meanwhile."""
+    """Make the tables of a catalog in SQL unless they are there; each may be made by another process meanwhile."""
     for tries_left in reversed(range(_TRIES)):
         try:
             catalog.create_tables()
-        except package("sqlalchemy.exc").OperationalError:
+        except package("sqlalchemy.exc").DBAPIError:
             if not tries_left:
                 raise
         else:
