@@ -103,9 +103,9 @@ def check(
     """
     if against is None and against_log is None:
         raise UsageError("Say what to check the app against: --against main, or --against-log 100, or both.")
-    given = {"--sarif": sarif is not None, "--dir": folder is not None, "--readers-stopped": readers_stopped}
-    if against is None and any(given.values()):
-        named = ", ".join(option for option, is_given in given.items() if is_given)
+    given_flags = {"--sarif": sarif is not None, "--dir": folder is not None, "--readers-stopped": readers_stopped}
+    if against is None and any(given_flags.values()):
+        named = ", ".join(option for option, is_given in given_flags.items() if is_given)
         raise UsageError(f"{named} says more about --against, which is missing. Give that too.")
     compared: tuple[str, list[EventChange]] | None = None
     if against is not None:

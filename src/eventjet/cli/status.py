@@ -133,13 +133,13 @@ def _screen() -> Generator[Callable[[Sequence[WorkStatus], str], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    console, seen = Console(highlight=False), datetime.now(UTC)
+    console, read_at = Console(highlight=False), datetime.now(UTC)
     with Live(console=console, auto_refresh=False) as live:
 
         def update(statuses: Sequence[WorkStatus], fault: str) -> None:
-            nonlocal seen
-            seen = seen if fault else datetime.now(UTC)
-            remarks = [*remarks_on(statuses), *([f"As it was at {seen:%H:%M:%SZ}. {fault}"] if fault else ())]
+            nonlocal read_at
+            read_at = read_at if fault else datetime.now(UTC)
+            remarks = [*remarks_on(statuses), *([f"As it was at {read_at:%H:%M:%SZ}. {fault}"] if fault else ())]
             live.update(Group(rich_table(status_table(statuses), console.width), *map(Text, remarks)), refresh=True)
 
         yield update
