@@ -1,8 +1,9 @@
-"""`eventjet lake sync` beside an append by hand that is not exactly once: `python -m benchmarks.lake`.
+"""`eventjet lake sync` beside appends by hand that are not exactly once: `python -m benchmarks.lake`.
 
-Both read the same log with eventjet's reader and write the same tables, in batches of one size: all events, and one for
-each type. By hand, bodies are parsed and not validated, and the position is in a file beside the tables. They take
-turns in this process. CPU holds for a busy machine, too; rates only for a quiet one.
+They read the same log and write the same tables, in batches of one size: all events, and one for each type. By hand it
+is a loop over eventjet's reader, where bodies are parsed and not validated, and the position is in a file beside the
+tables; and `foreachBatch` of a stream of Spark on two cores, whose session is there before the clock starts. They take
+turns. CPU holds for a busy machine, too; rates only for a quiet one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from benchmarks.bank import bank
+from benchmarks.laps import result_of
 from benchmarks.log import fill
 from benchmarks.measure import Comparison, Figures, conditions, report
 from benchmarks.options import parser_of
+from benchmarks.peers import python
 from benchmarks.usage import own_cpu_s, own_peak_mb
 from eventjet.codec.headers import MSG_ID, TYPE, VERSION, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
@@ -35,6 +38,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 
 BATCH = 100_000
+BY_SPARK = "by hand, Spark's foreachBatch to Delta, not exactly once"
 _LOGGED = {
     "position": pa.int64(),
     "recorded_at": pa.timestamp("us", "UTC"),
@@ -120,6 +124,12 @@ def main(events: int, runs: int) -> int:
             "by hand, Iceberg, not exactly once": lambda folder: by_hand(nats.url, events, folder, to_iceberg(folder)),
         }
         for _ in range(runs):
+            folder = Path(tempfile.mkdtemp(dir=place))
+            result = result_of(python("lake_by_spark")(nats.url, folder, events, BATCH))
+            assert result["count"] == events
+            rates.add(BY_SPARK, events / result["wall_s"])
+            costs.add(BY_SPARK, result["cpu_s"] / events * 1e6)
+            shutil.rmtree(folder)
             for name, run in subjects.items():
                 folder = Path(tempfile.mkdtemp(dir=place))
                 started, cpu_s = time.perf_counter(), own_cpu_s()
@@ -132,6 +142,7 @@ def main(events: int, runs: int) -> int:
                     assert rows_in(folder) == events
                 shutil.rmtree(folder)
     ours_and_theirs = [(f"eventjet lake sync, {kind}", f"by hand, {kind}, not exactly once") for kind in _KINDS]
+    ours_and_theirs.append(("eventjet lake sync, Delta", BY_SPARK))
     comparisons = [Comparison(each, mine, theirs) for each in (rates, costs) for mine, theirs in ours_and_theirs]
     note = f"\nlargest resident memory of this process: {own_peak_mb():.0f} MB"
     report([rates, costs], comparisons, note)
