@@ -1,4 +1,4 @@
-"""Two JetStreams with domains of their own, east and west, which a leaf node links."""
+"""Two JetStreams with domains of their own, east and west, which leaf nodes link: servers alone, or clusters."""
 
 from __future__ import annotations
 
@@ -86,6 +86,38 @@ def two_regions(
         remote = f'remotes: [ {{ url: "nats://{login}127.0.0.1:{port}", {kept}{of_account} }} ]'
         west = NatsServer(folder / "west", jetstream=False, config=_config(folder, "west", remote) + accounts)
         yield Regions(stack.enter_context(east), stack.enter_context(west))
+
+
+def two_clusters(folder: Path, app: str, stack: ExitStack) -> tuple[list[NatsServer], list[NatsServer]]:
+    """Return three servers in the east and three in the west, leaf nodes of the east; none of them is started yet."""
+    leaves = [stack.enter_context(reserved_port()) for _ in range(3)]
+    urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in leaves)
+    links = {
+        "east": [f'listen: "127.0.0.1:{port}"' for port in leaves],
+        "west": [f"remotes: [ {{ urls: [{urls}], {denied(stored(app))} }} ]"] * 3,
+    }
+
+    def cluster(region: str) -> list[NatsServer]:
+        routes = [stack.enter_context(reserved_port()) for _ in range(3)]
+        named = ", ".join(f"nats-route://127.0.0.1:{port}" for port in routes)
+        return [
+            NatsServer(
+                folder / f"{region}{number}",
+                jetstream=False,
+                config=(
+                    f"server_name: {region}{number}\nleafnodes {{ {link} }}\n"
+                    f"cluster {{ name: {region}, listen: 127.0.0.1:{route}, routes: [{named}] }}\n"
+                    f'jetstream {{ store_dir: "{folder}/{region}{number}/data", sync_interval: always, '
+                    f"domain: {region} }}"
+                ),
+            )
+            for number, (route, link) in enumerate(zip(routes, links[region], strict=True), start=1)
+        ]
+
+    east, west = cluster("east"), cluster("west")
+    for server in (*east, *west):
+        stack.callback(server.close)
+    return east, west
 
 
 def _config(folder: Path, name: str, links: str) -> str:

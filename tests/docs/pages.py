@@ -4,10 +4,11 @@ A block is written to the file that a comment before it names (`<!-- file: bank.
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
 and workers in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
-`eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the
-configuration is tested, since each page is run beside a server; with `&` it is started, on free ports in place of those
-that the page names, and `<!-- ends: east.conf -->` before a block kills the one with that configuration. A block of
-text after a block that printed something must be in what that printed, apart from numbers and durations.
+`eventjet`, `python`, `pytest` and `node` to their end, which must be success; once `python` with `&` has printed a
+line, the page goes on, and that program has to end by itself. Of `nats-server` only the configuration is tested, since
+each page is run beside a server; with `&` it is started, on free ports in place of those that the page names, and
+`pkill` ends those that the page has started like this. A block of text after a block that printed something must be in
+what that printed, apart from numbers and durations.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import types
 import warnings
 from contextlib import chdir, redirect_stdout
@@ -35,7 +37,9 @@ from tests import forked, javascript
 
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = frozenset({"eventjet", "python", "pytest", "node"})
-_LEFT_RUNNING = re.compile(r"eventjet (dev|worker)|python manage.py eventjet worker|python -m celery .* worker")
+_LEFT_RUNNING = re.compile(
+    r"eventjet (dev|worker)|python manage.py eventjet worker|python -m celery .* worker|python .*&$"
+)
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3", "nats"})
 """What a reader does and a test has done already, or, by the program `nats`, does in another way."""
 _LINE_S = 600.0
@@ -73,9 +77,13 @@ class Running:
     module: types.ModuleType = field(init=False)
     printed: str | None = None
     """By the shell block just before, if there was one."""
-    background: list[subprocess.Popen[str]] = field(default_factory=list)
-    servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, subprocess.Popen[str]])
-    """nats-servers that the page started, by their configuration."""
+    background: list[subprocess.Popen[str]] = field(default_factory=list[subprocess.Popen[str]])
+    programs: list[subprocess.Popen[str]] = field(default_factory=list[subprocess.Popen[str]])
+    """Those of the background that end by themselves."""
+    servers: list[tuple[str, subprocess.Popen[bytes]]] = field(
+        default_factory=list[tuple[str, subprocess.Popen[bytes]]]
+    )
+    """nats-servers that the page started, with their command lines."""
     ports: dict[str, str] = field(default_factory=dict[str, str])
     """The port in place of each that the page names."""
 
@@ -88,10 +96,7 @@ class Running:
         printed, self.printed = self.printed, None
         if block.note == "part":
             return
-        if block.note == "ends":
-            self.servers[str(block.path)].kill()
-        for port, own in self.ports.items():
-            block = replace(block, text=block.text.replace(port, own))
+        block = replace(block, text=re.sub(r"\d+", lambda number: self.ports.get(number[0], number[0]), block.text))
         if block.note == "file":
             path = self.folder / str(block.path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,13 +122,14 @@ class Running:
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
         for process in self.background:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=_STOP_S)
+            if process not in self.programs:
+                process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=_STOP_S)
             # Celery's own status says 1 after Ctrl-C.
-            assert process.returncode == 0 or "celery" in process.args, process.args
-        for server in self.servers.values():
+            assert process.returncode == 0 or "celery" in str(process.args), f"{process.args}\n{printed}"
+        for _, server in self.servers:
             server.kill()
-            server.communicate(timeout=_STOP_S)
+            server.wait(_STOP_S)
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
@@ -163,8 +169,14 @@ class Running:
                 self._shell(exported, block)
         elif _LEFT_RUNNING.match(line):
             self._start(words)
-        elif words[0] == "nats-server" and words[-1] == "&":
-            self._serve(words[:-1])
+        elif words[-1] == "&" and "nats-server" in words:
+            program = words.index("nats-server")
+            self._serve(words[program:-1], dict(word.split("=", 1) for word in words[:program]))
+        elif words[:3] == ["pkill", "-9", "-f"]:
+            ended = [server for command, server in self.servers if words[3] in command]
+            assert ended, f"{self.page}:{block.line}: nothing runs as {words[3]!r}"
+            for server in ended:
+                server.kill()
         elif words[0] in _RUN or words[0] == "nats-server":
             done = self._ended(words)
             self.printed = (self.printed or "") + done.stdout
@@ -181,16 +193,22 @@ class Running:
             _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
         )
 
-    def _serve(self, words: list[str]) -> None:
+    def _serve(self, words: list[str], environ: dict[str, str]) -> None:
         command = [str(nats_program()), *words[1:]]
-        server = subprocess.Popen(command, cwd=self.folder, stderr=subprocess.PIPE, text=True)
-        self.servers[words[-1]] = server
-        assert server.stderr is not None
-        assert any("Server is ready" in line for line in server.stderr), shlex.join(words)
+        log = self.folder / f"nats-server-{len(self.servers)}.log"
+        with log.open("wb") as stderr:
+            server = subprocess.Popen(command, cwd=self.folder, env=os.environ | environ, stderr=stderr)
+        self.servers.append((shlex.join(words), server))
+        deadline = time.monotonic() + _LINE_S
+        while "Server is ready" not in (printed := log.read_text(encoding="utf-8")):
+            assert server.poll() is None, f"{shlex.join(words)}\n{printed}"
+            assert time.monotonic() < deadline, f"{shlex.join(words)}\n{printed}"
+            time.sleep(0.01)
 
     def _start(self, words: list[str]) -> None:
+        is_program = words[-1] == "&"
         process = subprocess.Popen(
-            _command(words),
+            _command(words[:-1] if is_program else words),
             cwd=self.folder,
             env=self.environ,
             stdout=subprocess.PIPE,
@@ -201,7 +219,9 @@ class Running:
         self.background.append(process)
         assert process.stdout is not None
         said: list[str] = []
-        while not (said and (said[-1].startswith("ready") or said[-1].endswith(" ready.\n"))):
+        if is_program:
+            self.programs.append(process)
+        while not (said and (is_program or said[-1].startswith("ready") or said[-1].endswith(" ready.\n"))):
             said.append(process.stdout.readline())
             assert said[-1], f"{shlex.join(words)} ended before it was ready\n{''.join(said)}"
 

@@ -219,6 +219,29 @@ async def test_personal_fields_are_left_out_unless_asked_for(
     assert "run `eventjet lake sync` again" in str(refused.value)
 
 
+async def test_a_field_that_only_an_older_schema_or_another_release_has_is_hidden_beside_personal_ones(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = lake_log(nats)
+    older, strange = (
+        b'{"amount":"2.50","email":"ada@example.org"}',
+        b'{"amount":"1","by":"","email":"ada@example.org"}',
+    )
+    bodies = [(1, older), (2, strange), (2, b'{"amount":"1","by":""}')]
+    log.append_raw(
+        [("a-1", block("order.paid", schema, Ej_Version=str(n)), body) for n, (schema, body) in enumerate(bodies, 1)]
+    )
+    await synced(log, tmp_path, table_format)
+    assert arrow_of(tmp_path, EVENTS, table_format).sort_by("position").column("body").to_pylist() == [
+        '{"amount":"2.50","email":"<personal>"}',
+        '{"amount":"1","by":"","email":"<personal>"}',
+        '{"amount":"1","by":""}',
+    ]
+    assert arrow_of(tmp_path, "order_paid", table_format).num_rows == 3
+    assert b"ada@example" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*.parquet"))
+    assert (await verified(log, tmp_path, table_format)).sound
+
+
 async def made_again(nats: NatsServer, url: Path, table_format: str, events: int) -> Ledger:
     """A log of which 20 events are in a lake, made again with its identity and so many others."""
     log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=CATALOG, projections={})

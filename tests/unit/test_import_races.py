@@ -19,7 +19,7 @@ from eventjet.codec.subjects import entity_of
 from eventjet.commands import importing
 from eventjet.commands.importing import Importer, ImportReport
 from eventjet.commands.repository import Repositories
-from eventjet.errors import Refused, UnexpectedExit
+from eventjet.errors import Refused, StoreUnavailable, UnexpectedExit
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.log.memory import MemoryStore
@@ -168,6 +168,50 @@ async def test_a_resumed_import_keeps_no_bodies() -> None:
     await importer.run(events, None)
     records = [place._record for place in importer._places.values()]
     assert sum(len(record[4]) for record in records if record is not None) == 0
+
+
+def several_of_each(count: int) -> list[Imported]:
+    openings = [Imported(Account, f"a-{number}", Opened(owner="x")) for number in range(5)]
+    return openings + [
+        Imported(Account, f"a-{number % 5}", Deposited(amount=Decimal(number))) for number in range(count - 5)
+    ]
+
+
+@pytest.mark.parametrize("failing", [2, 3, 5])
+async def test_a_read_ahead_that_fails_ends_the_import_and_the_next_run_goes_on(failing: int) -> None:
+    events = several_of_each(10 * BATCH)
+    store, reads = MemoryStore("bank"), 0
+    await Importer(Repositories(APP, store), "old").run(events, None)
+    records_from = store.records_from
+
+    async def breaks(start: int, limit: int) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == failing:
+            raise StoreUnavailable("The log 'bank'", "it did not answer")
+        return await records_from(start, limit)
+
+    store.records_from = breaks  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        await Importer(Repositories(APP, store), "old").run(events, None)
+    assert reads == failing
+    report = await Importer(Repositories(APP, store), "old").run(events, None)
+    assert (report.stored, report.skipped, report.different) == (0, len(events), 0)
+
+
+async def test_an_import_that_ends_early_leaves_no_read_behind() -> None:
+    simulation = Simulation(3)
+    events = several_of_each(10 * BATCH)
+    await simulation.run(events)
+
+    def source() -> Any:
+        yield from events[: 4 * BATCH]
+        raise ValueError("the old system is away")
+
+    before = asyncio.all_tasks()
+    with pytest.raises(ValueError, match="the old system is away"):
+        await Importer(Repositories(APP, simulation.store), "old").run(source(), None)
+    assert asyncio.all_tasks() == before
 
 
 async def test_large_events_are_encoded_while_the_batch_before_them_is_stored(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel, PlainSerializer, RootModel
+from pydantic import BaseModel, Field, PlainSerializer, RootModel, computed_field, model_serializer
 from sqlalchemy import Column, MetaData, String, Table
 from typing_extensions import TypeAliasType
 
@@ -223,13 +224,114 @@ def test_a_field_that_an_event_had_once_is_hidden_beside_personal_fields() -> No
     assert apps[0].catalog.masked("person.named", 1, body) == body, "no field of the app is personal"
     assert apps[1].catalog.masked("person.named", 1, body) == {"plan": "free", "email": MASK}
     assert apps[1].catalog.masked("person.named", 3, body) == {"plan": "free", "email": MASK}
-    assert apps[1].catalog.masked("person.named", 2, body) == body
+    assert apps[1].catalog.masked("person.named", 2, body) == {"plan": "free", "email": MASK}
 
 
 @aggregate("plainer")
 class Plainer:
     def evolve(self, event: Joined) -> Plainer:
         return self
+
+
+class Loose(BaseModel, extra="allow"):
+    size: int = 0
+
+
+class Inches(BaseModel):
+    size: int = Field(0, serialization_alias="inches")
+
+    @computed_field
+    def feet(self) -> float:
+        return self.size / 12
+
+
+class Money(BaseModel):
+    units: int = 0
+
+    @model_serializer
+    def written(self) -> dict[str, Any]:
+        return {"cents": self.units}
+
+
+class Sizes(RootModel[dict[str, int]]):
+    pass
+
+
+class Shade(Enum):
+    RED = (255, 0, 0)
+
+
+@event("shirt.sewn", schema=2)
+class Sewn:
+    plain: Plain
+    plains: tuple[Plain, ...]
+    by_name: Mapping[str, Plain]
+    maybe: Plain | None
+    loose: Loose
+    inches: Inches
+    money: Money
+    sizes: Sizes
+    shade: Shade
+    anything: Any
+    text: str
+
+
+@aggregate("shirt")
+class Shirt:
+    def evolve(self, event: Sewn) -> Shirt:
+        return self
+
+
+STRANGE = {"size": 1, "inner": [1], "email": SECRET}
+KNOWN = {"size": 1, "inner": [1], "email": MASK}
+IN_TEXT = {"size": {"email": SECRET}}
+MEASURED = {"inches": 12, "feet": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "of_same_schema", "of_other_schema"),
+    [
+        ("plain", STRANGE, KNOWN, KNOWN),
+        ("plain", IN_TEXT, IN_TEXT, {"size": {"email": MASK}}),
+        ("plains", [STRANGE], [KNOWN], [KNOWN]),
+        ("by_name", {"a": STRANGE}, {"a": KNOWN}, {"a": KNOWN}),
+        ("maybe", STRANGE, KNOWN, KNOWN),
+        ("maybe", SECRET, SECRET, MASK),
+        ("maybe", None, None, None),
+        ("loose", {"size": 1, "more": 2}, {"size": 1, "more": 2}, {"size": 1, "more": MASK}),
+        ("inches", MEASURED, MEASURED, MEASURED),
+        ("money", {"cents": 1}, {"cents": 1}, {"cents": MASK}),
+        ("sizes", {"a": 1}, {"a": 1}, {"a": 1}),
+        ("anything", {"a": [{"b": 1}]}, {"a": [{"b": 1}]}, {"a": [{"b": 1}]}),
+        ("shade", [255, 0, 0], [255, 0, 0], MASK),
+        ("text", [SECRET], [SECRET], MASK),
+        ("unknown", SECRET, MASK, MASK),
+    ],
+)
+def test_a_field_that_no_class_declares_is_hidden_at_any_depth(
+    name: str, value: Any, of_same_schema: Any, of_other_schema: Any
+) -> None:
+    """A class inside an event may have lost its personal field, too."""
+    step = upcaster("shirt.sewn", schema=1)(dict)
+    catalog = App("shirts", aggregates=[Shirt, Plainer], upcasters=[step]).catalog
+    assert catalog.masked("shirt.sewn", 2, {name: value}) == {name: of_same_schema}
+    assert catalog.masked("shirt.sewn", 1, {name: value}) == {name: of_other_schema}
+    without_personal = App("shirts", aggregates=[Shirt], upcasters=[step]).catalog
+    assert without_personal.masked("shirt.sewn", 1, {name: value}) == {name: value}
+
+
+def test_a_stored_body_is_shown_with_the_values_hidden_that_may_be_personal() -> None:
+    catalog = App("people", aggregates=[Person], upcasters=[upcaster("person.moved", schema=1)(dict)]).catalog
+    left = b'{"reason" : "cost"}'
+    assert catalog.masked_body("person.left", 1, left) == left
+    assert (
+        catalog.masked_body("person.left", 1, b'{"reason":"cost","email":"a"}')
+        == b'{"reason":"cost","email":"<personal>"}'
+    )
+    for name in ("person.moved", "person.forgotten", None):
+        assert catalog.masked_body(name, 2, b"{}") is None
+    for body in (b"{", b"\xff", b"[" * 5000):
+        assert catalog.masked_body("person.left", 1, body) is None
 
 
 def test_a_body_that_nobody_can_read_is_hidden_whole_in_an_app_with_personal_fields() -> None:

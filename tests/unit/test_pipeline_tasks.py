@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, model_validator
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from sqlalchemy import JSON, Numeric
 
@@ -29,7 +30,7 @@ from eventjet.spark import shuffle_blocks
 from eventjet.spark.columns import STORED, arrow_batch
 from eventjet.spark.event_rows import ROW_VALUES, event_tables, personal_fields, row_columns
 from eventjet.spark.frames import RecordedTask
-from eventjet.spark.pipelines import ReadModelTask, _EventsTask, declare
+from eventjet.spark.pipelines import ReadModelTask, _EventsTask, _needs_hidden_values, declare
 from eventjet.spark.shuffle_blocks import PackByKey, PackByState, packing, unpack
 from eventjet.spark.source import JetStreamStreamReader, LogOptions, read_columns
 from tests import logs
@@ -54,6 +55,25 @@ class Placed:
 class Named:
     name: Personal[str]
     city: str
+
+
+@event("order.upcast", schema=2)
+class Upcast:
+    city: str
+
+
+class Address(BaseModel):
+    city: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def of_town(cls, value: Any) -> Any:
+        return {"city": value["town"]} if "town" in value else value
+
+
+@event("order.validated")
+class Validated:
+    addresses: dict[str, Address | None]
 
 
 @aggregate("order")
@@ -215,7 +235,7 @@ def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skippe
 
 
 def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
-    closed = rows(_EventsTask(frozenset({"order.placed"}))(iter([arrow_batch(LOG)])))
+    closed = rows(_EventsTask(REF)(iter([arrow_batch(LOG)])))
     assert [row["body"] is None for row in closed] == [False, True, False]
     assert [row["position"] for row in closed] == [1, 2, 3]
     opened = rows(_EventsTask(None)(iter([arrow_batch(LOG)])))
@@ -226,6 +246,19 @@ def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
     (named,) = rows(task(iter([arrow_batch(LOG)])))
     assert named["city"] == "Ulm"
     assert "name" not in named
+
+
+def test_a_field_that_the_class_does_not_declare_is_hidden_beside_personal_ones() -> None:
+    older = (*LOG[0][:4], b'{"customer":"ada","amount":"1","email":"ada@example.org"}')
+    (row,) = rows(_EventsTask(REF)(iter([arrow_batch([older])])))
+    assert row["body"] == '{"customer":"ada","amount":"1","email":"<personal>"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_needed"), [(Placed, False), (Named, True), (Upcast, True), (Validated, True), (joined.Added, False)]
+)
+def test_an_event_whose_class_may_need_hidden_values_is_read_from_the_log(kind: type, is_needed: bool) -> None:
+    assert _needs_hidden_values(next(iter(Catalog([kind]).kinds()))) is is_needed
 
 
 def test_a_checkpoint_of_another_source_is_refused_in_words() -> None:

@@ -67,6 +67,8 @@ def init(
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
     if log is not None and not _IDENTITY.fullmatch(log):
         raise UsageError(f"--log is {cut(log, 60)!r}, and a log's identity is a UUID, in full. Copy all of it.")
+    with at.connection() as link:
+        link.await_leader()
     _refuse_lost_log(at, reset or [])
     repaired = _repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = run_async(prepare(at, reset or []))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
+from eventjet.codec.aliases import alias_faults
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.blob import holds_blobs
-from eventjet.domain.personal import is_private, masked, masked_of_other_schema, masked_whole
+from eventjet.domain.personal import is_private, masked, masked_undeclared, masked_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
@@ -166,17 +167,36 @@ class Catalog:
     def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
         """Return the JSON of a body with its personal values hidden, and with those hidden that nobody knows.
 
-        These are the values of an unknown event, and of fields that an event had at another schema.
+        These are the values of an unknown event, of an event with personal data at another schema, and of fields that
+        no class declares, at any depth. An app without personal data hides nothing.
         """
         if not self.is_private:
             return body
         kind = self._names.get(type_name)
         if kind is None or not isinstance(body, dict):
             return masked_whole(body)
-        is_same = kind.info.schema == (1 if schema is None else schema)
-        if not is_same:
-            return masked_of_other_schema(body, kind.event_type)
-        return masked(cast("dict[str, Any]", body), kind.event_type)
+        cls, value = kind.event_type, cast("dict[str, Any]", body)
+        is_same_schema = kind.info.schema == (1 if schema is None else schema)
+        if is_private(cls) and not is_same_schema:
+            return masked_whole(value)
+        return masked(masked_undeclared(value, cls, is_same_schema=is_same_schema), cls)
+
+    def masked_body(self, type_name: str | None, schema: int | None, body: bytes) -> bytes | None:
+        """Return a stored body with the values hidden that `masked` hides; None if it has no value to show.
+
+        Bodies of unknown events and of events with personal fields have none.
+        """
+        if not self.is_private:
+            return body
+        kind = self._names.get(type_name or "")
+        if kind is None or is_private(kind.event_type):
+            return None
+        try:
+            value = read_json(body)
+            shown = self.masked(kind.info.name, schema, value)
+            return body if shown == value else dump_json(shown)
+        except (ValueError, RecursionError):
+            return None
 
     def resolve(self, type_name: str, schema: int) -> Resolved | None:
         """Return the decoder of a stored event; None if it is unknown, newer than this app, or lacks an upcaster."""
@@ -194,7 +214,8 @@ class Catalog:
         faults: list[str] = []
         owners: dict[str, type] = {}
         for cls, kind in self._types.items():
-            faults += [*field_faults(cls), *union_faults(kind.codec.schema, cls.__qualname__)]
+            schema = kind.codec.schema
+            faults += [*field_faults(cls), *union_faults(schema, cls.__qualname__), *alias_faults(schema)]
             if not _NAME.fullmatch(kind.info.name):
                 faults.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:

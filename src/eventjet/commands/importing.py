@@ -6,7 +6,8 @@ nearly the order in which they are given. What it does not find there, it reads 
 compares the events with those that are stored, and stores only the missing ones. If the log has none of the aggregates
 of the first batch, the run is taken for the first one: it reads nothing until the log refuses a batch.
 
-While one batch is compared and stored, the next one is encoded, and nothing else is done ahead (ADR 0073).
+While one batch is compared and stored, the next one is encoded, and a repeated import reads on in the log. Nothing else
+is done ahead (ADR 0073).
 """
 
 from __future__ import annotations
@@ -186,6 +187,8 @@ class Importer:
         """Whether the aggregates are taken to have no events before they are stored; None before the first look."""
         self._read_from: int | None = None
         """From where a repeated import reads the log on; None while it does not find its events there."""
+        self._ahead: asyncio.Task[list[RawRecord]] | None = None
+        """The next records from `_read_from` on, which are read while the ones before are compared."""
         self._noted: dict[tuple[Key, int], RawRecord] = {}
         """Records of this import by aggregate and ordinal, from when they are read until they are compared."""
         self._kinds: dict[str, bytes] = {}
@@ -212,7 +215,7 @@ class Importer:
             self._is_over = True  # a source may take the cancellation for its own, and give its next event
             room.release()
             encoding.cancel()
-            await asyncio.gather(encoding, return_exceptions=True)
+            await asyncio.gather(encoding, self._end_reading(), return_exceptions=True)
         differences = tuple(self._differences)
         return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, differences)
 
@@ -347,6 +350,8 @@ class Importer:
 
     async def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the events that are not in the log yet; count the others, and those that differ."""
+        if self._is_first_run:
+            return list(items)  # the log refuses the batch if that is wrong
         await self._read_stored(items)
         missing: list[_Item] = []
         for item in items:
@@ -364,15 +369,12 @@ class Importer:
         if len(self._noted) > _NOTED_MAX or size > _BYTES_MAX:
             self._noted.clear()
             self._read_from = None
+            await self._end_reading()
         return missing
 
     async def _read_stored(self, items: Sequence[_Item]) -> None:
         """Read the stored events of the items' aggregates, from the place of each to its last item or to its end."""
         unread = await self._read_on({item.key: item.ordinal for item in items}, len(items))
-        if self._is_first_run:
-            for key in unread:
-                self._places[key].is_end = True  # the log refuses the batch if that is wrong
-            return
         if unread:
             newest = await self._store.newest_of(unread)
             if self._is_first_run is None:
@@ -388,6 +390,7 @@ class Importer:
             ordinal = self._places[key].imported + 1
             await self._read_history(key, last_ordinal)
             if (key, ordinal) in self._noted:
+                await self._end_reading()
                 self._read_from = self._noted[key, ordinal][0]
             unread = await self._read_on(unread, len(items))
         await asyncio.gather(*[self._read_history(key, last_ordinal) for key, last_ordinal in unread.items()])
@@ -397,12 +400,22 @@ class Importer:
         unread = self._advance(last_ordinals)
         while unread and self._read_from is not None:
             lacking = self._lacking(unread)
-            records = await self._store.records_from(self._read_from, max(lacking, min(_READ_MIN, count)))
+            reading = self._ahead or self._store.records_from(self._read_from, max(lacking, min(_READ_MIN, count)))
+            records, self._ahead = await reading, None
             self._note(records)
             unread = self._advance(unread)
             is_worth_it = records and 4 * (lacking - self._lacking(unread)) >= lacking
             self._read_from = records[-1][0] + 1 if is_worth_it else None
+        if self._read_from is not None and self._ahead is None:
+            self._ahead = asyncio.create_task(self._store.records_from(self._read_from, count))
         return unread
+
+    async def _end_reading(self) -> None:
+        """Forget what is read ahead, since reading goes on elsewhere or ends."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
 
     def _lacking(self, unread: Mapping[Key, int]) -> int:
         return sum([last_ordinal - self._places[key].imported for key, last_ordinal in unread.items()])

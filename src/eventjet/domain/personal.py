@@ -10,14 +10,20 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from uuid import UUID
 
 from eventjet.domain.state import field_names
 from eventjet.domain.subscription import annotation, raw_annotations
 
 T = TypeVar("T")
+
+_SCALARS = frozenset({str, int, float, bool, bytes, Decimal, date, datetime, time, timedelta, UUID, types.NoneType})
 
 MASK = "<personal>"
 """The text shown in place of a personal value."""
@@ -43,7 +49,7 @@ def is_private(hint: Any) -> bool:
 
 
 def masked(value: Any, *hints: Any) -> Any:
-    """Return the JSON of a value with its personal parts, and fields that its class does not declare, hidden."""
+    """Return the JSON of a value with its personal parts hidden, and with those hidden that a private class omits."""
     if not any(map(is_private, hints)):
         return value
     kinds = [kind for hint in hints for kind in _kinds(hint)]
@@ -61,16 +67,29 @@ def masked(value: Any, *hints: Any) -> Any:
     return value if any(kind is not type(None) and not _is_private(kind, set()) for kind in kinds) else MASK
 
 
-def masked_of_other_schema(value: Any, cls: type) -> Any:
-    """Return the JSON of an event at another schema than that of its class, with values hidden that may be personal.
+def masked_undeclared(value: Any, *hints: Any, is_same_schema: bool = True) -> Any:
+    """Return JSON with the values hidden, at any depth, of fields that no class declares; `masked` hides the others.
 
-    Of a class without personal data these are the values of fields that it does not declare: they may have been
-    personal, and were left out for that.
+    Such a field was declared once, or is declared by a newer release, and may be personal there. At another schema, a
+    value of another form than its type's is hidden, too: it may be what the type has replaced.
     """
-    if is_private(cls) or not isinstance(value, dict):
-        return masked_whole(value)
-    declared = _fields(cls)
-    return {name: item if name in declared else MASK for name, item in cast("dict[str, Any]", value).items()}
+    forms = _forms(hints, is_same_schema)
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        inner = forms.items
+        return [masked_undeclared(item, *inner, is_same_schema=is_same_schema) for item in items] if inner else MASK
+    if not isinstance(value, dict):
+        return value if forms.is_scalar or value is None else MASK
+    shown: dict[str, Any] = {}
+    for name, item in cast("dict[str, Any]", value).items():
+        inner = forms.fields.get(name, forms.other_fields)
+        if not inner:
+            shown[name] = MASK
+        elif is_same_schema and not isinstance(item, dict | list):
+            shown[name] = item
+        else:
+            shown[name] = masked_undeclared(item, *inner, is_same_schema=is_same_schema)
+    return shown
 
 
 def masked_whole(value: Any) -> Any:
@@ -134,13 +153,65 @@ def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) 
 
 
 def _masked_field(name: str, value: Any, kinds: list[Any]) -> Any:
+    hints = _hints_of_field(name, kinds)
+    return masked(value, *hints) if hints else MASK
+
+
+def _hints_of_field(name: str, kinds: list[Any]) -> list[Any]:
     hints: list[Any] = []
     for kind in kinds:
         if _is_mapping(kind):
             hints.append(typing.get_args(kind)[1])
         elif name in (by_name := _fields(kind)):
             hints.append(by_name[name])
-    return masked(value, *hints) if hints else MASK
+    return hints
+
+
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """The forms that JSON of some annotations may have."""
+
+    items: tuple[Any, ...]
+    """The annotations of a list's items; empty if it cannot be a list."""
+    fields: Mapping[str, tuple[Any, ...]]
+    """The annotations of an object's fields by name."""
+    other_fields: tuple[Any, ...]
+    """The annotations of fields of other names; empty if there are none."""
+    is_scalar: bool
+    """Whether it may be text, a number or a bool."""
+
+
+@lru_cache(maxsize=10_000)
+def _forms(hints: tuple[Any, ...], is_same_schema: bool) -> _Forms:
+    kinds = [kind for hint in hints for kind in _kinds(hint)]
+    anything = (Any,) if any(_is_open(kind, is_same_schema) for kind in kinds) else ()
+    items = tuple(hint for kind in kinds for hint in (*_items(kind), *_fields(kind).values()))
+    values = tuple(typing.get_args(kind)[1] for kind in kinds if _is_mapping(kind))
+    computed = {name: (Any,) for kind in kinds for name in _computed(kind)}
+    declared = {name: tuple(_hints_of_field(name, kinds)) for kind in kinds for name in _fields(kind)}
+    of_values = [kind for kind in kinds if kind is not types.NoneType]
+    is_scalar = is_same_schema or not of_values or not all(map(_has_fields, of_values))
+    return _Forms(items or anything, {**computed, **declared}, values or anything, is_scalar)
+
+
+def _is_open(kind: Any, is_same_schema: bool) -> bool:
+    """Return whether a type may stand for any list or object; at another schema, one of text or numbers does not."""
+    if kind is types.NoneType or _is_mapping(kind):
+        return False
+    if _has_fields(kind):
+        config: Any = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+        decorators = getattr(kind, "__pydantic_decorators__", None)
+        is_written_by_app = decorators is not None and bool(decorators.model_serializers)
+        return is_same_schema and (config.get("extra") == "allow" or is_written_by_app)
+    is_scalar = isinstance(kind, type) and (kind in _SCALARS or issubclass(kind, Enum))
+    return is_same_schema or not (is_scalar or typing.get_args(kind))
+
+
+def _computed(kind: Any) -> Iterable[str]:
+    """Return the names of a class's computed fields, by which they are in JSON."""
+    decorators = getattr(kind, "__pydantic_decorators__", None)
+    fields: Mapping[str, Any] = {} if decorators is None else decorators.computed_fields
+    return {alias for name, computed in fields.items() for alias in (name, computed.info.alias)}
 
 
 def _is_mapping(kind: Any) -> bool:
@@ -158,10 +229,20 @@ def _is_private(hint: Any, visited: set[Any]) -> bool:
             visited.add(kind)
         except TypeError:  # of a Literal with something that has no hash
             continue
-        inner = [*_items(kind), *_fields(kind).values()]
+        inner = [*_items(kind), *_fields(kind).values(), *_undeclared(kind)]
         if any(_is_private(part, visited) for part in inner):
             return True
     return False
+
+
+def _undeclared(kind: Any) -> Iterator[Any]:
+    """Yield the annotation of the fields that a pydantic model keeps though it does not declare them."""
+    for cls in getattr(kind, "__mro__", ()) if hasattr(kind, "model_fields") else ():
+        if cls.__module__ != "pydantic.main" and "__pydantic_extra__" in raw_annotations(cls):
+            try:
+                yield typing.get_type_hints(cls, include_extras=True)["__pydantic_extra__"]
+            except Exception:  # noqa: BLE001 - an annotation is any expression
+                yield Personal[Any]  # better hidden than shown
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
@@ -182,6 +263,8 @@ def _kinds(hint: Any) -> Iterator[Any]:
         yield from _kinds(Personal[Any] if any(map(is_private, typing.get_args(hint))) else origin.__value__)
     elif origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
         yield from _kinds(typing.get_args(hint)[0])
+    elif getattr(hint, "__pydantic_root_model__", False) and "root" in hint.model_fields:
+        yield from _kinds(_hints(hint)["root"])
     else:
         yield hint
 
@@ -200,13 +283,22 @@ def _hints(cls: type) -> Mapping[str, Any]:
         field_infos = cast("dict[str, Any]", declared)
         by_name = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
         return by_name | {
-            str(field_info.alias): by_name[name] for name, field_info in field_infos.items() if field_info.alias
+            alias: by_name[name] for name, field_info in field_infos.items() for alias in _aliases(field_info)
         }
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
         names = [name for base in cls.__mro__ for name in raw_annotations(base)]
         return dict.fromkeys(names, Personal[Any])  # better hidden than shown
+
+
+def _aliases(field_info: Any) -> Iterator[str]:
+    """Yield the names other than its own that a field may have in JSON."""
+    validation = field_info.validation_alias
+    for alias in (field_info.alias, field_info.serialization_alias, *getattr(validation, "choices", (validation,))):
+        first = getattr(alias, "path", (alias,))[0]
+        if isinstance(first, str):
+            yield first
 
 
 def _of_pydantic(field_info: Any) -> Any:
@@ -216,18 +308,20 @@ def _of_pydantic(field_info: Any) -> Any:
 
 def _fields(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a class's fields by name; empty for a class without fields."""
-    cls: Any = typing.get_origin(kind) or kind
-    if not isinstance(cls, type):
+    if not _has_fields(kind):
         return {}
-    cls = cast("Any", cls)
-    has_fields = (
-        is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
-    )
-    if not has_fields:
-        return {}
-    hints = _hints(cls)
+    hints = _hints(typing.get_origin(kind) or kind)
     if not any(map(is_private, typing.get_args(kind))):
         return hints
     # A field of a generic class that has a type variable may be of the personal type.
     generic = {name for name, hint in hints.items() if isinstance(hint, TypeVar) or getattr(hint, "__parameters__", ())}
     return {**hints, **dict.fromkeys(generic, Personal[Any])}
+
+
+def _has_fields(kind: Any) -> bool:
+    """Return whether a type is a class that declares fields, or none."""
+    cls: Any = typing.get_origin(kind) or kind
+    if not isinstance(cls, type):
+        return False
+    cls = cast("Any", cls)
+    return is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")

@@ -103,7 +103,9 @@ class StreamState:
     cluster: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The servers that have copies, and those that it is moved to, as the server says; empty without a cluster."""
     mirror: Mapping[str, Any] | None = None
-    """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams."""
+    """What a mirror says of its origin: `lag` in messages, `active` in nanoseconds, `error`; None for other streams.
+
+    Empty while the mirror does not say it, such as just after an election."""
     sources: Sequence[Mapping[str, Any]] = ()
     """What the server says of each stream that it gathers messages from."""
 
@@ -123,7 +125,7 @@ class StreamState:
             config=config,
             created=str(answer.get("created", "")),
             cluster=answer.get("cluster") or {},
-            mirror=answer.get("mirror"),
+            mirror=answer.get("mirror", {}) if config.get("mirror") else None,
             sources=answer.get("sources") or (),
         )
 
@@ -147,12 +149,14 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
     """Return the JSON of an answer.
 
     Raises `ApiRefused` for an error in the answer, `StreamMissing` for a stream that does not exist, `LogUnusable` if
-    JetStream is switched off, and `StoreUnavailable` for an error that may pass, or an answer that cannot be read.
+    JetStream is switched off, and `StoreUnavailable` for an error that may pass, an answer that cannot be read, and
+    the state of a stream that has no leader.
     """
     try:
         answer = cast("dict[str, Any]", orjson.loads(frame[4]))
         error = answer.get("error")
         if not error:
+            _check_leader(answer, subject)
             return answer
         code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
     except (ValueError, AttributeError, TypeError):
@@ -165,6 +169,22 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
         raise StoreUnavailable(subject, f"{description} ({err_code})")
     kind = StreamMissing if err_code == _NO_STREAM else ApiRefused
     raise kind(subject, code, err_code, description)
+
+
+def _check_leader(answer: Mapping[str, Any], subject: str) -> None:
+    """Raise `StoreUnavailable` for the state of a stream that has no leader: any replica answers, and it may lag.
+
+    A stream that gets its second replica has no leader for a moment either, and the first one answers.
+    """
+    if str(answer.get("type", "")).endswith("stream_info_response"):
+        cluster: Mapping[str, Any] = answer.get("cluster") or {}
+        names = [str(replica.get("name", "?")) for replica in cluster.get("replicas") or ()]
+        if len(names) > 1 and not cluster.get("leader"):
+            raise StoreUnavailable(
+                subject,
+                "the stream has no leader, and what a replica says may be old. More than half of the servers with a "
+                f"replica must run: {', '.join(names)}",
+            )
 
 
 # Streams.

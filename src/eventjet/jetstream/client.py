@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from importlib.util import find_spec
@@ -57,6 +58,11 @@ _NO_DOMAIN_OF_MIRROR = (
     "see whether the link to its server is up."
 )
 _NO_JETSTREAM_OF_MIRROR = "Set EVENTJET_READ_FROM to servers with JetStream, or start that server with `-js`."
+_NO_LEADER = (
+    "The servers of a cluster choose the leader of their JetStream once all of them run, and after their first start "
+    "once more than half do. Start those that do not run, and try again in some seconds."
+)
+_ELECTION_POLL_S = 0.2
 _END_S, _END_AGAIN_S = 0.5, 2.0
 """How long the end of a page may take at the first request, and at each further one."""
 _REFUSED_S = 0.25
@@ -78,7 +84,7 @@ async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
         client.check_server(where, await client.connect())
-        await _check_jetstream(where, client)
+        await check_jetstream(where, client)
     except BaseException as error:
         await client.close()
         if not isinstance(error, Unauthorized):
@@ -116,27 +122,37 @@ def check_settings(settings: Settings) -> None:
         raise UsageError("A WebSocket takes aiohttp, which is not installed: pip install 'eventjet[websocket]'.")
 
 
-async def _check_jetstream(where: str, client: Client) -> None:
-    try:
-        await client.learn_domain()
-    except Forbidden:
-        if client.unfit is not None:
-            raise client.unfit from None  # no answer would ever come
-        # Otherwise credentials without this right may still append and read.
-    except (StoreUnavailable, ApiRefused, Unreachable) as error:
-        if client.unfit is not None:
-            raise client.unfit from None
-        election_hint = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
-        endpoint, is_elsewhere = client.endpoint, client.endpoint.is_elsewhere
-        remedy = _NO_DOMAIN if is_elsewhere else _NO_JETSTREAM
-        if endpoint.is_of_mirror:
-            remedy = _NO_DOMAIN_OF_MIRROR if is_elsewhere else _NO_JETSTREAM_OF_MIRROR
-        prefix_text = f" below {endpoint.jetstream_prefix}" if is_elsewhere else ""
-        raise Unreachable(
-            f"JetStream{prefix_text} on {where[0].lower()}{where[1:]}",
-            f"it is not available ({error})",
-            remedy + (election_hint if len(endpoint.servers) > 1 else ""),
-        ) from None
+async def check_jetstream(where: str, client: Client, election_s: float = 0.0) -> None:
+    """Learn the domain of the JetStream; raises `Unreachable` if that is not available.
+
+    A cluster gets `election_s` to choose the leader of its JetStream, which takes it some seconds when it starts.
+    """
+    began, endpoint = time.monotonic(), client.endpoint
+    while True:
+        try:
+            await client.learn_domain()
+        except Forbidden:
+            if client.unfit is not None:
+                raise client.unfit from None  # no answer would ever come
+            # Otherwise credentials without this right may still append and read.
+        except (StoreUnavailable, ApiRefused, Unreachable) as error:
+            if client.unfit is not None:
+                raise client.unfit from None
+            may_elect = isinstance(error, StoreUnavailable) and not isinstance(error, NoResponders)
+            may_elect = may_elect and bool(endpoint.is_elsewhere or client.info.get("cluster"))
+            if may_elect and time.monotonic() - began < election_s:
+                await asyncio.sleep(_ELECTION_POLL_S)
+                continue
+            remedy = _NO_DOMAIN if endpoint.is_elsewhere else _NO_JETSTREAM
+            if endpoint.is_of_mirror:
+                remedy = _NO_DOMAIN_OF_MIRROR if endpoint.is_elsewhere else _NO_JETSTREAM_OF_MIRROR
+            if may_elect:
+                remedy = _NO_LEADER + (f" {remedy}" if endpoint.is_elsewhere else "")
+            prefix_text = f" below {endpoint.jetstream_prefix}" if endpoint.is_elsewhere else ""
+            raise Unreachable(
+                f"JetStream{prefix_text} on {where[0].lower()}{where[1:]}", f"it is not available ({error})", remedy
+            ) from None
+        return
 
 
 class Client(LoopClient):

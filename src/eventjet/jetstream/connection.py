@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 from eventjet.errors import ApiRefused, ConnectionClosed, ConnectionLost, Forbidden, StoreUnavailable, UsageError
 from eventjet.jetstream.answers import PROBE, ExpectedAnswer
 from eventjet.jetstream.api import Conversation, Request, call
-from eventjet.jetstream.client import Client
+from eventjet.jetstream.client import Client, check_jetstream
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.nats.tap import Tap, send
@@ -251,6 +251,16 @@ class NatsConnection:
             with suppress(Forbidden, ApiRefused, StoreUnavailable):
                 self._run(self._client.learn_domain())
             self._is_domain_known = True
+
+    def await_leader(self, election_s: float = 30.0) -> None:
+        """Wait until a cluster that starts has chosen the leader of its JetStream.
+
+        Raises `Unreachable` if JetStream does not become available, and for a server that is too old.
+        """
+        where = f"The NATS server at {', '.join(self._client.endpoint.servers)}"
+        self._client.check_server(where, self.info)
+        self._run(check_jetstream(where, self._client, election_s))
+        self._is_domain_known = True
 
     # The loop.
 

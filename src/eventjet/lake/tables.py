@@ -21,7 +21,7 @@ from eventjet.spark.event_rows import (
     EVENTS,
     batch_of,
     event_tables,
-    open_types,
+    masked_text,
     personal_fields,
     recorded_columns,
     recorded_row,
@@ -137,14 +137,14 @@ class RowReader:
         for event, table in typed:
             # An event of a newer schema has the name, too, and must not be passed over.
             self._by_type |= dict.fromkeys((event.info.name, *event.info.formerly), table)
-        self._open_types = None if personal else open_types(catalog)
+        self._masking = None if personal or not catalog.is_private else catalog
 
     def rows(self, records: Sequence[RawRecord], after: Mapping[str, int]) -> dict[str, list[Sequence[Any]]]:
         """Return the tables' rows of records beyond `after`; raises `UsageError` for a value that fits no column."""
         rows: dict[str, list[Sequence[Any]]] = {name: [] for name in after}
         end = 2**63
         whole_after = after.get(EVENTS, end)
-        whole, by_type, open_types = rows.get(EVENTS, []), self._by_type, self._open_types
+        whole, by_type, masking = rows.get(EVENTS, []), self._by_type, self._masking
         for record in records:
             type_name = header(record[3], TYPE)
             table, row = by_type.get(type_name or ""), None
@@ -155,5 +155,5 @@ class RowReader:
                     rows[table.name].append(row)
             if record[0] > whole_after:
                 stored = stored_row(record) if row is None else stored_row_beside(row, record)
-                whole.append(stored if open_types is None or type_name in open_types else (*stored[:-1], None))
+                whole.append(stored if masking is None else (*stored[:-1], masked_text(masking, record)))
         return rows

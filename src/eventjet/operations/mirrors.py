@@ -203,11 +203,13 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
     """Create the mirrors of an app's log, cursors and large bodies that are missing; return the names of those.
 
     `api_prefix` is what the mirror's servers call the JetStream API of the log's; by default it follows from the log's
-    domain. Raises `UsageError` where both are one JetStream, and `LogUnusable` for streams that are in the way, and
-    if the mirror hears nothing of the log.
+    domain. A cluster that starts gets some time to choose a leader. Raises `UsageError` where both are one JetStream,
+    `LogUnusable` for streams that are in the way, and if the mirror hears nothing of the log, and `Unreachable`.
     """
     created = list[str]()
     with mirror_link(app, settings) as link, link.open_log() as log_connection:
+        for connection in (log_connection, link.connection):
+            connection.await_leader()
         log = log_connection.run(reading_log_state(app))
         if log.mirror is not None or api_prefix:
             link.check_apart(log, link.find(app))

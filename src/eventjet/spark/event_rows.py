@@ -64,12 +64,10 @@ def personal_fields(event_type: type) -> frozenset[str]:
     return frozenset(name for name in forms_of(event_type) if is_private(field_hint(event_type, name)))
 
 
-def open_types(catalog: Catalog) -> frozenset[str] | None:
-    """Return the wire names of events without personal data, whose bodies may be shown; None for all, known or not."""
-    if not catalog.is_private:
-        return None
-    kinds = [kind for kind in catalog.kinds() if not is_private(kind.event_type)]
-    return frozenset(name for kind in kinds for name in (kind.info.name, *kind.info.formerly))
+def masked_text(catalog: Catalog, record: RawRecord) -> str | None:
+    """Return the body of a record as text without what is personal, or may be; None if nothing of it can be shown."""
+    body = catalog.masked_body(header(record[3], TYPE), number_of(record[3], SCHEMA), record[4])
+    return None if body is None else _text(body)
 
 
 def event_tables(catalog: Catalog) -> dict[str, EventType]:

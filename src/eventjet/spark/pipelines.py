@@ -14,7 +14,7 @@ repeats nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any, cast
@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eventjet.codec.catalog import EventType
+from eventjet.domain.personal import is_private
 from eventjet.errors import UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
@@ -42,7 +43,7 @@ from eventjet.spark.event_rows import (
     ROW_VALUES,
     batch_of,
     event_tables,
-    open_types,
+    masked_text,
     personal_fields,
     recorded_columns,
     row_columns,
@@ -72,8 +73,9 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
 
     The tables of event types have the types' names with `_` for other characters than letters and digits
     (`account_deposited`), the views those of the projections. A warning names the projections that Spark cannot fold.
-    Without `personal`, personal fields have no columns, `events` has no body of events that contain some, and
-    projections with personal data are left out. `settings` default to `EVENTJET_*`; they say where the log is.
+    Without `personal`, personal fields have no columns, `events` has no body of events that contain some and hides
+    fields that no class declares, and projections with personal data are left out. `settings` default to `EVENTJET_*`;
+    they say where the log is.
 
     Raises `UsageError` for names that two datasets would have, and for a session that forgets its tables when it ends,
     and `Unreachable` where the log is not there.
@@ -150,14 +152,14 @@ class _Declaring:
         return cls(spark, application, reference, options, skipped, personal, _struct(SCHEMA))
 
     def declare_events(self) -> None:
-        task = _EventsTask(None if self.personal else open_types(self.app.catalog))
+        task = _EventsTask(None if self.personal else self.reference)
         comment = f"Every record of the log of {self.app.name}, in the order of position."
 
         schema = _struct(ddl_of(_events_columns()))
 
         @dp.table(name=EVENTS, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
-            return self._log().mapInArrow(task, schema)
+            return self._log(self.spark.readStream).mapInArrow(task, schema)
 
     def declare_type(self, name: str, kind: EventType) -> None:
         cls, info = kind.event_type, kind.info
@@ -170,9 +172,8 @@ class _Declaring:
 
         @dp.table(name=name, comment=comment, spark_conf=_TIMES)
         def _() -> DataFrame:
-            if left_out:
-                # The table of all records has no bodies of these events.
-                records = self._log()
+            if self._is_masked([cls]):
+                records = self._log(self.spark.readStream)
             else:
                 records = self._records(self.spark.readStream.table(EVENTS).where(f"type in ({names})"))
             return records.mapInArrow(task, schema)
@@ -189,7 +190,10 @@ class _Declaring:
 
         @dp.materialized_view(name=resolved.name, comment=comment, spark_conf={**CONF, **_TIMES})
         def _() -> DataFrame:
-            records = self._records(self.spark.read.table(EVENTS))
+            if self._is_masked(resolved.decoded):
+                records = self._log(self.spark.read)
+            else:
+                records = self._records(self.spark.read.table(EVENTS))
             if not resolved.reads:
                 return records.mapInArrow(replace(task, read=read_columns), schema)
             blocks = shuffled(records.mapInArrow(pack, block_schema), partitions)
@@ -197,9 +201,18 @@ class _Declaring:
                 blocks = shuffled(blocks.mapInArrow(by_state, block_schema), partitions)
             return blocks.mapInArrow(replace(task, partitions=partitions), schema)
 
-    def _log(self) -> Any:
-        """Return the records of the log as a stream."""
-        return self._of_known_schema(self.spark.readStream.format("jetstream").options(**self.options).load())
+    def _is_masked(self, event_types: Collection[type]) -> bool:
+        """Return whether the table `events` lacks values of these events, so that they cannot be decoded from it.
+
+        A field that only an older schema has may be personal, and an upcaster or a validator may need its value.
+        """
+        catalog = self.app.catalog
+        kinds = [kind for kind in catalog.kinds() if kind.event_type in event_types]
+        return catalog.is_private and not self.personal and any(map(_needs_hidden_values, kinds))
+
+    def _log(self, reading: Any) -> Any:
+        """Return the records of the log by `spark.readStream`, or up to its present end by `spark.read`."""
+        return self._of_known_schema(reading.format("jetstream").options(**self.options).load())
 
     def _records(self, rows: DataFrame) -> Any:
         """Return the records of rows of the table `events`."""
@@ -230,6 +243,22 @@ def _session() -> SparkSession:
     return spark
 
 
+def _needs_hidden_values(kind: EventType) -> bool:
+    """Return whether an event's class may need values that `Catalog.masked_body` hides."""
+    return is_private(kind.event_type) or kind.info.schema > 1 or _reads_all(kind.codec.schema)
+
+
+def _reads_all(node: Any) -> bool:
+    """Return whether a part of a core schema gives JSON to application code, which may read undeclared fields."""
+    if isinstance(node, list | tuple):
+        return any(map(_reads_all, cast("list[Any]", node)))
+    if not isinstance(node, dict):
+        return False
+    schema = cast("dict[str, Any]", node)
+    is_code = schema.get("type") in ("function-before", "function-wrap", "function-plain")
+    return is_code or any(map(_reads_all, schema.values()))
+
+
 def _sentence_of(cls: type, sentence: str) -> str:
     """Return the sentence, followed by the first line of the docstring that the class itself has."""
     doc = getdoc(cls) if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(") else None
@@ -249,18 +278,19 @@ def _events_columns() -> dict[str, Form]:
 class _EventsTask:
     """A Spark task that makes rows of the table `events`; no content of a record raises."""
 
-    open_types: frozenset[str] | None
-    """The wire names of the events whose bodies are shown; None for all."""
+    masking: AppRef | None
+    """The application that says which values of bodies are hidden; None if none is."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        catalog = None if self.masking is None else self.masking.load().catalog
         columns = _events_columns()
-        type_place, body_place = list(columns).index("type"), list(columns).index("body")
+        body_place = list(columns).index("body")
         for batch in batches:
             rows: list[list[Any]] = []
             for record in records_of(batch):
                 row = [*stored_row(record), record[1], record[2].decode("utf-8", "replace"), record[3]]
-                if self.open_types is not None and row[type_place] not in self.open_types:
-                    row[body_place] = None
+                if catalog is not None:
+                    row[body_place] = masked_text(catalog, record)
                 rows.append(row)
             if rows:
                 yield batch_of(rows, columns)

@@ -1,0 +1,137 @@
+"""A log and its mirror in clusters of three, of which servers are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import StoreError, StoreUnavailable, Unreachable
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import bank
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.client import connect
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.operations import mirrors, promotion
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from tests.nats_cluster import wait_agreed
+from tests.two_regions import two_clusters
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
+APP = bank.name
+PATIENT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Three servers in each region."""
+
+    east: list[NatsServer]
+    west: list[NatsServer]
+    settings: Settings
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[Clusters]:
+    """All servers run but the third of the west, so that the west has no leader yet."""
+    with ExitStack() as stack:
+        east, west = two_clusters(tmp_path, APP, stack)
+        started(east)
+        for server in west[:2]:
+            server.start()
+        settings = Settings(
+            servers=tuple(server.url for server in east),
+            read_from=tuple(server.url for server in west[:2]),
+            database=f"sqlite:///{tmp_path}/models.db",
+            replicas=3,
+            save_timeout_s=PATIENT_S,
+        )
+        yield Clusters(east, west, settings)
+
+
+def started(servers: list[NatsServer]) -> None:
+    for server in servers:
+        server.start()
+    wait_agreed(servers, PATIENT_S)
+
+
+async def mirrored(clusters: Clusters) -> int:
+    """Make a log with some events, and its mirror; return the last position."""
+    await asyncio.to_thread(started, clusters.west)
+    async with bank.connect(clusters.settings) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        await accounts.execute("a-1", Account.open, "ada")
+        done = await accounts.execute("a-1", Account.deposit, Decimal(1))
+    create_tables(Database(clusters.settings.database).sync_engine(), bank.projections.values())
+    await asyncio.to_thread(mirrors.create, APP, clusters.settings, 3)
+    await asyncio.to_thread(until, lambda: mirrors.status(APP, clusters.settings).last == done.position)
+    return done.position
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def await_leaderless(server: NatsServer, stream: str) -> None:
+    """Wait until a replica answers for the leader that the stream has no more."""
+    while True:
+        with NatsConnection.open(Endpoint((server.url,))) as link:
+            try:
+                assert link.ask(stream_info(stream), timeout_s=30.0).cluster["leader"]
+            except StoreUnavailable as error:
+                if "the stream has no leader" in error.reason:
+                    return
+        time.sleep(0.1)
+
+
+async def test_a_mirror_that_has_lost_its_leader_is_not_taken_for_a_log(clusters: Clusters) -> None:
+    end = await mirrored(clusters)
+    for server in clusters.west[1:]:
+        server.kill()
+    await asyncio.to_thread(await_leaderless, clusters.west[0], APP)
+    for look in (
+        lambda: mirrors.status(APP, clusters.settings),
+        lambda: promotion.preview(bank, clusters.settings),
+        lambda: promotion.promote(bank, clusters.settings),
+    ):
+        with pytest.raises(StoreError, match=r"the stream has no leader, and what a replica says may be old. .*west1"):
+            await asyncio.to_thread(look)
+    await asyncio.to_thread(started, clusters.west)
+    async with bank.connect(clusters.settings) as jet:  # nothing was sealed
+        done = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+    assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).end == done.position == end + 1
+
+
+async def test_a_log_that_has_lost_its_leader_is_gone_and_its_mirror_is_promoted(clusters: Clusters) -> None:
+    end = await mirrored(clusters)
+    for server in clusters.east[1:]:
+        server.kill()
+    await asyncio.to_thread(await_leaderless, clusters.east[0], APP)
+    promoted = await asyncio.to_thread(promotion.promote, bank, clusters.settings)
+    assert (promoted.end, promoted.log_last, promoted.sealed) == (end, None, False)
+    await asyncio.to_thread(started, clusters.east)
+    assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).sealed
+
+
+async def test_a_mirror_is_made_while_its_cluster_still_chooses_a_leader(clusters: Clusters) -> None:
+    async with bank.connect(clusters.settings) as jet:
+        await jet.init()
+    with pytest.raises(Unreachable, match="choose the leader of their JetStream once all of them run"):
+        await connect(clusters.settings.for_reads())
+    creating = asyncio.create_task(asyncio.to_thread(mirrors.create, APP, clusters.settings, 3))
+    await asyncio.to_thread(clusters.west[2].start)
+    assert await creating == [APP]
