@@ -1,6 +1,7 @@
-"""Three embedded nats-servers on 127.0.0.1 that form one JetStream cluster, to try what happens when one fails.
+"""Embedded nats-servers on 127.0.0.1 that form a JetStream cluster, to try what happens when one fails.
 
-All the guarantees of `NatsServer` hold for each of them.
+All the guarantees of `NatsServer` hold for each of them. There are three servers, or more: with tags, or in several
+clusters that gateways join.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from eventjet.dev.server import reserved_port
 from eventjet.errors import Unreachable
 
 _COMPONENT = "The embedded NATS cluster"
-_SIZE = 3
+SYSTEM = "system"
+"""User and password of the system account."""
 _POLL_S = 0.05
 _REQUEST_S = 2.0
 
@@ -27,19 +29,32 @@ _REQUEST_S = 2.0
 class NatsCluster:
     """Three replicas' worth of servers. A single one is killed, paused and started again through `servers`."""
 
-    def __init__(self, *, sync_interval: str = "always", data: Sequence[Path] = ()) -> None:
-        """`data`: three folders that hold the servers' data, where it is not to be with the rest of theirs."""
+    def __init__(
+        self,
+        *,
+        sync_interval: str = "always",
+        data: Sequence[Path] = (),
+        sizes: Sequence[int] = (3,),
+        tags: Sequence[str] = (),
+    ) -> None:
+        """`data`: folders that hold the servers' data, where it is not to be with the rest of theirs.
+
+        `sizes` says how many servers each cluster has, the first of which is called eventjet and the second eventjet2;
+        `tags` has those of each server, separated by blanks.
+        """
         self._sync_interval = sync_interval
         self._data = data
+        self._sizes = sizes
+        self._tags = tags
         self.servers: list[NatsServer] = []
-        """Empty before the first start; then n1, n2, n3."""
+        """Empty before the first start; then n1, n2, n3 and so on, through all clusters."""
         self._routes = ExitStack()
 
     def start(self, timeout_s: float = 60.0) -> Self:
         """Start what is not running; returns once JetStream and all streams have leaders, known everywhere."""
         deadline = time.monotonic() + timeout_s
         if not self.servers:
-            self.servers = self._new_servers([self._routes.enter_context(reserved_port()) for _ in range(_SIZE)])
+            self.servers = self._new_servers()
         try:
             for server in self.servers:
                 server.start(max(0.0, deadline - time.monotonic()))
@@ -70,7 +85,7 @@ class NatsCluster:
         return None
 
     def named(self, name: str) -> NatsServer:
-        """The server that calls itself so: n1, n2 or n3."""
+        """The server that calls itself so, such as n1."""
         return self.servers[int(name.removeprefix("n")) - 1]
 
     def stop(self) -> None:
@@ -121,16 +136,36 @@ class NatsCluster:
         """The same, as one string separated by commas."""
         return ",".join(self.urls)
 
-    def _new_servers(self, route_ports: list[int]) -> list[NatsServer]:
-        routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in route_ports)
-        group = f"cluster {{ name: eventjet, listen: 127.0.0.1:%d, routes: [{routes}] }}"
+    def _new_servers(self) -> list[NatsServer]:
+        names = [f"eventjet{number if number > 1 else ''}" for number in range(1, len(self._sizes) + 1)]
+        routes = {name: self._ports(size) for name, size in zip(names, self._sizes, strict=True)}
+        gateways = {name: self._ports(size) for name, size in zip(names, self._sizes, strict=True)}
+        remotes = "\n".join(f"{{ name: {name}, urls: [{_urls('nats', gateways[name])}] }}" for name in names)
+        lines: list[str] = []
+        for name in names:
+            for route, gateway in zip(routes[name], gateways[name], strict=True):
+                peers = _urls("nats-route", routes[name])
+                group = f"cluster {{ name: {name}, listen: 127.0.0.1:{route}, routes: [{peers}] }}"
+                joined = f"gateway {{ name: {name}, listen: 127.0.0.1:{gateway}, gateways: [{remotes}] }}"
+                lines.append(f"{group}\n{joined if len(names) > 1 else ''}")
+        system = f"accounts {{ $SYS {{ users: [ {{ user: {SYSTEM}, password: {SYSTEM} }} ] }} }}"
+        tags = [f"server_tags: {json.dumps(of_server.split())}" for of_server in self._tags] or [""] * len(lines)
         servers = [
-            NatsServer(sync_interval=self._sync_interval, config=f"server_name: n{number}\n{group % port}")
-            for number, port in enumerate(route_ports, start=1)
+            NatsServer(
+                sync_interval=self._sync_interval, config="\n".join((f"server_name: n{number}", line, tag, system))
+            )
+            for number, (line, tag) in enumerate(zip(lines, tags, strict=True), start=1)
         ]
         for server, data in zip(servers, self._data, strict=False):
             (server.directory / "data").symlink_to(data)
         return servers
+
+    def _ports(self, count: int) -> list[int]:
+        return [self._routes.enter_context(reserved_port()) for _ in range(count)]
+
+
+def _urls(scheme: str, ports: Sequence[int]) -> str:
+    return ", ".join(f"{scheme}://127.0.0.1:{port}" for port in ports)
 
 
 def wait_agreed(servers: Sequence[NatsServer], timeout_s: float = 60.0) -> None:

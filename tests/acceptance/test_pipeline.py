@@ -20,10 +20,13 @@ from pyarrow import parquet
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
+from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
+from tests.integration.ledger_log import Ledger
+from tests.logs import block
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 
@@ -140,6 +143,68 @@ async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused
         assert said.startswith("The pipeline has not finished. The history of bank is broken at position")
         assert "the query's checkpoint was made from the log" in said
         assert len(pipeline.rows("events")) == last
+
+
+PEOPLE = """
+from dataclasses import dataclass
+from typing import Any
+from eventjet import App, Key, Personal, Recorded, aggregate, event, projection, upcaster
+
+@event("person.named")
+class Named:
+    name: Personal[str]
+
+@event("person.moved", schema=2)
+class Moved:
+    city: str
+
+@upcaster("person.moved", schema=1)
+def city_of(body: dict[str, Any]) -> dict[str, Any]:
+    return {"city": body["address"].rpartition(", ")[2]}
+
+@aggregate("ledger")
+class Person:
+    def evolve(self, event: Named | Moved) -> "Person":
+        return self
+
+@dataclass(frozen=True, slots=True)
+class City:
+    city: Key[str]
+    moves: int
+
+def city(event: Recorded[Moved]) -> str:
+    return event.data.city
+
+@projection("cities", key=city)
+def cities(row: City | None, event: Recorded[Moved]) -> City:
+    return City(event.data.city, (row.moves if row else 0) + 1)
+
+people = App("people", aggregates=[Person], upcasters=[city_of], projections=[cities])
+"""
+
+
+async def test_what_an_older_schema_has_is_upcast_and_shown_in_no_table(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    (tmp_path / "people.py").write_text(PEOPLE)
+    declaring = "from people import people\nfrom eventjet.spark import pipelines\n\npipelines.declare(people)\n"
+    (pipeline.folder / "transformations/bank.py").write_text(declaring)
+    with NatsServer(tmp_path / "nats") as nats:
+        settings = Settings.load({"servers": nats.url}, {})
+        log = Ledger(settings, "people", AppRef.parse("people:people", tmp_path).load().catalog, {})
+        log.create()
+        bodies = [(1, b'{"address":"Long Lane 1, Ulm"}'), (2, b'{"city":"Ulm"}'), (2, b'{"city":"Bonn"}')]
+        log.append_raw(
+            [
+                ("p-1", block("person.moved", schema, Ej_Version=str(version)), body)
+                for version, (schema, body) in enumerate(bodies, 1)
+            ]
+        )
+        assert pipeline.run(nats) == 0, pipeline.log
+    moved = {row["position"]: row["city"] for row in pipeline.rows("person_moved")}
+    assert moved == {1: "Ulm", 2: "Ulm", 3: "Bonn"}
+    assert key_sorted(pipeline.rows("cities")) == [{"city": "Bonn", "moves": 1}, {"city": "Ulm", "moves": 2}]
+    shown = {row["position"]: row["body"] for row in pipeline.rows("events")}
+    assert shown == {1: '{"address":"<personal>"}', 2: '{"city":"Ulm"}', 3: '{"city":"Bonn"}'}
 
 
 async def folded(nats: NatsServer, folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -137,23 +137,37 @@ def test_a_cluster_is_upgraded_to_2_15_by_way_of_2_14_7() -> None:
     assert any(level is WARNING and "run beside 2.15" in what for level, what, _ in mixed), mixed
 
 
-@pytest.mark.parametrize(("kind", "level"), [("membership", NOTE), ("quorum", WARNING)])
+@pytest.mark.parametrize(("kind", "level"), [("membership", NOTE), ("blocked", NOTE), ("quorum", WARNING)])
 def test_a_stream_that_is_moved_is_told(kind: str, level: Any) -> None:
     """As nats-server 2.15.1 answers while a server is evacuated."""
     report = Report("streams")
-    members = [{"name": "b", "current": True, "active": 15_014_822}, {"name": "d", "current": False, "active": 87}]
+    # The leader has not heard of the copy on `a` since it was taken away, and never of the new one on `e`.
+    members = [
+        {"name": "a", "current": False, "offline": True},
+        {"name": "b", "current": True, "active": 15_014_822},
+        {"name": "d", "current": False, "active": 87},
+        {"name": "e", "current": False},
+    ]
     desired = {
         "created": "2026-11-27T12:08:06.259260002Z",
         "name": "C",
-        "replicas": [{"name": "b"}, {"name": "c"}, {"name": "d"}],
+        "replicas": [{"name": "b"}, {"name": "d"}, {"name": "e"}],
         "status": {"description": "removing peer a", "type": kind},
     }
-    check_copies(report, "bank", {"name": "C", "leader": "c", "replicas": members, "desired": desired})
-    moved, catching_up = report.findings
+    check_copies(report, "bank", {"name": "C", "leader": "b", "replicas": members, "desired": desired})
+    moved, *catching_up = report.findings
     assert (moved.check, moved.level) == ("move", level)
-    assert moved.what == "bank is on its way to b, c, d, since 2026-11-27T12:08:06.259260002Z (removing peer a)"
+    assert moved.what == "bank is on its way to b, d, e, since 2026-11-27T12:08:06.259260002Z (removing peer a)"
     assert "$JS.API.STREAM.CANCEL_MOVE.bank" in moved.fix
-    assert catching_up.what == "bank: the copy on d is catching up"
+    told = [(finding.level, finding.what) for finding in catching_up]
+    assert told == [(NOTE, f"bank: the copy on {name} is catching up") for name in "de"]
+
+
+def test_a_stream_that_is_scaled_down_says_so_before_the_server_has_chosen() -> None:
+    report = Report("streams")
+    check_copies(report, "bank", {"leader": "a", "desired": {"created": "2026-11-27T22:48:45Z"}})
+    (moved,) = report.findings
+    assert moved.what == "bank is on its way to servers that are not chosen yet, since 2026-11-27T22:48:45Z"
 
 
 @pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])

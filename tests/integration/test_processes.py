@@ -11,23 +11,26 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App, Deadline, Jet, PermanentFailure, Retry, Step, after, aggregate, at, do, event, process
-from eventjet.codec.subjects import timer_stream
+from eventjet.codec.headers import header_block
+from eventjet.codec.subjects import timer_stream, timer_subject
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.quarantined import QUARANTINED
 from eventjet.examples.orders.goods import Payment, Shipment, Stock
 from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
-from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.api import last_message, stream_info
+from eventjet.log import timers
 from eventjet.log.timers import JetStreamTimers, TimerSet, timers_set
 from eventjet.settings import Settings
-from eventjet.subscriptions import cursor_control, handlers
+from eventjet.subscriptions import cursor_control, handlers, process_waking
 from eventjet.subscriptions.cursor_control import cursor_at
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.status import status
+from eventjet.text import utc_text
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 
@@ -271,6 +274,42 @@ async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet
         await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
     async with working(kitchen, settings):
         assert await ended(jet, "a") == ["boiled"]
+
+
+@pytest.mark.parametrize("by", ["the worker", "process sync"])
+async def test_a_timer_that_the_server_does_not_fire_is_set_again(
+    kitchen: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """As nats-server 2.15.1 leaves one whose stream was scaled at its time: stored, and never fired."""
+    assert jet.client is not None
+    await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
+    await jet.repository(Egg).execute("b", Egg.lay, "b", 3_600)
+    at = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 2)
+    await cursor_control.set_position(Cursors(jet.client, jet.name), at)
+    (laid,) = await jet.repository(Egg).history("a")
+    lost = [("Ej-Version", "1"), ("Ej-At", utc_text(laid.recorded_at + timedelta(seconds=1)))]
+    later = [("Ej-Version", "1"), ("Ej-At", utc_text(laid.recorded_at + timedelta(seconds=3_600)))]
+    for name, headers in (("a", lost), ("b", later)):  # without a schedule
+        await jet.client.request(timer_subject(jet.name, "egg", name), b"", header_block(headers))
+    monkeypatch.setattr(timers, "_LATE_S", 2.0)
+    if by == "the worker":
+        monkeypatch.setattr(process_waking, "_LATE_LOOK_S", 0.2)
+    else:
+
+        async def sync() -> bool:
+            async with open_repositories(kitchen, settings) as (repositories, client):
+                (found,) = kitchen.processes.items()
+                await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
+            return [one.process_id for one in await waiting(jet)] == ["b"]
+
+        await eventually(sync)
+    async with working(kitchen, settings):
+        assert await ended(jet, "a") == ["boiled"]
+    (still,) = await waiting(jet)
+    record = await jet.client.ask(last_message(timer_stream(jet.name), timer_subject(jet.name, "egg", "b")))
+    assert still.process_id == "b"
+    assert record is not None
+    assert record[0] == 2  # not touched
 
 
 async def test_an_older_state_does_not_replace_a_newer_ones_timer(jet: Jet) -> None:

@@ -176,6 +176,7 @@ _WRAPPED = re.compile(
 )
 """The prefix that pydantic puts before the reason why a value cannot be written."""
 _TIME_KINDS = (date, time)
+_UNDECLARED = "a dataclass stores no field that it does not declare; declare it, or make the class a pydantic model"
 _ZONE_LOST = "its time zone would be lost; give one of a fixed offset, or keep the zone's name in a field of its own"
 
 
@@ -256,8 +257,14 @@ def _comparison_of_fields(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault 
     names = _names(kind)
     many = attrgetter(*names) if len(names) > 1 and is_dataclass(kind) else None
     values = many or (lambda value: [getattr(value, name, None) for name in names])
+    config: Mapping[str, Any] = getattr(kind, "__pydantic_config__", {})
+    takes_undeclared = is_dataclass(kind) and config.get("extra") == "allow"
+    known = {*names, *dir(kind)}
 
     def difference_of_fields(value: Any, read_value: Any, exact: bool) -> _Fault | None:
+        undeclared = getattr(value, "__dict__", {}).keys() - known if takes_undeclared else ()
+        if undeclared:
+            return f".{min(undeclared)}", _UNDECLARED, None
         difference = _first_difference(values(value), values(read_value), exact)
         return difference and (f".{names[difference[0]]}{difference[1][0]}", *difference[1][1:])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
+from eventjet.codec.aliases import alias_faults
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
@@ -213,7 +214,8 @@ class Catalog:
         faults: list[str] = []
         owners: dict[str, type] = {}
         for cls, kind in self._types.items():
-            faults += [*field_faults(cls), *union_faults(kind.codec.schema, cls.__qualname__)]
+            schema = kind.codec.schema
+            faults += [*field_faults(cls), *union_faults(schema, cls.__qualname__), *alias_faults(schema)]
             if not _NAME.fullmatch(kind.info.name):
                 faults.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:

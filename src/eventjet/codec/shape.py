@@ -20,6 +20,7 @@ from typing import Any, cast
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema, to_jsonable_python
 
+from eventjet.codec.aliases import with_written_names
 from eventjet.codec.bodies import reading_schema
 from eventjet.codec.json import dump_json
 from eventjet.codec.leaves import LEAVES, SAFE_INTEGER, datetime_to_json
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 
 def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
     """Return the JSON Schema of a class's body: of an event, or of another class with a given core schema."""
-    shape = _Shapes(by_alias=True).generate(reading_schema(cls, core), mode="validation")
+    shape = _Shapes(by_alias=True).generate(with_written_names(reading_schema(cls, core)), mode="validation")
     for node in (shape, *shape.get("$defs", {}).values()):
         if len(node.get("properties", ())) > 1:
             node[ORDER] = list(node["properties"])

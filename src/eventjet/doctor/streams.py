@@ -28,7 +28,7 @@ from eventjet.log.public_stream import check_public
 from eventjet.log.topology import Drift, compare, finding_stream, identity_of, needed_configs, unknown_settings
 from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.log import replicas_in
+from eventjet.operations.log import move_in, replicas_in
 from eventjet.operations.mirrors import status as mirror_status
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
@@ -41,8 +41,6 @@ _SILENT_S = 5.0
 """Silence in seconds after which a replica counts as away: a leader hears from it every second, or more often."""
 _PAGE_BYTES = 2_000_000
 _REPAIR = "`eventjet init --repair`"
-_STUCK = ("quorum", "blocked")
-"""Types of status in which a move waits for something else than its own copies (nats-server 2.15)."""
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
 
 
@@ -187,23 +185,20 @@ def _check_replicas(report: Report, name: str, state: StreamState, drift: Drift 
 
 def check_copies(report: Report, name: str, cluster: Mapping[str, Any]) -> None:
     """Report copies that are away or behind, and a move, a scaling or an evacuation that is under way."""
-    desired: Mapping[str, Any] = cluster.get("desired") or {}
-    if desired:
-        status: Mapping[str, Any] = desired.get("status") or {}
-        replicas: Sequence[Mapping[str, Any]] = desired.get("replicas") or ()
-        reason = ": ".join(str(status[key]) for key in ("description", "err") if status.get(key))
+    info = {"cluster": cluster}
+    move = move_in(info)
+    if move is not None:
         report.add(
-            Level.WARNING if status.get("err") or status.get("type") in _STUCK else Level.NOTE,
+            Level.WARNING if move.is_stuck else Level.NOTE,
             "move",
-            f"{name} is on its way to {listed(str(replica['name']) for replica in replicas)}, since "
-            f"{desired.get('created')}{f' ({reason})' if reason else ''}",
+            f"{name} is {move}",
             "until it has arrived, fewer servers than usual have all of it",
             f"Stop no server meanwhile. A request to $JS.API.STREAM.CANCEL_MOVE.{name} takes it back.",
         )
-    for replica in replicas_in({"cluster": cluster}):
-        if replica.is_offline or (
-            not replica.is_current and (replica.silent_s is None or replica.silent_s > _SILENT_S)
-        ):
+    for replica in replicas_in(info):
+        # A copy that a move adds has not been heard of at first.
+        is_silent = move is None if replica.silent_s is None else replica.silent_s > _SILENT_S
+        if replica.is_offline or (not replica.is_current and is_silent):
             last_heard = (
                 "not heard of by its leader"
                 if replica.silent_s is None

@@ -229,10 +229,20 @@ def _is_private(hint: Any, visited: set[Any]) -> bool:
             visited.add(kind)
         except TypeError:  # of a Literal with something that has no hash
             continue
-        inner = [*_items(kind), *_fields(kind).values()]
+        inner = [*_items(kind), *_fields(kind).values(), *_undeclared(kind)]
         if any(_is_private(part, visited) for part in inner):
             return True
     return False
+
+
+def _undeclared(kind: Any) -> Iterator[Any]:
+    """Yield the annotation of the fields that a pydantic model keeps though it does not declare them."""
+    for cls in getattr(kind, "__mro__", ()) if hasattr(kind, "model_fields") else ():
+        if cls.__module__ != "pydantic.main" and "__pydantic_extra__" in raw_annotations(cls):
+            try:
+                yield typing.get_type_hints(cls, include_extras=True)["__pydantic_extra__"]
+            except Exception:  # noqa: BLE001 - an annotation is any expression
+                yield Personal[Any]  # better hidden than shown
 
 
 def _kinds(hint: Any) -> Iterator[Any]:

@@ -37,6 +37,8 @@ _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 _TRIES = 5
 _TIMERS_MAX = 100_000
+_LATE_S = 10.0
+"""How long after its time a timer that has not fired counts as lost: the server fires within half a second."""
 _DUE_MAX = 100
 SHARED_S = 0.1
 """How long an answer of `newest_fired` is shared, by all process types of a worker."""
@@ -86,30 +88,52 @@ class JetStreamTimers:
         time = utc_text(max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)))
         for _ in range(_TRIES):
             timer = None if fired else self._timer_state.get(subject)
-            timer = timer or await self._read(process, token, fired)
-            if timer.version > version or (timer.version == version and timer.time == time):
+            if timer is None or _is_late(timer):
+                timer = await self._read(process, token, fired)
+            if timer.version > version or (timer.version == version and timer.time == time and not _is_late(timer)):
                 return
-            headers = [
-                (EXPECTED, str(timer.sequence)),
-                (_SCHEDULE, f"@at {time}"),
-                (_TARGET, due_subject(self._app, process, token)),
-                (_VERSION, str(version)),
-                (_AT, time),
-            ]
-            self._timer_state.pop(subject, None)  # until there is an answer, the timer may or may not be set
-            failpoints.reach("timer.before_set")
-            try:
-                frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
-                failpoints.reach("timer.set")
-                answer = api.answer_in(frame, f"The timer of {process} {process_id!r}")
-            except (ApiRefused, StoreUnavailable) as error:
-                if not isinstance(error, ApiRefused) or error.err_code not in (api.WRONG_SEQUENCE, api.IN_PROCESS):
-                    raise await explained(self._client, timer_config(self._app, 1), error) from error
-                # Another worker has changed the timer: read it and try again.
-            else:
-                self._remember(subject, _TimerState(int(answer["seq"]), version, time))
+            if await self._publish(process, token, _TimerState(timer.sequence, version, time)):
                 return
         raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
+
+    async def set_late_again(self, process: str) -> int:
+        """Set the timers of a process type again that the server did not fire at their time; return how many.
+
+        nats-server 2.15.1 marks a timer that it is firing, and clears the mark when the timer's message is stored or
+        the leader changes. If the stream is scaled from one replica to three in between, that message is lost, the
+        leader stays, and so does the mark. The server fires a timer that is set again.
+        """
+        subject, start, late = timer_subject(self._app, process, "*"), 1, 0
+        while records := await self._client.run(api.reading_records(self._stream, subject, api.PAGE_MAX, start=start)):
+            start = records[-1][0] + 1
+            for record in records:
+                timer = _timer_state(record, record[0])
+                if _is_late(timer):
+                    late += await self._publish(process, record[2].decode().rpartition(".")[2], timer)
+        return late
+
+    async def _publish(self, process: str, token: str, timer: _TimerState) -> bool:
+        """Set a timer in place of the one at `sequence`; return False if another worker has changed it meanwhile."""
+        subject = timer_subject(self._app, process, token)
+        headers = [
+            (EXPECTED, str(timer.sequence)),
+            (_SCHEDULE, f"@at {timer.time}"),
+            (_TARGET, due_subject(self._app, process, token)),
+            (_VERSION, str(timer.version)),
+            (_AT, timer.time),
+        ]
+        self._timer_state.pop(subject, None)  # until there is an answer, the timer may or may not be set
+        failpoints.reach("timer.before_set")
+        try:
+            frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
+            failpoints.reach("timer.set")
+            answer = api.answer_in(frame, f"The timer of {process} {decode_id(token)!r}")
+        except (ApiRefused, StoreUnavailable) as error:
+            if isinstance(error, ApiRefused) and error.err_code in (api.WRONG_SEQUENCE, api.IN_PROCESS):
+                return False
+            raise await explained(self._client, timer_config(self._app, 1), error) from error
+        self._remember(subject, timer._replace(sequence=int(answer["seq"])))
+        return True
 
     async def cancel(self, process: str, process_id: str, version: int) -> None:
         """Remove a known timer of this version or an earlier one; one that stays fires once, and changes nothing."""
@@ -200,6 +224,12 @@ def process_of(subject: bytes) -> str:
 def timer_time(block: bytes) -> datetime:
     """Return the time that a timer is set for, from the headers of its message."""
     return datetime.fromisoformat(header(block, _AT) or "1970-01-01T00:00:00Z")
+
+
+def _is_late(timer: _TimerState) -> bool:
+    """Return whether a timer should have fired long ago; one that has fired, or does not exist, is not late."""
+    latest = datetime.now(UTC) - timedelta(seconds=_LATE_S)
+    return bool(timer.sequence and timer.time) and datetime.fromisoformat(timer.time) < latest
 
 
 def _timer_state(record: RawRecord, sequence: int) -> _TimerState:

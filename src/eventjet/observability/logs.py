@@ -77,6 +77,12 @@ CODE_CHANGED = LogEvent(
 )
 TOOK_CURSOR = LogEvent("eventjet.took_cursor", _I, "%(name)s: took the cursor at position %(position)d")
 LOOKED_AGAIN = LogEvent("eventjet.looked_again", _I, "%(name)s: all that wait were looked at by revision %(revision)d")
+TIMERS_LATE = LogEvent(
+    "eventjet.timers_late",
+    _W,
+    "%(name)s: the server did not fire %(count)d timers at their time, and they are set again. nats-server 2.15.1 "
+    "forgets some when the stream of the timers is scaled to more replicas.",
+)
 CUT_OFF = LogEvent(
     "eventjet.cut_off", _W, "%(name)s did not finish what it had in hand within %(seconds)g s and is cut off"
 )

@@ -26,6 +26,7 @@ from eventjet.jetstream.client import Client
 from eventjet.log.integrity import missing_range
 from eventjet.log.topology import identity_of, missing_stream
 from eventjet.nats.protocol import Frame
+from eventjet.text import listed
 
 ROWS = 50
 """Events on one page."""
@@ -220,6 +221,8 @@ class LogStatus:
     """Copies that the stream is configured to have."""
     others: Sequence[Replica]
     """The copies besides the leader's."""
+    move: Move | None
+    """Where the stream is moved to, if it is."""
     last_at: float | None
     """When the server stored the last event, in seconds since 1970; None for an empty log."""
     max_bytes: int | None
@@ -250,6 +253,7 @@ async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_
         bytes=state.bytes,
         replicas=int(state.config.get("num_replicas") or 1),
         others=replicas_in(info),
+        move=move_in(info),
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
@@ -273,10 +277,47 @@ class Replica:
     """Seconds since the leader heard of it, None where it never has; the server reports it offline only much later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move, a scaling or an evacuation of a stream that is under way."""
+
+    servers: Sequence[str]
+    """Where the copies will be; empty while the server has not chosen."""
+    since: str
+    reason: str
+    """What it waits for, as the server says; may be empty."""
+    is_stuck: bool
+    """Whether it waits for servers that are away, or failed."""
+
+    def __str__(self) -> str:
+        servers = listed(self.servers) if self.servers else "servers that are not chosen yet"
+        return f"on its way to {servers}, since {self.since}{f' ({self.reason})' if self.reason else ''}"
+
+
+def move_in(info: Mapping[str, Any]) -> Move | None:
+    """Return the move that the information of a stream names, if one is under way (nats-server 2.15)."""
+    cluster: Mapping[str, Any] = info.get("cluster") or {}
+    desired: Mapping[str, Any] = cluster.get("desired") or {}
+    if not desired:
+        return None
+    status: Mapping[str, Any] = desired.get("status") or {}
+    copies: Sequence[Mapping[str, Any]] = desired.get("replicas") or ()
+    return Move(
+        [str(copy["name"]) for copy in copies],
+        str(desired.get("created")),
+        ": ".join(str(status[key]) for key in ("description", "err") if status.get(key)),
+        bool(status.get("err")) or status.get("type") == "quorum",
+    )
+
+
 def replicas_in(info: Mapping[str, Any]) -> list[Replica]:
-    """Return the replicas besides the leader that the information of a stream names; none where it has one copy."""
+    """Return the replicas besides the leader that the information of a stream names; none where it has one copy.
+
+    Copies that a move takes away are left out.
+    """
     cluster: Mapping[str, Any] = info.get("cluster") or {}
     copies: list[dict[str, Any]] = cluster.get("replicas") or []
+    move = move_in(info)
     return [
         Replica(
             str(copy["name"]),
@@ -285,4 +326,5 @@ def replicas_in(info: Mapping[str, Any]) -> list[Replica]:
             int(copy["active"]) / 1e9 if copy.get("active") else None,
         )
         for copy in copies
+        if move is None or not move.servers or copy["name"] in move.servers
     ]

@@ -2,8 +2,8 @@
 
 A record has the columns of `SCHEMA` and more that follow. The types of an event's fields are read from pydantic's
 schema of the class, which the codec of stored bodies uses, too. A field for which Spark has no type (unions, tuples of
-mixed types, recursive classes, anything else) becomes JSON text, as in the stored body. A value that does not fit its
-type raises `ValueError`; it is never rounded, truncated or wrapped around.
+mixed types, recursive classes, models with `extra="allow"`, anything else) becomes JSON text, as in the stored body. A
+value that does not fit its type raises `ValueError`; it is never rounded, truncated or wrapped around.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
+from eventjet.codec.aliases import fields_of, written_name
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.headers import TYPE, VERSION, RawRecord, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
@@ -262,7 +263,14 @@ class _Forms:
         if kind == "dict" and self._bare(node.get("keys_schema", {"type": "any"}))["type"] == "str":
             return _map(self.of(node.get("values_schema", {"type": "any"})))
         fields = self.of_fields(node)
-        return _struct(fields) if fields else None
+        if not fields:
+            return None
+        config: Node = node.get("config") or {}
+        inner = self._bare(node["schema"])
+        if node["type"] == "model" and "allow" in (config.get("extra_fields_behavior"), inner.get("extra_behavior")):
+            return None  # as text, it keeps the values of fields that it does not declare
+        names = {name: written_name(name, field, config) for name, field in fields_of(inner)}
+        return _struct({name: (names[name], form) for name, form in fields.items()})
 
     def _text(self, node: Node) -> Form:
         """Return the form of a node for which Spark has no type: JSON text."""
@@ -339,13 +347,14 @@ def _map(item: Form) -> Form:
     )
 
 
-def _struct(fields: Mapping[str, Form]) -> Form:
+def _struct(fields: Mapping[str, tuple[str, Form]]) -> Form:
+    """Return the form of an object, whose `fields` have the names by which they are stored and their forms."""
     arrow = pyarrow()
-    fields_ddl = ",".join(f"{quoted(name)}:{form.ddl}" for name, form in fields.items())
+    fields_ddl = ",".join(f"{quoted(written)}:{form.ddl}" for written, form in fields.values())
     return Form(
         f"struct<{fields_ddl}>",
-        arrow.struct([arrow.field(name, form.arrow) for name, form in fields.items()]),
-        lambda value: {name: _unless_none(form, getattr(value, name)) for name, form in fields.items()},
+        arrow.struct([arrow.field(written, form.arrow) for written, form in fields.values()]),
+        lambda value: {written: _unless_none(form, getattr(value, name)) for name, (written, form) in fields.items()},
     )
 
 

@@ -215,7 +215,7 @@ class CursorSession:
             self._subscription.on_ready()
             keeping = [self.keep(), self._look(), _raise_failure(executor)]
             if self._waker is not None:
-                keeping += [self._waker.wake_due(), self._waker.look_again()]
+                keeping += [self._waker.wake_due(), self._waker.set_late_again(), self._waker.look_again()]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in (self.take(), *keeping)]
             try:
                 await self._until_ended(tasks, stop)

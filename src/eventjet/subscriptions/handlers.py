@@ -388,6 +388,12 @@ class ProcessHandler(EventHandler):
             return ()
         return await self._timers.due(self.declaration.name, after)
 
+    async def set_late_again(self) -> int:
+        """Set timers again that the server did not fire at their time; return how many."""
+        if not self._runner.info.has_deadlines:
+            return 0
+        return await self._timers.set_late_again(self.declaration.name)
+
     async def come_due(self, due: Due) -> None:
         """Handle a timer that has fired, then clear it."""
         with self.handling(1):

@@ -21,6 +21,10 @@ _LOOKS_MAX = 1_000
 """Process instances being looked at, including those that are tried again and again."""
 _DUE_S = 0.25
 """How often fired timers are looked for, in seconds: the server fires timers as often."""
+_LATE_LOOK_S = 30.0
+"""How often timers that the server did not fire are looked for, in seconds."""
+_LATE_SHARE = 0.01
+"""The share of time that looking for them may take: all timers are read."""
 
 RunInstance: TypeAlias = Callable[[AggregateKey, Try, int], Awaitable[None]]
 """Try to wake an instance, again and again if need be; the position is that of its last event, or 0 for a timer."""
@@ -55,6 +59,16 @@ class InstanceWaker:
                 listed = listed if fired else newest
             # All processes of this loop ask at the same moments, so that they share an answer.
             await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
+
+    async def set_late_again(self) -> None:
+        """Set timers again that the server did not fire at their time, without end."""
+        loop, pause_s = asyncio.get_running_loop(), _LATE_LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began = loop.time()
+            if count := await self._handler.set_late_again():
+                logs.TIMERS_LATE.tell(_log, name=self._name, count=count)
+            pause_s = max(_LATE_LOOK_S, (loop.time() - began) / _LATE_SHARE)
 
     async def look_again(self) -> None:
         """Look at all waiting instances, once for each revision of the code; then wait without end.
