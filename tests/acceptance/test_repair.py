@@ -119,6 +119,24 @@ def test_init_says_that_the_tables_are_of_another_log(bank: Program) -> None:
     assert json.loads(bank("status", "--json").out)[0]["state"] == "failed"
 
 
+def test_no_repair_is_advised_for_a_log_that_was_sealed(bank: Program) -> None:
+    filled(bank)
+    _, name = stream_of(bank)
+    for stream in (name, f"KV_{name}_snapshots"):
+        config: dict[str, Any] = ask(bank, stream_info(stream)).config
+        ask(bank, call(f"STREAM.UPDATE.{stream}", {**config, "sealed": True}))
+    looked = bank("init")
+    said = " ".join(looked.out.split())
+    assert looked.status == 1
+    for stream in (name, f"KV_{name}_snapshots"):
+        assert (
+            f"{stream} is sealed, and that cannot be undone. If a mirror of it was promoted, set EVENTJET_SER" in said
+        )
+    for line in ("init", "doctor", "status"):
+        printed = bank(line)
+        assert "--repair" not in printed.out + printed.err
+
+
 def test_a_loss_is_told_until_it_is_accepted(bank: Program) -> None:
     filled(bank)
     endpoint, name = stream_of(bank)

@@ -56,6 +56,25 @@ def test_a_change_is_judged_against_a_commit_and_against_the_log(bank: Program) 
     assert stopped.status == 0, stopped.out + stopped.err
 
 
+def test_a_served_command_that_breaks_its_callers_is_named(bank: Program) -> None:
+    source = (bank.folder / "bank.py").read_text()
+    declared = f'bank = App("{name_of(bank)}", aggregates=[Account], served=[served(Account, Account.deposit)])'
+    (bank.folder / "bank.py").write_text(f"{source}\nfrom eventjet import served\n\n{declared}\n")
+    bank("schema", "export", "--out", "schemas")
+    same = bank("schema", "check", "--against", "schemas")
+    assert (same.status, "1 command; safe" in same.out) == (0, True), same.out + same.err
+    change(bank, "served(Account, Account.deposit)", 'served(Account, Account.deposit, name="pay_in")')
+    broken = bank("schema", "check", "--against", "schemas", "--readers-stopped", "--sarif", "commands.sarif")
+    assert broken.status == 1, broken.out + broken.err
+    assert "breaks old callers   account.deposit (served)\n  - is no longer served" in broken.out
+    (result,) = json.loads((bank.folder / "commands.sarif").read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "breaks-old-callers"
+    accepted = bank("schema", "check", "--against", "schemas", "--callers-changed", "--json")
+    assert accepted.status == 0, accepted.out + accepted.err
+    verdicts = {command["command"]: command["verdict"] for command in json.loads(accepted.out)["commands"]}
+    assert verdicts == {"account.deposit": "breaks old callers", "account.pay_in": "safe"}
+
+
 def unknown_in(value: object) -> set[str]:
     """Names that SARIF 2.1.0 does not have, as far as the models of another library know it."""
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A whole cluster is killed under load, and the mirror in the other region is promoted.
+"""A whole cluster is killed under load, or its log moves, and the mirror in the other region's cluster is promoted.
 
 Every acknowledged command is in the promoted log, or named by position; no row is wrong afterwards. How often it is
 tried is said by `EVENTJET_TEST_PROMOTIONS`.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +22,6 @@ from eventjet import Committed, Jet
 from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import subject_of
 from eventjet.dev.nats import NatsServer
-from eventjet.dev.server import reserved_port
 from eventjet.errors import EventjetError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
@@ -33,43 +33,18 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.integration.reacting import eventually, working
 from tests.nats_cluster import wait_agreed
-from tests.two_regions import crossing, denied, stored
+from tests.two_regions import crossing, two_clusters
 
 TRIES = int(os.environ.get("EVENTJET_TEST_PROMOTIONS", "1"))
 WRITERS = 8
 PATIENT_S = 240.0
 
 
-def regions(folder: Path, stack: ExitStack) -> tuple[list[NatsServer], NatsServer]:
-    """Three servers in the east that form a cluster, and one in the west, a leaf node of each of them."""
-    routes = [stack.enter_context(reserved_port()) for _ in range(3)]
-    leaves = [stack.enter_context(reserved_port()) for _ in range(3)]
-    named = ", ".join(f"nats-route://127.0.0.1:{port}" for port in routes)
-    east = [
-        NatsServer(
-            folder / f"east{number}",
-            jetstream=False,
-            config=(
-                f'server_name: east{number}\nleafnodes {{ listen: "127.0.0.1:{leaf}" }}\n'
-                f"cluster {{ name: east, listen: 127.0.0.1:{route}, routes: [{named}] }}\n"
-                f'jetstream {{ store_dir: "{folder}/east{number}/data", sync_interval: always, domain: east }}'
-            ),
-        )
-        for number, (route, leaf) in enumerate(zip(routes, leaves, strict=True))
-    ]
-    urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in leaves)
-    west = NatsServer(
-        folder / "west",
-        jetstream=False,
-        config=(
-            f"server_name: west\nleafnodes {{ remotes: [ {{ urls: [{urls}], {denied(stored(bank.name))} }} ] }}\n"
-            f'jetstream {{ store_dir: "{folder}/west/data", sync_interval: always, domain: west }}'
-        ),
-    )
-    for server in (*east, west):
-        stack.enter_context(server)
-    wait_agreed(east, PATIENT_S)
-    return east, west
+def started(servers: list[NatsServer]) -> None:
+    """Start all servers of a cluster that do not run, and wait until they agree on their leaders."""
+    for server in servers:
+        server.start()
+    wait_agreed(servers, PATIENT_S)
 
 
 async def writing(jet: Jet, account: str, acknowledged: list[Committed[Account, Any]]) -> None:
@@ -87,14 +62,22 @@ async def test_after_a_cluster_is_killed_every_acknowledged_command_is_there_or_
         await killed_and_promoted(tmp_path / str(number), lags=number % 2 == 0)
 
 
-async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
-    """One disaster; with `lags` the mirror is away when it happens, so that it lacks what was acknowledged last."""
-    acknowledged: list[Committed[Account, Any]] = []
+@pytest.mark.timeout(900 * TRIES)
+async def test_a_log_moves_between_clusters_under_load_without_a_loss(tmp_path: Path) -> None:
+    for number in range(TRIES):
+        await moved(tmp_path / str(number))
+
+
+@asynccontextmanager
+async def mirrored(folder: Path) -> AsyncGenerator[tuple[list[NatsServer], list[NatsServer], Settings]]:
+    """A cluster in the east with an empty log, and one in the west with the log's mirror."""
     with ExitStack() as stack:
-        east, west = await asyncio.to_thread(regions, folder, stack)
+        east, west = two_clusters(folder, bank.name, stack)
+        for servers in (east, west):
+            await asyncio.to_thread(started, servers)
         settings = Settings(
             servers=tuple(server.url for server in east),
-            read_from=(west.url,),
+            read_from=tuple(server.url for server in west),
             database=f"sqlite:///{folder}/models.db",
             replicas=3,
             save_timeout_s=10.0,
@@ -102,50 +85,81 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
         async with bank.connect(settings, save_timeout_s=PATIENT_S) as jet:
             await jet.init()
         create_tables(Database(settings.database).sync_engine(), bank.projections.values())
-        await asyncio.to_thread(mirrors.create, bank.name, settings, 1)
+        await asyncio.to_thread(mirrors.create, bank.name, settings, settings.replicas)
+        yield east, west, settings
+
+
+async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
+    """One disaster; with `lags` the mirror is away when it happens, so that it lacks what was acknowledged last."""
+    acknowledged: list[Committed[Account, Any]] = []
+    async with mirrored(folder) as (east, west, settings):
         async with bank.connect(settings) as jet, working(bank, settings):
             writers = [asyncio.ensure_future(writing(jet, f"a-{one}", acknowledged)) for one in range(WRITERS)]
-
-            async def busy() -> bool:
-                return len(acknowledged) > 300 + random.randrange(300) or all(writer.done() for writer in writers)
-
-            await eventually(busy)
+            await acknowledging(acknowledged, writers, 300 + random.randrange(300))
             if lags:
-                west.kill()
-                seen = len(acknowledged)
-
-                async def further() -> bool:
-                    return len(acknowledged) > seen + 50 or all(writer.done() for writer in writers)
-
-                await eventually(further)
+                for server in west:
+                    server.kill()
+                await acknowledging(acknowledged, writers, len(acknowledged) + 50)
             for server in east:
                 server.kill()
             await asyncio.wait(writers, timeout=PATIENT_S)
-        west.start()
+        await asyncio.to_thread(started, west)
         promoted = await asyncio.to_thread(promotion.promote, bank, settings)
         assert not lags or acknowledged[-1].position > promoted.end
-        after = replace(settings.for_reads(), database=settings.database, replicas=1, save_timeout_s=PATIENT_S)
-        await none_is_lost_unnamed(after, promoted, acknowledged)
-        async with bank.connect(after) as jet, working(bank, after):
-            await jet.init()
-            done = await jet.repository(Account).execute("new", Account.open, "new")
-            assert done.position == promoted.end + 1
-            if not promoted.beyond:
-                await jet.caught_up("balances", token=done.token, timeout_s=PATIENT_S)
-        if promoted.beyond:
-            await rebuild(bank, ["balances", "postings"], after, engine="local")
-        for name in ("balances", "postings"):
-            report = await verify(bank, name, after, engine="local")
-            assert (report.differences, report.position) == (0, done.position)
-        for server in east:
-            server.start()
-        await asyncio.to_thread(wait_agreed, east, PATIENT_S)
-        assert await asyncio.to_thread(crossing, east[0].url, west.url, bank.name) == set()
+        await goes_on(settings, promoted, acknowledged)
+        await asyncio.to_thread(started, east)
+        assert await asyncio.to_thread(crossing, east[0].url, west[0].url, bank.name) == set()
         fenced = await asyncio.to_thread(promotion.promote, bank, settings)
         assert fenced.sealed
         assert max(one.position for one in acknowledged) <= fenced.known_last
         lost = sum(one.position > promoted.end for one in acknowledged)
         print(f"{len(acknowledged)} commands acknowledged, {lost} not in the mirror, each of them named")  # noqa: T201
+
+
+async def moved(folder: Path) -> None:
+    """One planned move, while commands are recorded until they are refused."""
+    acknowledged: list[Committed[Account, Any]] = []
+    async with mirrored(folder) as (_, _, settings):
+        async with bank.connect(settings) as jet, working(bank, settings):
+            writers = [asyncio.ensure_future(writing(jet, f"a-{one}", acknowledged)) for one in range(WRITERS)]
+            await acknowledging(acknowledged, writers, 300 + random.randrange(300))
+            promoted = await asyncio.to_thread(promotion.promote, bank, settings)
+            await asyncio.wait(writers, timeout=PATIENT_S)
+        assert (promoted.sealed, promoted.end) == (True, promoted.log_last)
+        assert max(one.position for one in acknowledged) <= promoted.end
+        await goes_on(settings, promoted, acknowledged)
+        print(f"{len(acknowledged)} commands acknowledged, and all moved")  # noqa: T201
+
+
+async def acknowledging(
+    acknowledged: list[Committed[Account, Any]], writers: Sequence[asyncio.Future[None]], count: int
+) -> None:
+    """Wait until so many commands were acknowledged; the writers go on."""
+
+    async def busy() -> bool:
+        assert not all(writer.done() for writer in writers)
+        return len(acknowledged) >= count
+
+    await eventually(busy)
+
+
+async def goes_on(
+    settings: Settings, promoted: promotion.Promotion, acknowledged: list[Committed[Account, Any]]
+) -> None:
+    """Record in the promoted log, and compare its events and its read models with what was acknowledged."""
+    after = replace(settings.for_reads(), database=settings.database, replicas=3, save_timeout_s=PATIENT_S)
+    await none_is_lost_unnamed(after, promoted, acknowledged)
+    async with bank.connect(after) as jet, working(bank, after):
+        await jet.init()
+        done = await jet.repository(Account).execute("new", Account.open, "new")
+        assert done.position == promoted.end + 1
+        if not promoted.beyond:
+            await jet.caught_up("balances", token=done.token, timeout_s=PATIENT_S)
+    if promoted.beyond:
+        await rebuild(bank, ["balances", "postings"], after, engine="local")
+    for name in ("balances", "postings"):
+        report = await verify(bank, name, after, engine="local")
+        assert (report.differences, report.position) == (0, done.position)
 
 
 async def none_is_lost_unnamed(

@@ -316,6 +316,20 @@ async def test_cursors_timers_and_snapshots_name_the_setting_of_their_stream(
         await asyncio.to_thread(snapshots.put, [Offer("tally.old", 1, "id", b"{}")])
 
 
+async def test_sealed_cursors_and_timers_name_the_promoted_mirror_and_no_repair(client: Client) -> None:
+    from datetime import UTC, datetime
+
+    name = fresh_name()
+    for config in every_config(name, 1):
+        await client.ask(create_stream(config))
+        await edit(client, str(config["name"]), {"sealed": True})
+    with pytest.raises(LogDrifted, match="set EVENTJET_SERVERS to the mirror's servers") as of_cursors:
+        await Cursors(client, name).beat("sums", "me", 1, 5.0)
+    with pytest.raises(LogDrifted, match="set EVENTJET_SERVERS to the mirror's servers") as of_timers:
+        await JetStreamTimers(client, name).set("transfer", "t-1", 1, datetime.now(UTC))
+    assert "--repair" not in f"{of_cursors.value}{of_timers.value}"
+
+
 # Streams that publications tell in.
 
 

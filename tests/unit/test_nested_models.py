@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass as plain_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from eventjet import App, Personal, aggregate, event
+from eventjet import App, Incoming, Personal, Reaction, aggregate, event, inbox
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.commands import Arguments
 from eventjet.codec.shape import shape_of
 from eventjet.contracts.compatibility import Compatibility, changes_between
 from eventjet.contracts.contract import contract_of
 from eventjet.domain.personal import is_private
-from eventjet.errors import DefinitionError, UnencodableEvent
+from eventjet.errors import DefinitionError, UndecodableMessage, UnencodableEvent
 from eventjet.spark.columns import forms_of
 
 ALIAS = Field(alias="firstName")
@@ -168,6 +170,33 @@ def test_what_a_dataclass_keeps_without_declaring_it_is_refused_in_words() -> No
     opened = OpenDataclass(first=1, more=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(UnencodableEvent, match=r"value\.more: a dataclass stores no field that it does not declare"):
         body_of(made(OpenDataclass, opened))
+
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+def buy(self: Any, count: Positive, notes: tuple[Annotated[str, Field(max_length=3)], ...] = ()) -> None:
+    """Order so many."""
+
+
+async def taken(message: Incoming[list[Positive]], reaction: Reaction) -> None:
+    """Take numbers."""
+
+
+def test_limits_of_a_served_parameter_are_kept() -> None:
+    arguments = Arguments(buy)
+    assert arguments.decode(b'{"count":1,"notes":["abc"]}') == {"count": 1, "notes": ("abc",)}
+    for body in (b'{"count":0}', b'{"count":1,"notes":["abcd"]}'):
+        with pytest.raises(ValueError, match=r"count|notes"):
+            arguments.decode(body)
+    assert arguments.schema()["properties"]["count"]["exclusiveMinimum"] == 0
+
+
+def test_limits_of_an_inbox_s_messages_are_kept() -> None:
+    decode = IncomingDecoder(inbox("taken", stream="town", subject="town.>")(taken).type, "x")
+    assert decode((1, 1, b"s", b"", b"[1]")).data == [1]
+    with pytest.raises(UndecodableMessage):
+        decode((1, 1, b"s", b"", b"[0]"))
 
 
 def test_fields_that_a_model_does_not_declare_may_be_marked_personal() -> None:

@@ -14,8 +14,10 @@ import orjson
 import pytest
 from pydantic import AfterValidator, Field
 
-from eventjet import App, aggregate, event, upcaster
+from eventjet import App, aggregate, event, served, upcaster
 from eventjet.codec.catalog import Upcaster
+from eventjet.codec.commands import Arguments
+from eventjet.codec.json import dump_json
 from eventjet.contracts.compatibility import Compatibility, EventChange, changes_between
 from eventjet.contracts.contract import Contract, contract_in, contract_of, text_of
 from eventjet.contracts.samples import sample_bodies
@@ -329,6 +331,77 @@ def test_what_is_said_of_a_change_is_what_happens(change: Change) -> None:
         assert refused(before, change.after.name, change.after.schema, told) is change.old_readers_refuse
         assert not change.old_readers_refuse or verdict in (READERS, UPCASTER, EVENTS)
         assert not change.old_readers_refuse or "der re" in said or "may be" in said or verdict is EVENTS
+
+
+CALLERS = Compatibility.OLD_CALLERS
+
+
+def pay(self: Any, amount: Decimal, note: str = "") -> None: ...
+def pay_with_method(self: Any, amount: Decimal, method: str, note: str = "") -> None: ...
+def pay_with_method_of_ours(self: Any, amount: Decimal, note: str = "", method: str = "card") -> None: ...
+def pay_without_note(self: Any, amount: Decimal) -> None: ...
+def pay_total(self: Any, total: Decimal, note: str = "") -> None: ...
+def pay_cents(self: Any, amount: int, note: str = "") -> None: ...
+def pay_at_most(self: Any, amount: Annotated[Decimal, Field(le=100)], note: str = "") -> None: ...
+def pay_noted(self: Any, amount: Decimal, note: str) -> None: ...
+def pay_paid(self: Any, amount: Decimal, note: str = "paid") -> None: ...
+def pay_maybe(self: Any, amount: Decimal | None, note: str = "") -> None: ...
+
+
+@event("bill.noted")
+class BillNoted:
+    text: str
+
+
+@aggregate("order")
+class Bill:
+    def evolve(self, event: BillNoted) -> Bill:
+        return self
+
+
+def serving(decide: Any) -> App:
+    """An app that serves one command, or none."""
+    return App("shop", aggregates=[Bill], served=[] if decide is None else [served(Bill, decide, name="pay")])
+
+
+@pytest.mark.parametrize(
+    ("decide", "says"),
+    [
+        (pay, None),
+        (pay_with_method_of_ours, None),
+        (pay_maybe, None),
+        (pay_with_method, "`method` is required, and is not there"),
+        (pay_without_note, "`note` is a field that is refused"),
+        (pay_total, "`amount` is a field that is refused"),
+        (pay_cents, "`amount` takes an integer, and was a Decimal"),
+        (pay_at_most, "`amount` has the limit le 100, and had nothing"),
+        (pay_noted, "`note` is required, and was not"),
+        (pay_paid, "`note` is read as 'paid' where it is not there"),
+        (None, "is no longer served"),
+    ],
+)
+def test_what_is_said_of_a_command_is_what_its_callers_meet(decide: Any, says: str | None) -> None:
+    old, after = contract_of(serving(pay)), serving(decide)
+    *_, judged = changes_between(old, contract_of(after), after.catalog)
+    said = "\n".join(remark.what for remark in judged.remarks)
+    assert (judged.event, judged.is_command) == ("order.pay", True)
+    assert judged.compatibility is (Compatibility.SAFE if says is None else CALLERS), said
+    assert says is None or says in said
+    if decide is None:
+        return
+    arguments, refused_bodies, read = Arguments(decide), 0, set[Any]()
+    for body in [{"amount": "1000.50"}, *sample_bodies((old.commands or {})["order.pay"])]:
+        try:
+            read.add(arguments.decode(dump_json(body)).get("note", "") == body.get("note", ""))
+        except ValueError:
+            refused_bodies += 1
+    assert bool(refused_bodies or False in read) is (says is not None)
+
+
+def test_a_command_that_is_served_from_now_on_breaks_nobody() -> None:
+    after = serving(pay)
+    *_, judged = changes_between(contract_of(serving(None)), contract_of(after), after.catalog)
+    assert (judged.event, judged.compatibility, judged.remarks) == ("order.pay", Compatibility.SAFE, ())
 
 
 def test_a_schema_raised_without_an_upcaster_needs_one() -> None:

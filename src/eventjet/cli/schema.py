@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from eventjet.text import counted
 
 if TYPE_CHECKING:
     from eventjet.commands.log_check import LogCheck
-    from eventjet.contracts.compatibility import EventChange
+    from eventjet.contracts.compatibility import Compatibility, EventChange
     from eventjet.projections.app_ref import AppRef
 
 schema = typer.Typer(name="schema", help="The shapes of events on the wire: export and check.", no_args_is_help=True)
@@ -95,15 +95,24 @@ def check(
         bool,
         switch("--readers-stopped", "Older readers are stopped first: what breaks only them is no fault."),
     ] = False,
+    callers_changed: Annotated[
+        bool,
+        switch("--callers-changed", "Callers of served commands are changed first: what breaks only them is no fault."),
+    ] = False,
 ) -> Answer:
-    """Say of each event whether stored ones, and older readers, survive what this app makes of it; else status 1.
+    """Say whether stored events, older readers and callers survive what this app makes of each event and command.
 
     With --against the app is compared with an export of before. With --against-log the stored events are read with
-    this app: some of each event and schema, and the histories that they belong to.
+    this app: some of each event and schema, and the histories that they belong to. Status 1 where something breaks.
     """
     if against is None and against_log is None:
         raise UsageError("Say what to check the app against: --against main, or --against-log 100, or both.")
-    given_flags = {"--sarif": sarif is not None, "--dir": folder is not None, "--readers-stopped": readers_stopped}
+    given_flags = {
+        "--sarif": sarif is not None,
+        "--dir": folder is not None,
+        "--readers-stopped": readers_stopped,
+        "--callers-changed": callers_changed,
+    }
     if against is None and any(given_flags.values()):
         named = ", ".join(option for option, is_given in given_flags.items() if is_given)
         raise UsageError(f"{named} says more about --against, which is missing. Give that too.")
@@ -111,16 +120,25 @@ def check(
     if against is not None:
         compared = _compared(at, against, folder, sarif)
     log = None if against_log is None else run_async(_read_log(at, against_log))
-    is_fine = (log is None or log.readable) and (compared is None or _passes(compared[1], readers_stopped))
+    accepted = _accepted(readers_stopped=readers_stopped, callers_changed=callers_changed)
+    breaks = [] if compared is None else [change for change in compared[1] if change.compatibility not in accepted]
+    is_fine = (log is None or log.readable) and not breaks
 
     blocks: list[Block] = []
     if compared is not None:
-        blocks += _change_blocks(*compared, readers_stopped=readers_stopped)
+        blocks += _change_blocks(*compared, accepted)
     if log is not None:
         blocks += _log_lines(log)
     value: dict[str, Any] = {"passes": is_fine}
     if compared is not None:
-        value |= {"against": compared[0], "events": [_as_json(change) for change in compared[1]]}
+        where, changes = compared
+        commands = [{"command": change.event, **_as_json(change)} for change in changes if change.is_command]
+        events = [
+            {"event": change.event, "schema": change.schema, **_as_json(change), "tried": change.tried}
+            for change in changes
+            if not change.is_command
+        ]
+        value |= {"against": where, "events": events, "commands": commands}
     if log is not None:
         value["log"] = {**asdict(log), "readable": log.readable}
     return Answer(value, blocks, ok=is_fine)
@@ -156,11 +174,12 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
         return await check_log(app, jet.store, histories)
 
 
-def _passes(changes: list[EventChange], readers_stopped: bool) -> bool:
+def _accepted(*, readers_stopped: bool, callers_changed: bool) -> list[Compatibility]:
+    """Return the verdicts that are no fault."""
     from eventjet.contracts.compatibility import Compatibility
 
-    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.UNSURE
-    return all(change.compatibility.rank <= limit.rank for change in changes)
+    by_flag = {Compatibility.OLD_READERS: readers_stopped, Compatibility.OLD_CALLERS: callers_changed}
+    return [Compatibility.SAFE, Compatibility.UNSURE, *(kind for kind, is_given in by_flag.items() if is_given)]
 
 
 def _place_of(app: AppRef, change: EventChange) -> tuple[str, int]:
@@ -177,21 +196,15 @@ def _as_json(change: EventChange) -> dict[str, Any]:
     remarks = [
         {"verdict": remark.compatibility.value, "what": remark.what, "fix": remark.fix} for remark in change.remarks
     ]
-    return {
-        "event": change.event,
-        "schema": change.schema,
-        "verdict": change.compatibility.value,
-        "tried": change.tried,
-        "remarks": remarks,
-    }
+    return {"verdict": change.compatibility.value, "remarks": remarks}
 
 
-def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: bool) -> Iterator[Block]:
+def _change_blocks(where: str, changes: list[EventChange], accepted: Sequence[Compatibility]) -> Iterator[Block]:
     from eventjet.contracts.compatibility import Compatibility
 
     yield f"Compared with {where}:"
     for event in sorted(changes, key=lambda change: change.compatibility.rank):
-        yield Lines([f"{event.compatibility.value:<20} {event.event}"])
+        yield Lines([f"{event.compatibility.value:<20} {event.event}{' (served)' if event.is_command else ''}"])
         yield from (f"  - {remark.what}" for remark in event.remarks)
         for fix in dict.fromkeys(remark.fix for remark in event.remarks if remark.fix):
             is_code = fix.startswith(("@", "App("))
@@ -199,8 +212,11 @@ def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: b
             yield Lines([f"      {line}".rstrip() for line in lines])
     counts = Counter(event.compatibility for event in changes)
     totals = ", ".join(f"{effect.value}: {counts[effect]}" for effect in Compatibility if counts[effect])
-    stopped = " Older readers are stopped." if counts[Compatibility.OLD_READERS] and readers_stopped else ""
-    yield f"\n{counted(len(changes), 'event')}; {totals or 'none'}.{stopped}"
+    said = {Compatibility.OLD_READERS: "Older readers are stopped.", Compatibility.OLD_CALLERS: "Callers are changed."}
+    notes = "".join(f" {note}" for kind, note in said.items() if counts[kind] and kind in accepted)
+    commands = sum(change.is_command for change in changes)
+    number = counted(len(changes) - commands, "event") + (f", {counted(commands, 'command')}" if commands else "")
+    yield f"\n{number}; {totals or 'none'}.{notes}"
 
 
 def _log_lines(log: LogCheck) -> Iterator[str]:

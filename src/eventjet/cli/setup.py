@@ -87,7 +87,9 @@ def init(
     lines += [f"others   {answerer}" for answerer in answerers]
     if answerers:
         lines.append("Their answers are not believed, and saves take longer. `eventjet doctor` says how to end it.")
-    if drifts:
+    sealed = {drift.stream: drift.remedy for drift in topology.drifts if drift.is_sealed}
+    lines += [f"{stream} is sealed, and that cannot be undone. {remedy}" for stream, remedy in sealed.items()]
+    if any(not drift.is_sealed for drift in topology.drifts):
         lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
     value = {
         "app": app,

@@ -5,6 +5,7 @@ CloudEvents 1.0 in structured mode, as JSON (NATS protocol binding).
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -90,7 +91,8 @@ class IncomingDecoder:
         """
         self._created = created
         self._sources = sources
-        members = union_members(kind)
+        bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+        members = union_members(bare)
         self._by_type: dict[str, Any] = {}
         if all(map(is_event, members)):
             for member in members:
@@ -98,7 +100,7 @@ class IncomingDecoder:
                 self._by_type |= dict.fromkeys((info.name, *info.formerly), BodyCodec(member).decode)
         self._is_private = is_private(kind)
         try:
-            event_info(kind)
+            event_info(bare)
         except DefinitionError:
             try:
                 schema = reading_schema(kind, cast("Any", TypeAdapter(kind).core_schema))
@@ -106,7 +108,7 @@ class IncomingDecoder:
             except (PydanticUserError, TypeError) as error:
                 raise DefinitionError([f"nothing can be validated as {kind!r}: {error}"]) from None
         else:
-            self._read = BodyCodec(kind).decode
+            self._read = BodyCodec(bare).decode
 
     def __call__(self, record: RawRecord) -> Incoming[Any]:
         """Return the decoded message; raises `UndecodableMessage` for a message that the inbox does not take."""
@@ -121,6 +123,8 @@ class IncomingDecoder:
             if isinstance(message, dict) and cast("dict[str, Any]", message).keys() >= _REQUIRED:
                 event = cast("dict[str, Any]", message)
                 name, source, data = _id_of(event["id"]), str(event["source"]), dump_json(event.get("data"))
+                if not source and "/" in name:
+                    raise ValueError(f"its source is empty, and its id {name!r} might be that of another message")
                 read = self._read_of(event["type"])
             subject_text = subject.decode("utf-8", "replace")
             return Incoming(read(data), name, source, subject_text, position, stored_time(time_ns), origin)

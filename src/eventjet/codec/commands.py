@@ -60,7 +60,7 @@ class Arguments:
         for parameter in parameters:
             if parameter.kind in _VARIADIC:
                 raise DefinitionError([f"{shown_name(decide)} takes *{parameter.name}, which cannot be served"])
-            bare["__annotations__"][parameter.name] = resolved_hint(decide, parameter.name)
+            bare["__annotations__"][parameter.name] = resolved_hint(decide, parameter.name, include_extras=True)
             if parameter.default is not parameter.empty:
                 bare[parameter.name] = parameter.default
         decorate = pydantic_dataclass(

@@ -1,8 +1,9 @@
-"""Judge the changes between two releases: for events that are stored, and for readers of older releases.
+"""Judge the changes between two releases: for stored events, for readers of older releases, and for callers.
 
 An old event is judged by decoding sample bodies of the old shape with the upcasters and the codec of today, and, if its
 schema number is still the same, by comparing the shapes as well. A new event is judged by comparing its shape with the
-shape that older releases read. A change that cannot be judged counts as breaking. Each finding ends with its fix: code,
+shape that older releases read, and a served command with the shape in which callers send its arguments. A change that
+cannot be judged counts as breaking. Each finding ends with its fix: code,
 or a step of the deploy. `sarif_of` writes the findings as SARIF 2.1.0, which code reviews show beside the lines at
 fault.
 """
@@ -36,6 +37,7 @@ _NAMES_STAY = (
     "If only the lines were moved, nothing is to be done. Else give both fields their names back, or new names."
 )
 _ASK_READERS = "Publish it under another name beside the old one, until nobody takes that any more."
+_ASK_CALLERS = "Serve it under another name beside the old one, until nobody calls that any more."
 _UPCAST_ALL = (
     "Let the upcaster take every body that its schema lets be, or show with --against-log that none is stored."
 )
@@ -44,11 +46,12 @@ _FIELD = re.compile(r"[A-Za-z_]\w*")
 
 
 class Compatibility(Enum):
-    """The compatibility of a change of one event, from the best to the worst."""
+    """The compatibility of a change of one event or command, from the best to the worst."""
 
     SAFE = "safe"
     UNSURE = "may mean otherwise"
     OLD_READERS = "breaks old readers"
+    OLD_CALLERS = "breaks old callers"
     UPCASTER = "needs an upcaster"
     OLD_EVENTS = "breaks old events"
 
@@ -60,7 +63,7 @@ class Compatibility(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One finding about an event."""
+    """One finding about an event or a command."""
 
     compatibility: Compatibility
     what: str
@@ -70,9 +73,10 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class EventChange:
-    """The findings about one event."""
+    """The findings about one event, or one served command."""
 
     event: str
+    """The event's name, or `aggregate.command`."""
     schema: int | None
     """The schema number of today; None for an event that is not declared."""
     remarks: tuple[Remark, ...]
@@ -80,6 +84,7 @@ class EventChange:
     """The number of sample bodies of the old shapes that were tried."""
     kind: type | None = None
     """The class of the event today."""
+    is_command: bool = False
 
     @property
     def compatibility(self) -> Compatibility:
@@ -90,7 +95,7 @@ class EventChange:
 
 
 def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[EventChange]:
-    """Return the findings about every event of either release, by name; `catalog` is that of the new release."""
+    """Return the findings about every event and command of either release; `catalog` is that of the new release."""
     comparing = _Comparing(old, new, catalog)
     old_names = {name for event in old.events for name in (event.name, *event.formerly)} | set(old.retired)
     recorded = set(old.names())
@@ -99,7 +104,7 @@ def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[Even
     ]
     changes += [comparing.new_event(event) for event in new.events if not {event.name, *event.formerly} & old_names]
     changes += comparing.public()
-    return sorted(filter(None, changes), key=lambda change: change.event)
+    return [*sorted(filter(None, changes), key=lambda change: change.event), *comparing.commands()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,23 @@ class _Comparing:
                 yield EventChange(title, after[name].schema, tuple(remarks))
             else:
                 yield EventChange(title, after[name].schema, ())
+
+    def commands(self) -> Iterator[EventChange]:
+        """Judge the served commands, whose arguments callers send as an older release took them."""
+        before, after = (contract.commands or {} for contract in (self.old, self.new))
+        for name in sorted(before.keys() | after.keys()):
+            remarks: list[Remark] = []
+            if name not in after:
+                what = "is no longer served; whoever calls it gets no answer any more"
+                remarks.append(Remark(Compatibility.OLD_CALLERS, what, _ASK_CALLERS))
+            elif name in before:
+                for misfit in Comparison(before[name], after[name], always=False).misfits():
+                    if misfit.weight > Weight.UNSURE:
+                        what = f"for older callers `{misfit.path}` {misfit.reason}"
+                        remarks.append(Remark(Compatibility.OLD_CALLERS, what, _ASK_CALLERS))
+                    elif misfit.weight is Weight.UNSURE:
+                        remarks.append(_unsure(misfit))
+            yield EventChange(name, None, tuple(remarks), is_command=True)
 
     def _undeclared(self, name: str, shape: EventShape) -> Remark:
         if name in self.catalog.retired:
@@ -333,11 +355,12 @@ _LEVEL = {
     Compatibility.SAFE: "note",
     Compatibility.UNSURE: "warning",
     Compatibility.OLD_READERS: "warning",
+    Compatibility.OLD_CALLERS: "warning",
     Compatibility.UPCASTER: "error",
     Compatibility.OLD_EVENTS: "error",
 }
 Locate = Callable[[EventChange], tuple[str, int]]
-"""Returns the file of an event, relative to the repository, and the line."""
+"""Returns the file of an event or a command, relative to the repository, and the line."""
 
 
 def sarif_of(changes: Sequence[EventChange], locate: Locate, version: str) -> Json:

@@ -140,7 +140,7 @@ def check_stream(report: Report, app: Application, declared: dict[str, Any], sta
             "Upgrade eventjet, or take the setting away.",
         )
     replica_drift = next((candidate for candidate in drifts if candidate.setting == "num_replicas"), None)
-    if is_log or replica_drift is not None:
+    if (is_log or replica_drift is not None) and not state.config.get("sealed"):
         _check_replicas(report, name, state, replica_drift)
 
 

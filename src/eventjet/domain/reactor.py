@@ -355,7 +355,8 @@ class Inbox(Generic[T_contra, D_contra]):
     @property
     def type(self) -> Any:
         """The type its messages are validated as; raises `DefinitionError` if the handler is not annotated with it."""
-        hint = resolved_hint(self.handle, next(iter(inspect.signature(self.handle).parameters), "message"))
+        parameter = next(iter(inspect.signature(self.handle).parameters), "message")
+        hint = resolved_hint(self.handle, parameter, include_extras=True)
         if typing.get_origin(hint) is not Incoming:
             raise DefinitionError(
                 [f"{shown_name(self.handle)}: write what it takes, as in `message: Incoming[PaymentCaptured]`"]

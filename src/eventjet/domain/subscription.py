@@ -48,8 +48,11 @@ def folded_events(aggregate: Any) -> tuple[type, ...]:
     return events_of(aggregate.evolve, names[1] if len(names) > 1 else "event")
 
 
-def resolved_hint(function: Any, parameter: str) -> Any:
-    """Return an annotation as an object (`return` for the result); raises `DefinitionError` if it is unresolvable."""
+def resolved_hint(function: Any, parameter: str, *, include_extras: bool = False) -> Any:
+    """Return an annotation as an object (`return` for the result); raises `DefinitionError` if it is unresolvable.
+
+    `include_extras` keeps what `Annotated` adds, such as limits.
+    """
     raw = raw_annotations(function)
     if parameter not in raw:
         fault = f"its parameter `{parameter}` has no annotation; name what it takes"
@@ -57,7 +60,7 @@ def resolved_hint(function: Any, parameter: str) -> Any:
             fault = "its return annotation is missing; say what it returns, as in `-> Balance | None:`"
         raise DefinitionError([f"{shown_name(function)}: {fault}{_place(function)}"])
     try:
-        return annotation(function, parameter, raw[parameter])
+        return annotation(function, parameter, raw[parameter], include_extras=include_extras)
     except NameError as error:
         which = "the return annotation" if parameter == "return" else f"the annotation of `{parameter}`"
         fault = (

@@ -325,7 +325,7 @@ class IdentityLost(LogUnusable):
 class LogDrifted(LogUnusable):
     """A stream or bucket does not have the settings that eventjet declared; nothing was written by this call."""
 
-    def __init__(self, stream: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, stream: str, settings: Mapping[str, str], remedy: str = "") -> None:
         self.stream = stream
         self.settings = settings
         """Name of each changed setting → its present value, and its effect."""
@@ -333,7 +333,7 @@ class LogDrifted(LogUnusable):
         super().__init__(
             f"The stream {stream!r}",
             f"it is not as eventjet declared it, and that stands in the way: {changed}",
-            "Run `eventjet init --repair`, which sets back whatever the server lets it.",
+            remedy or "Run `eventjet init --repair`, which sets back whatever the server lets it.",
         )
 
 

@@ -437,7 +437,7 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
                 f"The stream {name!r}",
                 f"the server would not change {', '.join(drift.setting for drift in drifts)}: {refusal.description}",
                 next(
-                    (drift.remedy for drift in drifts if drift.setting == "sealed"),
+                    (drift.remedy for drift in drifts if drift.is_sealed),
                     "Restore an archive of it to another server or account.",
                 ),
             ) from None

@@ -61,6 +61,8 @@ class Drift:
     setting: str
     declared: Any
     actual: Any
+    is_sealed: bool = False
+    """Whether the stream is sealed, so that the server changes none of its settings any more."""
 
     @property
     def is_harmless(self) -> bool:
@@ -75,7 +77,7 @@ class Drift:
     @property
     def remedy(self) -> str:
         """What to do about it, as sentences."""
-        if self.setting == "sealed":  # which the server never takes back
+        if self.is_sealed:
             return (
                 "If a mirror of it was promoted, set EVENTJET_SERVERS to the mirror's servers; else restore an archive "
                 "to another server or account."
@@ -428,7 +430,7 @@ def compare(declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Drif
         current = None if current is ... else current
         is_roomier = name == "max_msg_size" and 0 < value < (current or 0)
         if current != value and (value or current) and not is_roomier:
-            drifts.append(Drift(str(declared["name"]), name, value, current))
+            drifts.append(Drift(str(declared["name"]), name, value, current, bool(actual.get("sealed"))))
     return drifts
 
 
@@ -492,7 +494,8 @@ def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | 
 
 def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
     """Return the error for drifted settings of a stream that prevent an operation."""
-    return LogDrifted(stream, {drift.setting: f"{drift.actual!r} ({drift.cost})" for drift in drifts})
+    settings = {drift.setting: f"{drift.actual!r} ({drift.cost})" for drift in drifts}
+    return LogDrifted(stream, settings, next((drift.remedy for drift in drifts if drift.is_sealed), ""))
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
