@@ -123,6 +123,8 @@ class IncomingDecoder:
             if isinstance(message, dict) and cast("dict[str, Any]", message).keys() >= _REQUIRED:
                 event = cast("dict[str, Any]", message)
                 name, source, data = _id_of(event["id"]), str(event["source"]), dump_json(event.get("data"))
+                if not source and "/" in name:
+                    raise ValueError(f"its source is empty, and its id {name!r} might be that of another message")
                 read = self._read_of(event["type"])
             subject_text = subject.decode("utf-8", "replace")
             return Incoming(read(data), name, source, subject_text, position, stored_time(time_ns), origin)

@@ -92,6 +92,10 @@ class Planned(Generic[S, E]):
     """Decision and arguments with their digest, if there is a command id."""
     since: int | None = None
     """A position before which the command cannot have been recorded, such as that of its cause; None if not known."""
+    causations: tuple[str, ...] = ()
+    """What the command records as causation; an event of its id with another one is of another cause. Empty for any."""
+    former: Planned[S, E] | None = None
+    """The same command under the id by which former releases recorded it; None if there is none."""
     called: Any = None
     """The decision method itself, for the names in traces and errors."""
     only_at: int | None = None
@@ -583,21 +587,38 @@ async def recorded_earlier(
     return _of_one_save(plans, earlier)
 
 
-async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> FirstOutcome[S] | Conflict | None:
+async def _recorded_earlier(
+    plan: Planned[S, E], state: FoldedState[S], *, is_former: bool = False
+) -> FirstOutcome[S] | Conflict | None:
     if plan.command_id is None:
         return None
     executor = plan.executor
     versions = await executor.histories.find_command(plan.aggregate_id, state, plan.command_id, plan.since)
     if versions is None:
-        return None
+        return None if plan.former is None else await _recorded_earlier(plan.former, state, is_former=True)
     outcome = await executor.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
     if outcome is None:
         return Conflict(executor.subject(plan.aggregate_id), state.position)
+    if (other := _other_causation(plan, outcome)) is not None:
+        if is_former:
+            return None  # the id is another message's today
+        own = plan.causations[0]
+        raise Refused(
+            f"The command {plan.command_id!r} on {_label(plan)}",
+            f"at version {versions[0]} its id recorded a command of {other!r}, and this one is of {own!r}",
+            "Give messages ids, and `Reaction.named` names, that do not run into one.",
+        )
     request = plan.request
     if outcome.request and request is not None and not is_same_request(outcome.request, request.text):
         arguments = differing_arguments(request, outcome.request, [event.data for event in outcome.events])
         raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, request.text, arguments)
     return outcome
+
+
+def _other_causation(plan: Planned[Any, Any], outcome: FirstOutcome[Any]) -> str | None:
+    """Return the causation of recorded events of another cause than the command's; None if they are of its own."""
+    recorded = next((event.metadata.causation or "" for event in outcome.events), None)
+    return None if recorded is None or not plan.causations or recorded in plan.causations else recorded
 
 
 def _of_one_save(

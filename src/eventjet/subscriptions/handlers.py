@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from eventjet import failpoints
@@ -131,6 +132,10 @@ class Cause:
     metadata: Metadata
     since: int
     """Position of the log before which no command of this cause can have been recorded; 0 when unknown."""
+    causations: tuple[str, ...] = ()
+    """What commands of this cause record as causation; empty where their ids say it all."""
+    former_key: str | None = None
+    """The prefix under which earlier releases recorded commands of this cause, if it was another."""
 
     @classmethod
     def of_event(cls, reactor: str, event: Recorded[Any]) -> Cause:
@@ -145,10 +150,31 @@ class Cause:
 
     @classmethod
     def of_message(cls, inbox: str, message: Incoming[Any]) -> Cause:
-        """Return the cause for a message of another stream, which has no position in this log."""
-        name = f"{message.source}/{message.id}" if message.source else message.id
-        metadata = Metadata(causation=name[:500], correlation=name[:500], actor=f"inbox:{inbox}")
-        return cls(f"{inbox}/{name}", metadata, 0)
+        """Return the cause for a message of another stream, which has no position in this log.
+
+        Its key is `inbox/source/id`. Sources are URLs, so an id ends at the last `/` of the key: one that contains `/`,
+        or the `%` of the escape, is escaped, and no two CloudEvents have one key. Commands of such a message that an
+        earlier release recorded are known by the former key, with the id as it is.
+
+        Other keys stay as they were, since external systems know them, and commands are recorded under them. They could
+        be equal to a former key, to one with a name (`Reaction.named`), and to that of a message without a source. So
+        the recorded causation is compared: it has a blank between source and id, which no URL contains, where earlier
+        releases wrote `/`.
+        """
+        if not message.source:
+            metadata = Metadata(causation=message.id[:500], correlation=message.id[:500], actor=f"inbox:{inbox}")
+            return cls(f"{inbox}/{message.id}", metadata, 0, (message.id[:500],))
+        former = f"{message.source}/{message.id}"
+        name = f"{message.source}/{message.id.replace('%', '%25').replace('/', '%2F')}"
+        causation = _shortened(f"{message.source.replace(' ', '%20')} {message.id}")
+        metadata = Metadata(causation=causation, correlation=former[:500], actor=f"inbox:{inbox}")
+        former_key = None if name == former else f"{inbox}/{former}"
+        return cls(f"{inbox}/{name}", metadata, 0, (causation, former[:500]), former_key)
+
+
+def _shortened(text: str) -> str:
+    """Return a text of at most 500 characters, which is another one for another text."""
+    return text if len(text) <= 500 else f"{text[:460]}…{sha256(text.encode()).hexdigest()[:32]}"
 
 
 class EventReaction:
@@ -157,8 +183,10 @@ class EventReaction:
     def __init__(self, repositories: Repositories, deps: Any, cause: Cause, attempt: int, *, name: str = "") -> None:
         self.deps = deps
         self.attempt = attempt
-        self.key = cause.key + (f"/{name}" if name else "")
+        suffix = f"/{name}" if name else ""
+        self.key = cause.key + suffix
         self.cause = cause
+        self._former_key = None if cause.former_key is None else cause.former_key + suffix
         self._repositories = repositories
         self._count = 0
 
@@ -168,10 +196,11 @@ class EventReaction:
     def repository(self, aggregate: AggregateType[S, E], /) -> CommandsOnce[S, E]:
         return CommandsOnce(self, self._repositories.of(aggregate))
 
-    def next_command_id(self) -> str:
-        """Return the next command id, which numbers the commands of this reaction."""
+    def next_command_ids(self) -> tuple[str, str | None]:
+        """Return the next command id, which numbers the commands of this reaction, and its former id if it has one."""
         self._count += 1
-        return f"{self.key}/{self._count}"
+        former = None if self._former_key is None else f"{self._former_key}/{self._count}"
+        return f"{self.key}/{self._count}", former
 
 
 class CommandsOnce(Generic[S, E]):
@@ -195,8 +224,13 @@ class CommandsOnce(Generic[S, E]):
         of the cause: a command cannot have been recorded before its cause.
         """
         cause = self._reaction.cause
-        command = self._repository.command(self._reaction.next_command_id(), metadata=cause.metadata)
-        plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=cause.since)
+        command_id, former_id = self._reaction.next_command_ids()
+        command = self._repository.command(command_id, metadata=cause.metadata)
+        plan = command.decide(aggregate_id, decide, *args, **kwargs)
+        plan = replace(plan, since=cause.since, causations=cause.causations)
+        if former_id is not None:
+            former = self._repository.command(former_id).decide(aggregate_id, decide, *args, **kwargs)
+            plan = replace(plan, former=replace(former, since=cause.since, causations=cause.causations[1:]))
         failpoints.reach("reaction.before")
         committed = await self._repository.run(plan)
         failpoints.reach("reaction.stored")
