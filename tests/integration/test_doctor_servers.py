@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,15 @@ def test_a_stream_that_is_scaled_down_says_so_before_the_server_has_chosen() -> 
     check_copies(report, "bank", {"leader": "a", "desired": {"created": "2026-11-27T22:48:45Z"}})
     (moved,) = report.findings
     assert moved.what == "bank is on its way to servers that are not chosen yet, since 2026-11-27T22:48:45Z"
+
+
+def test_a_move_that_began_just_now_is_not_stuck() -> None:
+    """A server that a copy was just added to is not known to be online yet (nats-server 2.15.1)."""
+    report = Report("streams")
+    status = {"description": "waiting for quorum to add peer", "type": "quorum"}
+    desired = {"created": f"{datetime.now(UTC).isoformat().removesuffix('+00:00')}Z", "status": status}
+    check_copies(report, "bank", {"leader": "a", "desired": desired})
+    assert [finding.level for finding in report.findings] == [NOTE]
 
 
 @pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])

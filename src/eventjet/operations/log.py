@@ -20,6 +20,7 @@ from eventjet.jetstream.api import (
     direct_record,
     is_status,
     last_message,
+    nanoseconds,
     stream_info,
 )
 from eventjet.jetstream.client import Client
@@ -36,6 +37,8 @@ LOOK_S = 0.2
 """Seconds that a page may search for what the server cannot select by itself; one window is always read."""
 BYTES_MAX = 8_000_000
 """Bytes of a window; a larger window is divided, down to a single record if need be."""
+_PATIENT_S = 60.0
+"""How many seconds a move may wait for servers before that counts as a fault."""
 _REQUEST = 1_000
 _SCAN = 2_000
 """Positions in a window where each record has to be examined."""
@@ -287,7 +290,7 @@ class Move:
     reason: str
     """What it waits for, as the server says; may be empty."""
     is_stuck: bool
-    """Whether it waits for servers that are away, or failed."""
+    """Whether it has waited for long, and now for servers that are away or because of an error."""
 
     def __str__(self) -> str:
         servers = listed(self.servers) if self.servers else "servers that are not chosen yet"
@@ -302,11 +305,14 @@ def move_in(info: Mapping[str, Any]) -> Move | None:
         return None
     status: Mapping[str, Any] = desired.get("status") or {}
     copies: Sequence[Mapping[str, Any]] = desired.get("replicas") or ()
+    since = str(desired["created"])
+    # A copy that has just been added is not online at first.
+    is_long = time.time() - nanoseconds(since.encode()) / 1e9 > _PATIENT_S
     return Move(
         [str(copy["name"]) for copy in copies],
-        str(desired.get("created")),
+        since,
         ": ".join(str(status[key]) for key in ("description", "err") if status.get(key)),
-        bool(status.get("err")) or status.get("type") == "quorum",
+        is_long and (bool(status.get("err")) or status.get("type") == "quorum"),
     )
 
 
