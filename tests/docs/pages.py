@@ -7,8 +7,8 @@ and workers in the background until the page is done, `export`, `. file` and `cd
 `eventjet`, `python`, `pytest` and `node` to their end, which must be success; once `python` with `&` has printed a
 line, the page goes on, and that program has to end by itself. Of `nats-server` only the configuration is tested, since
 each page is run beside a server; with `&` it is started, on free ports in place of those that the page names, and
-`pkill` ends those that the page has started like this. A block of text after a block that printed something must be in
-what that printed, apart from numbers and durations.
+`pkill` ends those that the page has started like this, or the workers. A block of text after a block that printed
+something must be in what that printed, apart from numbers and durations.
 """
 
 from __future__ import annotations
@@ -121,15 +121,19 @@ class Running:
             # A page need not close what it opens; on Python 3.13 whichever test runs later would fail for it.
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
-        for process in self.background:
-            if process not in self.programs:
-                process.send_signal(signal.SIGINT)
-            printed, _ = process.communicate(timeout=_STOP_S)
-            # Celery's own status says 1 after Ctrl-C.
-            assert process.returncode == 0 or "celery" in str(process.args), f"{process.args}\n{printed}"
+        for process in list(self.background):
+            self._end(process, None if process in self.programs else signal.SIGINT)
         for _, server in self.servers:
             server.kill()
             server.wait(_STOP_S)
+
+    def _end(self, process: subprocess.Popen[str], number: signal.Signals | None) -> None:
+        if number is not None:
+            process.send_signal(number)
+        printed, _ = process.communicate(timeout=_STOP_S)
+        self.background.remove(process)
+        # Celery's own status says 1 after Ctrl-C.
+        assert process.returncode == 0 or "celery" in str(process.args), f"{process.args}\n{printed}"
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
@@ -170,13 +174,17 @@ class Running:
         elif _LEFT_RUNNING.match(line):
             self._start(words)
         elif words[-1] == "&" and "nats-server" in words:
-            program = words.index("nats-server")
-            self._serve(words[program:-1], dict(word.split("=", 1) for word in words[:program]))
+            program, end = words.index("nats-server"), words.index("2>")
+            environ = dict(word.split("=", 1) for word in words[:program])
+            self._serve(words[program:end], environ, self.folder / words[end + 1])
         elif words[:3] == ["pkill", "-9", "-f"]:
-            ended = [server for command, server in self.servers if words[3] in command]
-            assert ended, f"{self.page}:{block.line}: nothing runs as {words[3]!r}"
-            for server in ended:
+            servers = [server for command, server in self.servers if words[3] in command]
+            assert servers, f"{self.page}:{block.line}: no server runs as {words[3]!r}"
+            for server in servers:
                 server.kill()
+        elif words == ["pkill", "-f", "eventjet worker"]:
+            for worker in [process for process in self.background if process not in self.programs]:
+                self._end(worker, signal.SIGTERM)
         elif words[0] in _RUN or words[0] == "nats-server":
             done = self._ended(words)
             self.printed = (self.printed or "") + done.stdout
@@ -193,9 +201,8 @@ class Running:
             _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
         )
 
-    def _serve(self, words: list[str], environ: dict[str, str]) -> None:
+    def _serve(self, words: list[str], environ: dict[str, str], log: Path) -> None:
         command = [str(nats_program()), *words[1:]]
-        log = self.folder / f"nats-server-{len(self.servers)}.log"
         with log.open("wb") as stderr:
             server = subprocess.Popen(command, cwd=self.folder, env=os.environ | environ, stderr=stderr)
         self.servers.append((shlex.join(words), server))
@@ -206,9 +213,9 @@ class Running:
             time.sleep(0.01)
 
     def _start(self, words: list[str]) -> None:
-        is_program = words[-1] == "&"
+        is_program = words[0] == "python" and words[-1] == "&"
         process = subprocess.Popen(
-            _command(words[:-1] if is_program else words),
+            _command([word for word in words if word != "&"]),
             cwd=self.folder,
             env=self.environ,
             stdout=subprocess.PIPE,
