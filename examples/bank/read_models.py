@@ -25,10 +25,10 @@ def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | No
     match row, event.data:
         case _, Opened(owner=owner):
             return Balance(event.aggregate_id, owner)
-        case Balance(amount=held), Deposited(amount=amount):
-            return replace(row, amount=held + amount)
-        case Balance(amount=held), Withdrawn(amount=amount):
-            return replace(row, amount=held - amount)
+        case Balance(amount=balance), Deposited(amount=amount):
+            return replace(row, amount=balance + amount)
+        case Balance(amount=balance), Withdrawn(amount=amount):
+            return replace(row, amount=balance - amount)
         case _:
             return row
 

@@ -367,7 +367,7 @@ class Jet:
         reason = waits_for(folded, record)
         if self.run_processes is None:
             reason += "; this log is in memory, where processes run in `eventjet.testing.world`"
-        raise not_settled(executor.info.name, process_id, 0.0, folded, record, reason)
+        raise not_settled(executor.info.name, process_id, None, folded, record, reason)
 
     def service(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that serves the app's decisions over this connection, as `eventjet serve` does.

@@ -73,6 +73,7 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
         ("verify balances --engine local --no-ship", ["--no-ship is Spark's"]),
         ("status --interval 3", ["--interval", "Give --watch too."]),
         ("status --watch --interval inf", ["--interval", "Give 86400.0 or less."]),
+        ("snapshots build account --min-events 0", ["--min-events", "Give 1 or more."]),
         ("doctor --timeout inf", ["--timeout", "Give 3600.0 or less."]),
         ("doctor --timeout nan", ["--timeout"]),
         ("doctor --monitoring host:8222,host:8223", ["--monitoring or EVENTJET_MONITORING", "blanks between them"]),

@@ -20,6 +20,7 @@ import pytest
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import Bank, Keep
 from tests.acceptance.test_neighbours import said_until
+from tests.acceptance.test_restore import name_of
 
 _END_S = 60.0
 
@@ -88,6 +89,15 @@ def test_status_measures_the_pace_where_something_lags(bank: Program, ready: Ban
     lines = bank("status").out.splitlines()
     assert lines[0].split() == ["projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker"]
     assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_watching_an_app_that_declares_nothing_says_so_and_ends(bank: Program) -> None:
+    assert bank("init").status == 0
+    declared = f'bare = App("{name_of(bank)}", aggregates=[Account])'
+    (bank.folder / "bare.py").write_text(f"from eventjet import App\nfrom bank import Account\n\n{declared}\n")
+    ended = bank("status", "--watch", "--app", "bare:bare")
+    assert (ended.status, "declares nothing that could be looked at" in " ".join(ended.out.split())) == (0, True)
+    assert json.loads(bank("status", "--watch", "--json", "--app", "bare:bare").out) == []
 
 
 def test_watching_prints_a_line_for_each_change(bank: Program, ready: Bank, ended_processes: Keep) -> None:

@@ -148,13 +148,19 @@ async def test_an_event_that_is_tried_again_is_heard_though_later_ones_were(
         await heard(jet, 1, 2, 3, 4, 5)
 
 
+async def pay_what_cannot_be_heard(jet: Jet, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Pay 1, whose correlation fails from now on; return its position once it is quarantined."""
+    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
+    position = await pay(jet, "a", 1)
+    await parked(jet, lambda found: found == {position: QUARANTINED})
+    return position
+
+
 async def test_a_correlation_that_fails_again_keeps_no_other_event_waiting(
     shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
     async with working(shop, settings):
-        first = await pay(jet, "a", 1)
-        await parked(jet, lambda found: found == {first: QUARANTINED})
+        first = await pay_what_cannot_be_heard(jet, monkeypatch)
         await cursor_control.retry(cursors_of(jet), "purse", [first])
         await pay(jet, "b", 2)
         await heard(jet, 2)
@@ -164,10 +170,8 @@ async def test_a_correlation_that_fails_again_keeps_no_other_event_waiting(
 async def test_what_comes_while_an_event_is_tried_again_is_heard_after_it(
     shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
     async with working(shop, settings):
-        first = await pay(jet, "a", 1)
-        await parked(jet, lambda found: found == {first: QUARANTINED})
+        first = await pay_what_cannot_be_heard(jet, monkeypatch)
         monkeypatch.setattr(_Faults, "passing", frozenset({1}))
         monkeypatch.setattr(_Faults, "of_correlation", frozenset())
         await cursor_control.retry(cursors_of(jet), "purse", [first])

@@ -46,12 +46,12 @@ def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | No
     match row, event.data:
         case _, Opened(owner=owner):
             return Balance(event.aggregate_id, owner)
-        case Balance(amount=held), Deposited(amount=amount):
+        case Balance(amount=balance), Deposited(amount=amount):
             if amount != round(amount, 2):
                 raise HalfACent(f"{amount} is no whole number of cents")
-            return replace(row, amount=held + amount)
-        case Balance(amount=held), Withdrawn(amount=amount):
-            return replace(row, amount=held - amount)
+            return replace(row, amount=balance + amount)
+        case Balance(amount=balance), Withdrawn(amount=amount):
+            return replace(row, amount=balance - amount)
         case Balance(), Closed():
             return replace(row, closed=True)
         case _:

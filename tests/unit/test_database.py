@@ -66,6 +66,20 @@ async def test_a_first_opener_waits_for_another_one_without_a_thread_of_its_own(
         timer.join()
 
 
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/read.db")
+
+    def fill() -> None:
+        with database.reaching_sync(), database.sync_engine().begin() as connection:
+            connection.execute(text("create table filled (value blob)"))
+            connection.execute(text("pragma max_page_count = 4"))  # to SQLite, a disk that is full
+            connection.execute(text("insert into filled values (zeroblob(1000000))"))
+
+    with pytest.raises(Unreachable, match=r"is full. Make room on its disk") as caught:
+        fill()
+    assert "folder" not in str(caught.value)
+
+
 def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_connections, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "read.db"

@@ -20,7 +20,7 @@ from eventjet.commands.repository import Repositories
 from eventjet.commands.unique import check_claims
 from eventjet.domain.identity import ENCODED_MAX, encode_id
 from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
-from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
+from eventjet.errors import ConcurrencyConflict, DefinitionError, NotUnique, UniqueNotBuilt, UsageError
 from eventjet.log.memory import MemoryStore
 from eventjet.log.store import Append
 from eventjet.serving.service import problem
@@ -133,6 +133,19 @@ def test_a_caller_of_a_service_is_not_told_who_has_the_value() -> None:
     told = problem(NotUnique("user", "email", "eve", "ada"), [NotUnique])
     assert (told.status, told.type) == (409, "NotUnique")
     assert "ada" not in told.detail + str(told.more)
+
+
+@pytest.mark.parametrize(
+    ("races", "is_unseen", "says"),
+    [
+        (1, False, "Another was quicker."),
+        (7, False, "Others were quicker, 7 times."),
+        (3, True, "The log refuses it as if another was quicker."),
+    ],
+)
+def test_a_caller_of_a_service_is_told_how_often_others_were_quicker(races: int, is_unseen: bool, says: str) -> None:
+    told = problem(ConcurrencyConflict("bank.account.a-1", 3, races=races, is_unseen=is_unseen))
+    assert (told.status, told.detail) == (409, f"{says} Try again.")
 
 
 # What a model of them knows: no two users have one e-mail, whatever is tried and in whatever order.

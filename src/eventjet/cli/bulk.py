@@ -137,7 +137,7 @@ def build(
     at: AppTarget,
     aggregate: AggregateArgument,
     min_events: Annotated[
-        int | None, option("--min-events", "N", "Only aggregates with so many; default: its snapshot_every.")
+        int | None, option("--min-events", "N", "Only aggregates with so many; default: its snapshot_every.", min=1)
     ] = None,
     engine: EngineOption = "auto",
     master: MasterOption = None,

@@ -124,6 +124,10 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
             else:
                 statuses = answer
                 update(statuses, "")
+                if not statuses:
+                    break  # nothing that could change
+    if not statuses:
+        Answer([], status_blocks(at.app().name, ())).give(as_json=as_json)
 
 
 @contextmanager

@@ -102,11 +102,12 @@ class NotSettled(ReactionError):
     """A process instance did not come to its end within the timeout."""
 
     def __init__(
-        self, process: str, process_id: str, timeout_s: float, version: int, last_event: str, reason: str
+        self, process: str, process_id: str, timeout_s: float | None, version: int, last_event: str, reason: str
     ) -> None:
         self.process = process
         self.process_id = process_id
         self.timeout_s = timeout_s
+        """How long it was waited for; None in memory, where nothing is waited for."""
         self.version = version
         """The version of its last event; 0 if it has none."""
         self.last_event = last_event
@@ -114,9 +115,13 @@ class NotSettled(ReactionError):
         self.reason = reason
         """What it waits for, or what keeps workers from it."""
         where = f"is at version {version}, after {last_event}, and" if version else "has not begun and"
+        reason = reason.rstrip(".")
+        if timeout_s is None:
+            super().__init__(f"The process {process} {process_id!r} {where} has not settled: {reason}.")
+            return
         super().__init__(
             f"The process {process} {process_id!r} {where} did not settle within {timeout_s:g} s: "
-            f"{reason.rstrip('.')}. See `eventjet process show {process} {process_id}`, or wait longer."
+            f"{reason}. See `eventjet process show {process} {process_id}`, or wait longer."
         )
 
 

@@ -85,7 +85,9 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
     if isinstance(error, OutcomeUnknown):
         return Problem(UNKNOWN, "OutcomeUnknown", "It may be stored. Send it again with the same id.")
     if isinstance(error, ConcurrencyConflict):
-        return Problem(CONFLICT, "ConcurrencyConflict", "Others were quicker, a hundred times. Try again.")
+        quicker = "Another was quicker" if error.races == 1 else f"Others were quicker, {error.races} times"
+        detail = "The log refuses it as if another was quicker" if error.is_unseen else quicker
+        return Problem(CONFLICT, "ConcurrencyConflict", f"{detail}. Try again.")
     if isinstance(error, StoreUnavailable):
         return Problem(UNAVAILABLE, "StoreUnavailable", "The log does not answer. Try again.")
     return Problem(INTERNAL, "Internal", "The service's log says what went wrong.")

@@ -242,6 +242,8 @@ class Sqlite(Dialect):
             return "The next connection opens the file that is there then: try again."
         if is_busy(cause):
             return f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            return "Make room on its disk, and try again."
         return "Check that its folder exists and may be written to."
 
     def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:

@@ -87,7 +87,7 @@ def waits_for(folded: FoldedState[Any], record: RawRecord | None) -> str:
 
 
 def not_settled(
-    name: str, process_id: str, timeout_s: float, folded: FoldedState[Any], record: RawRecord | None, reason: str
+    name: str, process_id: str, timeout_s: float | None, folded: FoldedState[Any], record: RawRecord | None, reason: str
 ) -> NotSettled:
     """Return the error for an instance that is at this state."""
     last_event = "" if record is None else header(record[3], TYPE) or ""
