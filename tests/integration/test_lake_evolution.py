@@ -165,6 +165,62 @@ async def test_a_column_is_not_added_for_which_a_row_of_the_table_would_have_a_v
         await sync(later, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
 
 
+@event("order.placed", schema=2)
+class PlacedAgain(Placed):
+    pass
+
+
+@upcaster("order.placed", schema=1)
+def with_tax(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "total": str(Decimal(body["total"]) * 2)}
+
+
+@upcaster("order.placed", schema=1)
+def as_it_was(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_rows_that_another_schema_would_give_other_values_are_not_gone_on_with(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    doubled, same = (
+        replace(log, catalog=Catalog([Other, PlacedAgain], [step])) for step in (with_tax, as_it_was)
+    )  # fmt: skip
+    with pytest.raises(
+        LakeRefused, match=r"schema 1 .* at schema 2 now, and at position 1 the column total has another"
+    ):
+        await sync(doubled, str(tmp_path), log.settings, table_format=table_format)
+    assert mark_of(log, tmp_path, table_format).schema == 1
+    same.append([("a-1", PlacedAgain(total=CENTS, place=Place("Faro"), prices=[]))])
+    await sync(same, str(tmp_path), log.settings, table_format=table_format)
+    assert arrow_of(tmp_path, "order_placed", table_format).column("total").to_pylist() == [CENTS, CENTS]
+    assert mark_of(log, tmp_path, table_format).schema == 2
+    assert (await verify(same, str(tmp_path), log.settings, table_format=table_format)).sound
+    archived = archive_of(log, tmp_path / "archive")
+    log.lose_before(3)
+    third = replace(log, catalog=Catalog([Other, PlacedThird], [as_it_was, upcaster("order.placed", schema=2)(dict)]))
+    with pytest.raises(LakeRefused, match="the log begins at 3, after rows with which it cannot be compared"):
+        await sync(third, str(tmp_path), log.settings, table_format=table_format)
+    await sync(third, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
+    # The table has nothing new, and still it is compared once alone.
+    assert mark_of(log, tmp_path, table_format).schema == 3
+
+
+@event("order.placed", schema=3)
+class PlacedThird(Placed):
+    pass
+
+
+def mark_of(log: Ledger, url: Path, table_format: str) -> Mark:
+    with open_store(str(url), table_format, log.name, None) as store:
+        table = store.table("order_placed")
+        assert table is not None
+        return table.mark
+
+
 async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:
     log = before(nats)
     await sync(log, str(tmp_path), log.settings, table_format="iceberg")

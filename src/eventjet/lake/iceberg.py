@@ -16,7 +16,7 @@ from eventjet.errors import LakeFenced, LakeRefused, UsageError
 from eventjet.lake.store import Mark, Origin, package, taken_by_another_format, translated
 from eventjet.lake.tables import KEY
 
-_MARK = ("position", "event", "row")
+_MARK = ("position", "event", "row", "schema")
 _COMMIT = "eventjet.commit"
 """What the id of a commit is called in the summary of its snapshot."""
 _CATALOG = "catalog.db"
@@ -258,4 +258,4 @@ def _properties(mark: Mark) -> dict[str, str]:
 
 
 def _mark(properties: Mapping[str, str]) -> Mark:
-    return Mark(*(int(properties[f"eventjet.{field}"]) for field in _MARK))
+    return Mark(*(int(properties.get(f"eventjet.{field}", 0)) for field in _MARK))

@@ -47,6 +47,8 @@ class Mark:
     """A digest of the id of the log's event at the position, 0 if there is none; see `event_digest`."""
     row: int
     """The position of the table's last row; 0 for a table without rows, and for a read model."""
+    schema: int = 0
+    """The schema of the event to which all rows are upcast; 0 for other tables, and where an earlier release wrote."""
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, TypeAlias
@@ -20,7 +20,14 @@ from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import ask_once
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, OpenTable, Origin, Store, event_digest, open_store
-from eventjet.lake.tables import LakeTable, RowReader, read_models_of, tables_of
+from eventjet.lake.tables import (
+    LakeTable,
+    RowReader,
+    first_difference,
+    in_declared_order,
+    read_models_of,
+    tables_of,
+)
 from eventjet.log.integrity import earlier_logs, succession_fault
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
@@ -121,7 +128,8 @@ class OpenForWriting:
         """Commit the pending rows, which are all up to the record `last`."""
         parts, self.pending = self.pending, []
         rows = pyarrow().concat_tables(parts) if parts else self.declared.batch([])
-        self.write(rows, mark_at(last, rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row))
+        row = rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row
+        self.write(rows, mark_at(last, row, self.declared.event_schema))
 
     def write(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
         """Commit rows as `OpenTable.append` does."""
@@ -248,9 +256,9 @@ def end_of(job: Job, to: int | None) -> int:
     return last if to is None else to
 
 
-def mark_at(last: RawRecord, row: int = 0) -> Mark:
+def mark_at(last: RawRecord, row: int = 0, schema: int = 0) -> Mark:
     """Return the mark of a table that has all up to the record `last`; `row` is the position of its last row."""
-    return Mark(last[0], event_digest(header(last[3], MSG_ID)), row)
+    return Mark(last[0], event_digest(header(last[3], MSG_ID)), row, schema)
 
 
 def check_same_log(job: Job, record_at: RecordAt, stored: OpenTable, declared: LakeTable, url: str) -> None:
@@ -315,8 +323,14 @@ def open_tables(
         for declared, stored in zip(declared_tables, stored_tables, strict=True):
             if stored is not None and _check(job, store, url, record_at, declared, stored, personal=personal):
                 to_widen.append((stored, declared))
+        of_other_schema = [
+            (stored, declared)
+            for declared, stored in zip(declared_tables, stored_tables, strict=True)
+            if stored is not None and stored.mark.row and (stored.mark.schema or 1) != (declared.event_schema or 1)
+        ]
+        reads_all = bool(to_widen or of_other_schema)
         starts = [
-            job.source.first if stored is None or declared.read_model or to_widen else stored.mark.position + 1
+            job.source.first if stored is None or declared.read_model or reads_all else stored.mark.position + 1
             for declared, stored in zip(declared_tables, stored_tables, strict=True)
         ]
         if archive is not None and min(starts) <= job.source.archived:
@@ -324,16 +338,20 @@ def open_tables(
         store.check_commits()
     for stored, declared in to_widen:
         _check_new_columns(job, store, url, declared, stored)
+    for stored, declared in of_other_schema:
+        _check_rows(job, store, url, declared, stored)
     for stored, declared in to_widen:
         stored.widen(declared.schema)
         if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
             reason = "; ".join(left[1]) or "it lacks a column"
             raise LakeRefused(url, stored.name, f"the format did not widen it: {reason}", made_again(store, declared))
+    for stored, declared in of_other_schema:
+        stored.append(declared.schema.empty_table(), replace(stored.mark, schema=declared.event_schema))
     origin = (job.log.stream, job.log.identity)
     opened: list[OpenForWriting] = []
     for declared, stored in zip(declared_tables, stored_tables, strict=True):
         if stored is None:
-            start = Mark(job.source.first - 1, 0, 0)
+            start = Mark(job.source.first - 1, 0, 0, declared.event_schema)
             whose = Origin(*origin, declared.content, _has_personal(declared, personal))
             stored_now = store.create(declared.name, declared.schema, whose, start)
             failpoints.reach("lake.created")
@@ -388,7 +406,7 @@ def _check_new_columns(job: Job, store: Store, url: str, declared: LakeTable, st
     if declared.read_model is not None or not places or not stored.mark.row:
         return
     again, first, last = made_again(store, declared), job.source.first, stored.mark.row
-    if first > 1 and stored.read(1, first - 1).num_rows:
+    if _begins_before(stored, first):
         reason = (
             f"the column {columns[places[0]]} is new, and the log begins at {first:,}, after rows that lack its value"
         )
@@ -402,6 +420,34 @@ def _check_new_columns(job: Job, store: Store, url: str, declared: LakeTable, st
                         f"the column {columns[place]} is new, and the event at position {row[0]:,} has a value for it"
                     )
                     raise LakeRefused(url, stored.name, f"{reason}, which its row would lack", again)
+
+
+def _check_rows(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable) -> None:
+    """Raise `LakeRefused` unless a table's rows, upcast to another schema, are what the events give at today's."""
+    again, first, last = made_again(store, declared), job.source.first, stored.mark.row
+    before, today = stored.mark.schema or 1, declared.event_schema
+    schemas = f"its rows are upcast to schema {before} of {declared.type_name!r}, which is at schema {today} now"
+    if _begins_before(stored, first):
+        reason = f"{schemas}, and the log begins at {first:,}, after rows with which it cannot be compared"
+        raise LakeRefused(url, stored.name, reason, f"Name an archive of them with `--from-archive`. {again}")
+    reader = RowReader(job.catalog, [declared], personal=stored.origin.personal)
+    start, parts = first, [declared.schema.empty_table()]
+    with in_batches(job, first, last, BATCH_EVENTS, "check") as batches:
+        for records, is_full in batches:
+            parts.append(declared.batch(reader.rows(records, {declared.name: 0})[declared.name]))
+            if is_full or records[-1][0] == last:
+                expected = pyarrow().concat_tables(parts).combine_chunks()
+                rows = in_declared_order(declared, stored.read(start, records[-1][0]))
+                if difference := first_difference(expected, rows, declared.key):
+                    (position,), what = difference
+                    reason = f"{schemas}, and at position {position:,} {what}"
+                    raise LakeRefused(url, stored.name, reason, again)
+                start, parts = records[-1][0] + 1, [declared.schema.empty_table()]
+
+
+def _begins_before(stored: OpenTable, first: int) -> bool:
+    """Return whether a table has rows from before the log's first position."""
+    return first > 1 and bool(stored.read(1, first - 1).num_rows)
 
 
 def _follow(job: Job, opened: Sequence[OpenForWriting], end: int, batch_events: int, *, personal: bool) -> int:
