@@ -64,7 +64,7 @@ quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow and not campaign"
 test: compiled
 	$(quick)
 
-# The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Eleven minutes.
+# The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Half an hour.
 test-slow: compiled $(clients)/.installed
 	$(pytest) --numprocesses $(SLOW_PROCESSES) -m slow
 

@@ -39,6 +39,12 @@ def test_every_example_is_one_that_the_program_understands(line: str) -> None:
     command.make_context("eventjet", words)  # raises what typer would say
 
 
+def test_no_line_of_a_help_ends_where_the_line_of_the_source_did() -> None:
+    for name, command in commands_of(app):
+        assert command.help, name
+        assert not [paragraph for paragraph in command.help.split("\n\n") if "\n" in paragraph], name
+
+
 def test_every_command_has_examples_of_its_own() -> None:
     assert {name for name, _ in commands_of(app)} == set(EXAMPLES)
     for name, lines in EXAMPLES.items():

@@ -8,6 +8,7 @@ eventjet's own · 130 interrupted.
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
 import sys
@@ -147,11 +148,14 @@ def _plain(params: list[Any]) -> list[Any]:
 
 
 def _complete_help(app: typer.Typer) -> None:
-    """Add its examples to the help of each command, and leave `<bool>` out of every help."""
+    """Make the help of each command of its docstring and its examples, and leave `<bool>` out of every help."""
     for group in app.registered_groups:
         group.cls = _PlainGroup
     for name, command in commands_of(app):
         command.cls = _PlainCommand
+        # typer keeps the line breaks of all paragraphs but the first.
+        paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
         lines = EXAMPLES.get(name, ())
         if lines:
             command.epilog = "\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])

@@ -398,6 +398,12 @@ def nats_config(
             if inbox.sources
             for stream in (inbox.stream, *(source.stream for source in inbox.sources if not source.prefix))
         ],
+        origins=[
+            (source.prefix, source.stream)
+            for inbox in app.inboxes.values()
+            for source in inbox.sources
+            if source.prefix
+        ],
         objects=bool(app.catalog.with_blobs),
         mirror=mirror,
     )

@@ -296,6 +296,14 @@ def _check_inbox(report: Report, link: NatsConnection, inbox: Inbox[Any, Any], s
             if origin.fault:
                 what = f"the source {origin.label} of {stream!r} could not be read: {origin.fault}"
                 report.unknown("sources", what, "whether it was made again, or is mixed with another, is not known")
+            elif origin.ungathered:
+                need = f"; it needs {origin.imports}" if origin.imports else ""
+                report.warning(
+                    "sources",
+                    f"{stream!r} has gathered none of the {origin.ungathered:,} messages of its source {origin.label}",
+                    f"{name} gets none of them",
+                    f"If that lasts, look at the server's log{need}.",
+                )
             elif origin.made_again:
                 report.warning(
                     "sources",

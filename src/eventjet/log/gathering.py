@@ -17,13 +17,13 @@ from eventjet.codec.cloud_events import origin_of
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import overlap
 from eventjet.domain.reactor import Inbox
-from eventjet.errors import ApiRefused, LogUnusable, StoreError, StreamMissing
+from eventjet.errors import ApiRefused, LogUnusable, NoResponders, StoreError, StreamMissing
 from eventjet.jetstream.api import Conversation, StreamState, create_stream, last_message, next_message, stream_info
 from eventjet.jetstream.client import Client
 
 _CHANGE = "Change `sources` of the inbox, or make the stream yourself."
-_SILENT_S = 30.0
-"""Silence in seconds after which a source counts as away: it sends a heartbeat every few seconds."""
+_SILENT_S = 10.0
+"""Silence in seconds after which a source counts as away: it sends a heartbeat every second."""
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _HASH_LEN = 8
 
@@ -139,13 +139,25 @@ def stalled_sources(state: StreamState) -> list[str]:
     stalled: list[str] = []
     for source in state.sources:
         label, error, active = _label(_place(source)), source.get("error"), int(source.get("active") or 0)
+        imports = imports_of(source)
+        hint = f"; it needs {imports}" if imports else ""
         if error:
-            stalled.append(f"{state.name!r} gets nothing from its source {label}: {error.get('description')}")
+            stalled.append(f"{state.name!r} gets nothing from its source {label}: {error.get('description')}{hint}")
         elif active < 0:
-            stalled.append(f"{state.name!r} has not heard of its source {label} yet")
+            stalled.append(f"{state.name!r} has not heard of its source {label} yet{hint}")
         elif active / 1e9 > _SILENT_S:
-            stalled.append(f"{state.name!r} has not heard of its source {label} for {active / 1e9:,.0f} s")
+            stalled.append(f"{state.name!r} has not heard of its source {label} for {active / 1e9:,.0f} s{hint}")
     return stalled
+
+
+def imports_of(source: Mapping[str, Any]) -> str:
+    """Return in words what the account imports for a source of another account; empty for other sources."""
+    external: Mapping[str, Any] = source.get("external") or {}
+    api, deliver = external.get("api"), external.get("deliver")
+    if not deliver:
+        return ""
+    create = f"{api}.CONSUMER.CREATE.{source['name']}{'.>' if source.get('filter_subject') else ''}"
+    return f"imports of {create}, {deliver}.> and $JS.FC.{source['name']}.>"
 
 
 def lagging_sources(state: StreamState) -> list[tuple[str, int]]:
@@ -164,6 +176,10 @@ class OriginState:
     """Why the origin could not be read; empty if it was."""
     made_again: str = ""
     """In words, that the origin was made again and what that means; empty if nothing shows it."""
+    ungathered: int = 0
+    """How many messages it has, if none of them has ever been gathered although all were asked for."""
+    imports: str = ""
+    """What the account imports for it, in words; empty unless it is of another account."""
 
 
 def reading_origins(state: StreamState) -> Conversation[list[OriginState]]:
@@ -174,13 +190,18 @@ def reading_origins(state: StreamState) -> Conversation[list[OriginState]]:
     """
     origins: list[OriginState] = []
     names = source_names(state) or {}
+    begun = [_place(source) for source in state.sources if source.get("seq")]
     for source in state.config.get("sources") or ():
-        place = _place(source)
+        place, imports = _place(source), imports_of(source)
         label, subject_filter = _label(place), str(source.get("filter_subject") or "")
         try:
             origin: StreamState = yield stream_info(*place)
         except StreamMissing:
             origins.append(OriginState(label, (), "it does not exist"))
+            continue
+        except NoResponders as error:
+            fault = f"nobody answers {error.subject}: the account does not import it, or the other does not export it"
+            origins.append(OriginState(label, (), fault if imports else str(error)))
             continue
         except StoreError as error:
             origins.append(OriginState(label, (), str(error)))
@@ -193,7 +214,10 @@ def reading_origins(state: StreamState) -> Conversation[list[OriginState]]:
                 noted = None if record is None else origin_of(record, names)
                 if record is not None and noted is not None and (noted.stream, noted.api) == place and noted.made:
                     gathered.append((record[0], noted.made))
-        origins.append(OriginState(label, subjects, made_again=_made_again(sorted(gathered), origin)))
+        is_all = not (subject_filter or source.get("opt_start_time") or source.get("opt_start_seq"))
+        ungathered = origin.messages if is_all and not gathered and place not in begun else 0
+        again = _made_again(sorted(gathered), origin)
+        origins.append(OriginState(label, subjects, "", again, ungathered, imports))
     return origins
 
 

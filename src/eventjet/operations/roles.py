@@ -77,6 +77,7 @@ def roles_of(
     received: Sequence[tuple[str, str]] = (),
     unique: Collection[str] = (),
     gathered: Collection[str] = (),
+    origins: Collection[tuple[str, str]] = (),
     *,
     objects: bool = False,
     mirror: bool = False,
@@ -86,6 +87,7 @@ def roles_of(
     `durables` are the consumers of its projections, and `followers` those of its reactors, processes and publications.
     `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, `unique` the
     aggregates that have unique values, and `gathered` the streams of inboxes that `init` makes, and their sources.
+    `origins` has (API prefix, stream) of each source in another account or domain.
     `objects` says whether its events have large bodies, and `mirror` whether a leaf node may copy the log.
     """
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
@@ -160,6 +162,7 @@ def roles_of(
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (*write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
     manage += tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in gathered)
+    manage += tuple(f"{prefix}.STREAM.INFO.{name}" for prefix, name in origins)
     # Probes that ask which other subscribers answer; no entity has these subjects.
     probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
     manage += tuple(subject for _, subject in probed)
