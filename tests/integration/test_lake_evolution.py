@@ -12,10 +12,11 @@ import pytest
 from pydantic import Field
 
 from eventjet import event, upcaster
+from eventjet.cli.lake import _sync_blocks
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused
-from eventjet.lake import sync, verify
+from eventjet.lake import status, sync, verify
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, Origin, open_store
 from eventjet.lake.tables import tables_of
@@ -219,6 +220,28 @@ def mark_of(log: Ledger, url: Path, table_format: str) -> Mark:
         table = store.table("order_placed")
         assert table is not None
         return table.mark
+
+
+@event("order.another", formerly=("order.other",))
+class Another:
+    number: int
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_the_table_of_an_event_that_was_renamed_is_named(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = before(nats)
+    first = await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    assert first.undeclared == ()
+    (tmp_path / "notes").mkdir()  # what is no table
+    later = replace(log, catalog=Catalog([Another, Placed]))
+    report = await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    looked = await status(later, str(tmp_path), log.settings, table_format=table_format)
+    assert report.undeclared == looked.undeclared == ("order_other",)
+    assert positions_of(tmp_path, "order_another", table_format) == [2]
+    *_, said = _sync_blocks(report)
+    assert str(said).startswith("The app declares no event and no projection for order_other, so nothing keeps it up")
 
 
 async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:

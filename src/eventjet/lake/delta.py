@@ -73,6 +73,14 @@ class DeltaStore:
             "NAME`.",
         )
 
+    def names(self) -> list[str]:
+        if self._files is None:
+            folder = Path(self._url)
+            return [path.parent.name for path in folder.glob("*/_delta_log")]
+        with translated(self._url, ""):
+            entries = self._files.get_file_info_selector(package("pyarrow.fs").FileSelector(""))
+        return [entry.path for entry in entries if self._has_folder(f"{entry.path}/_delta_log")]
+
     def table(self, name: str) -> DeltaTable | None:
         location = f"{self._url}/{name}"
         with translated(self._url, name):

@@ -50,6 +50,15 @@ class IcebergStore:
 
     def check_commits(self) -> None: ...  # the catalog compares
 
+    def names(self) -> list[str]:
+        if self._catalog is None:
+            return []
+        with translated(self._url, "catalog"):
+            try:
+                return [name for *_, name in self._catalog.list_tables((self._namespace,))]
+            except package("pyiceberg.exceptions").NoSuchNamespaceError:
+                return []
+
     def table(self, name: str) -> IcebergTable | None:
         if self._catalog is None:
             return None

@@ -125,6 +125,10 @@ class Store(Protocol):
     def check_commits(self) -> None:
         """Raise `LakeRefused` where of two commits at the same time both might succeed."""
 
+    def names(self) -> list[str]:
+        """Return the names of all tables there, also of those that eventjet did not make."""
+        ...
+
     def table(self, name: str) -> OpenTable | None:
         """Open a table; None if there is no such table. Raises `LakeRefused` for a table of somebody else."""
         ...

@@ -7,7 +7,7 @@ beyond it. So a run may be killed anywhere: the next one begins at the table tha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -81,6 +81,8 @@ class LakeReport:
     tables: tuple[WrittenTable, ...]
     seconds: Mapping[str, float]
     """Wall time by phase."""
+    undeclared: tuple[str, ...] = ()
+    """Tables of this log that are of no event and no projection of the app, which nothing keeps up to date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class LakeStatus:
     last: int
     """Position of the log's last event; 0 in an empty log."""
     tables: tuple[TableStatus, ...]
+    undeclared: tuple[str, ...] = ()
+    """Tables of this log that are of no event and no projection of the app, which nothing keeps up to date."""
 
 
 @dataclass(slots=True)
@@ -151,11 +155,19 @@ class OpenForWriting:
         )
 
 
-def report_of(job: Job, url: str, table_format: str, opened: Sequence[OpenForWriting], events: int) -> LakeReport:
+def report_of(
+    job: Job,
+    url: str,
+    table_format: str,
+    opened: Sequence[OpenForWriting],
+    events: int,
+    undeclared: tuple[str, ...] = (),
+) -> LakeReport:
     """Return the report of a run that has read so many positions."""
     log, tables = job.log, tuple(each.written() for each in opened)
     position = min(table.position for table in tables)
-    return LakeReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
+    seconds = job.watch.seconds
+    return LakeReport(url, table_format, log.stream, log.identity, position, events, tables, seconds, undeclared)
 
 
 async def sync(
@@ -197,7 +209,8 @@ async def sync(
         with open_store(url, table_format, job.log.stream, catalog) as store:
             opened = open_tables(job, store, url, tables_of(job.app.catalog, personal=personal), personal=personal)
             events = _follow(job, opened, end, batch_events, personal=personal)
-        return report_of(job, url, table_format, opened, events)
+            undeclared = _undeclared(job, store)
+        return report_of(job, url, table_format, opened, events, undeclared)
 
     return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
 
@@ -223,9 +236,22 @@ async def status(
                 for declared, stored in tables
                 if stored is not None or declared.read_model is None
             )
-        return LakeStatus(url, table_format, log.stream, log.last, found)
+            undeclared = _undeclared(job, store)
+        return LakeStatus(url, table_format, log.stream, log.last, found, undeclared)
 
     return await in_job(app, settings, "local", work)
+
+
+def _undeclared(job: Job, store: Store) -> tuple[str, ...]:
+    """Return the names of tables of this log that are of no event and no projection of the app."""
+    declared = {table.name for table in (*tables_of(job.app.catalog, personal=True), *read_models_of(job.app))}
+    names: list[str] = []
+    for name in sorted({*store.names()} - declared):
+        with suppress(LakeRefused):  # somebody else's
+            stored = store.table(name)
+            if stored is not None and stored.origin.stream == job.log.stream:
+                names.append(name)
+    return tuple(names)
 
 
 def record_reader(job: Job) -> RecordAt:
