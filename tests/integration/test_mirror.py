@@ -556,7 +556,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
 class Filing:
     """An app with a reactor and with events that refer to large bodies; it is where a promotion is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "papers") -> None:
         self.filed: list[int] = []
         seen = self.filed
 
@@ -564,7 +564,7 @@ class Filing:
         async def filing(event: Recorded[Filed], to: Reaction[object]) -> None:
             seen.append(event.position)
 
-        self.app = App("papers", aggregates=[Document], reactors=[filing])
+        self.app = App(name, aggregates=[Document], reactors=[filing])
 
     async def file(self, jet: Jet, number: int) -> bytes:
         """File a document with a body of its own, and return that."""
