@@ -12,10 +12,11 @@ import pytest
 from pydantic import Field
 
 from eventjet import event, upcaster
+from eventjet.cli.lake import _sync_blocks
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused
-from eventjet.lake import sync, verify
+from eventjet.lake import status, sync, verify
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, Origin, open_store
 from eventjet.lake.tables import tables_of
@@ -163,6 +164,84 @@ async def test_a_column_is_not_added_for_which_a_row_of_the_table_would_have_a_v
         await sync(later, str(tmp_path), log.settings, table_format=table_format)
     with pytest.raises(LakeRefused, match="the event at position 3 has a value for it"):
         await sync(later, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
+
+
+@event("order.placed", schema=2)
+class PlacedAgain(Placed):
+    pass
+
+
+@upcaster("order.placed", schema=1)
+def with_tax(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "total": str(Decimal(body["total"]) * 2)}
+
+
+@upcaster("order.placed", schema=1)
+def as_it_was(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_rows_that_another_schema_would_give_other_values_are_not_gone_on_with(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = before(nats)
+    await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    doubled, same = (
+        replace(log, catalog=Catalog([Other, PlacedAgain], [step])) for step in (with_tax, as_it_was)
+    )  # fmt: skip
+    with pytest.raises(
+        LakeRefused, match=r"schema 1 .* at schema 2 now, and at position 1 the column total has another"
+    ):
+        await sync(doubled, str(tmp_path), log.settings, table_format=table_format)
+    assert mark_of(log, tmp_path, table_format).schema == 1
+    same.append([("a-1", PlacedAgain(total=CENTS, place=Place("Faro"), prices=[]))])
+    await sync(same, str(tmp_path), log.settings, table_format=table_format)
+    assert arrow_of(tmp_path, "order_placed", table_format).column("total").to_pylist() == [CENTS, CENTS]
+    assert mark_of(log, tmp_path, table_format).schema == 2
+    assert (await verify(same, str(tmp_path), log.settings, table_format=table_format)).sound
+    archived = archive_of(log, tmp_path / "archive")
+    log.lose_before(3)
+    third = replace(log, catalog=Catalog([Other, PlacedThird], [as_it_was, upcaster("order.placed", schema=2)(dict)]))
+    with pytest.raises(LakeRefused, match="the log begins at 3, after rows with which it cannot be compared"):
+        await sync(third, str(tmp_path), log.settings, table_format=table_format)
+    await sync(third, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
+    # The table has nothing new, and still it is compared once alone.
+    assert mark_of(log, tmp_path, table_format).schema == 3
+
+
+@event("order.placed", schema=3)
+class PlacedThird(Placed):
+    pass
+
+
+def mark_of(log: Ledger, url: Path, table_format: str) -> Mark:
+    with open_store(str(url), table_format, log.name, None) as store:
+        table = store.table("order_placed")
+        assert table is not None
+        return table.mark
+
+
+@event("order.another", formerly=("order.other",))
+class Another:
+    number: int
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+async def test_the_table_of_an_event_that_was_renamed_is_named(
+    nats: NatsServer, tmp_path: Path, table_format: str
+) -> None:
+    log = before(nats)
+    first = await sync(log, str(tmp_path), log.settings, table_format=table_format)
+    assert first.undeclared == ()
+    (tmp_path / "notes").mkdir()  # what is no table
+    later = replace(log, catalog=Catalog([Another, Placed]))
+    report = await sync(later, str(tmp_path), log.settings, table_format=table_format)
+    looked = await status(later, str(tmp_path), log.settings, table_format=table_format)
+    assert report.undeclared == looked.undeclared == ("order_other",)
+    assert positions_of(tmp_path, "order_another", table_format) == [2]
+    *_, said = _sync_blocks(report)
+    assert str(said).startswith("The app declares no event and no projection for order_other, so nothing keeps it up")
 
 
 async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from eventjet.archive.object_stores import s3_settings
+from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LakeFenced, LakeRefused
 from eventjet.lake import status, sync, verify
 from eventjet.lake.store import open_store
 from tests.forked import run
 from tests.integration.archived import book_of
-from tests.integration.lake_log import FORMATS, lake_log
+from tests.integration.lake_log import FORMATS, Known, lake_log
 from tests.integration.ledger_log import Ledger
 from tests.integration.reacting import eventually
 from tests.integration.test_lake import fence
@@ -75,6 +77,9 @@ async def test_a_lake_is_kept_and_verified(nats: NatsServer, store: ObjectStore,
         await sync(log, URL, log.settings, **at, to=to)
     found = await status(log, URL, log.settings, **at)
     assert {(table.position, table.behind) for table in found.tables} == {(30, 0)}
+    assert found.undeclared == ()
+    fewer = replace(log, catalog=Catalog([Known]))
+    assert (await status(fewer, URL, log.settings, **at)).undeclared == ("order_paid", "order_placed")
     assert (await verify(log, URL, log.settings, **at)).sound
     assert positions(log, table_format) == list(range(1, 31))
     with open_store(URL, table_format, log.name, at["catalog"]) as opened:

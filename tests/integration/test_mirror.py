@@ -444,6 +444,21 @@ async def test_a_log_that_answers_is_sealed_and_moves_without_a_loss(tmp_path: P
 
 
 @pytest.mark.slow
+async def test_workers_of_a_log_that_moved_leave_the_read_models_to_those_of_the_new_log(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as running:
+        settings = running.settings(tmp_path)
+        last = await mirrored(settings)
+        # These read the log itself, which goes on answering.
+        async with bank.connect(settings) as jet, working(bank, replace(settings, read_from=None)):
+            await jet.caught_up("balances", position=last, timeout_s=PATIENT_S)
+            await asyncio.to_thread(promotion.promote, bank, settings)
+            after = replace(settings.for_reads(), database=settings.database)
+            async with bank.connect(after) as moved, working(bank, after):
+                done = await moved.repository(Account).execute("new", Account.open, "new")
+                await moved.caught_up("balances", token=done.token, timeout_s=PATIENT_S)
+
+
+@pytest.mark.slow
 def test_the_commands_say_what_they_see_and_ask_before_they_promote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -541,7 +556,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
 class Filing:
     """An app with a reactor and with events that refer to large bodies; it is where a promotion is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "papers") -> None:
         self.filed: list[int] = []
         seen = self.filed
 
@@ -549,7 +564,7 @@ class Filing:
         async def filing(event: Recorded[Filed], to: Reaction[object]) -> None:
             seen.append(event.position)
 
-        self.app = App("papers", aggregates=[Document], reactors=[filing])
+        self.app = App(name, aggregates=[Document], reactors=[filing])
 
     async def file(self, jet: Jet, number: int) -> bytes:
         """File a document with a body of its own, and return that."""

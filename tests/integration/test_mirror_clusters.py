@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from eventjet import failpoints
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import StoreError, StoreUnavailable, Unreachable
 from eventjet.examples.bank.account import Account
@@ -24,6 +25,8 @@ from eventjet.operations import mirrors, promotion
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
+from tests.integration.reacting import working
+from tests.integration.test_mirror import Filing
 from tests.nats_cluster import wait_agreed
 from tests.two_regions import two_clusters
 
@@ -135,3 +138,47 @@ async def test_a_mirror_is_made_while_its_cluster_still_chooses_a_leader(cluster
     creating = asyncio.create_task(asyncio.to_thread(mirrors.create, APP, clusters.settings, 3))
     await asyncio.to_thread(clusters.west[2].start)
     assert await creating == [APP]
+
+
+async def test_a_promotion_ends_well_though_servers_of_the_mirror_die_at_each_of_its_steps(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filing = Filing(APP)
+    app = filing.app
+    await asyncio.to_thread(started, clusters.west)
+    async with app.connect(clusters.settings) as jet:
+        await jet.init()
+        assert len(await asyncio.to_thread(mirrors.create, app.name, clusters.settings, 3)) == 3
+        bodies = [await filing.file(jet, number) for number in range(3)]
+        async with working(app, clusters.settings):
+            await asyncio.to_thread(until, lambda: len(filing.filed) == 3)
+    deaths: list[NatsServer] = []
+
+    def reach(name: str) -> None:
+        if name.startswith("promote.") and len(deaths) < 8:
+            started(clusters.west)
+            deaths.append(clusters.west[len(deaths) % 3])
+            deaths[-1].kill()
+
+    def promote() -> promotion.Promotion:
+        deadline = time.monotonic() + PATIENT_S
+        while True:
+            try:
+                return promotion.promote(app, clusters.settings)
+            except (StoreError, Unreachable):
+                assert time.monotonic() < deadline
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "reach", reach)
+        promoted = await asyncio.to_thread(promote)
+    assert (promoted.end, promoted.sealed, promoted.beyond) == (3, True, ())
+    await asyncio.to_thread(started, clusters.west)
+    after = replace(clusters.settings.for_reads(), database=clusters.settings.database, save_timeout_s=PATIENT_S)
+    async with app.connect(after) as jet:
+        await jet.init()
+        async with working(app, after):
+            bodies.append(await filing.file(jet, 3))
+            await asyncio.to_thread(until, lambda: len(filing.filed) == 4)
+        assert sorted(filing.filed) == [1, 2, 3, 4]
+        read = [await jet.blobs.read(event.data.scan, max_bytes=1 << 20) async for event in jet.tail()]
+        assert read == bodies

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -220,3 +223,36 @@ def test_a_field_named_as_a_column_of_the_log_gets_another_name() -> None:
     ]
     assert columns["version"].ddl == "bigint"
     assert columns["event_version"].ddl == "string"
+
+
+class Reply(Enum):
+    YES = "yes"
+    NONE = None
+
+
+@event("survey.answered")
+class Answered:
+    reply: Reply
+    groups: set[frozenset[str]]
+    lines: set[tuple[frozenset[str], ...]]
+
+
+def test_a_member_whose_value_is_none_is_null() -> None:
+    convert = forms_of(Answered)["reply"].convert
+    assert [convert(reply) for reply in Reply] == ["yes", None]
+
+
+def test_sets_within_sets_are_in_one_order_in_every_process() -> None:
+    program = (
+        "from tests.unit.test_spark_schema import Answered, forms_of\n"
+        "groups = {frozenset(text) for text in ('az', 'by', 'cx', 'dw', 'ev')}\n"
+        "forms = forms_of(Answered)\n"
+        "print(forms['groups'].convert(groups), forms['lines'].convert({(group,) for group in groups}))"
+    )
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(orders) == 1, orders

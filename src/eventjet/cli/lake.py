@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from eventjet.cli.output import Answer, Block, Table
 from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, argument, on_app, option, switch
 from eventjet.runtime import run_async
-from eventjet.text import counted, spent
+from eventjet.text import counted, listed, spent
 
 if TYPE_CHECKING:
     from eventjet.lake import LakeReport, LakeVerification, TableStatus
@@ -110,6 +110,7 @@ def status(
         shown.append(
             f"There are no {table_format} tables yet; `eventjet lake sync` makes them. Or give their `--format`."
         )
+    shown += _undeclared(found.undeclared)
     return Answer(value, shown)
 
 
@@ -140,6 +141,15 @@ def _table_value(table: TableStatus) -> dict[str, object]:
     return {**asdict(table), "recorded_at": None if at is None else at.isoformat()}
 
 
+def _undeclared(names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence about tables that are of nothing that the app declares."""
+    if names:
+        yield (
+            f"The app declares no event and no projection for {listed(names)}, so nothing keeps it up to date. If an "
+            "event was renamed, its events are in the table of its new name. Delete what nobody reads any more."
+        )
+
+
 def _sync_blocks(report: LakeReport) -> Iterator[Block]:
     added = sum(table.rows for table in report.tables)
     done = "" if added else "Up to date: "
@@ -150,6 +160,7 @@ def _sync_blocks(report: LakeReport) -> Iterator[Block]:
     if added:
         yield Table(("table", "rows added"), [(table.name, table.rows) for table in report.tables])
         yield f"{counted(report.events, 'event')} read: {spent(report.seconds)}"
+    yield from _undeclared(report.undeclared)
 
 
 def _export_blocks(report: LakeReport) -> Iterator[Block]:

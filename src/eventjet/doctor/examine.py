@@ -180,6 +180,10 @@ def check_lake(installation: Installation, report: Report, servers: Callable[[],
     if len(positions) < len(events):
         new = listed(table.name for table in events if table.position is None)
         report.note("tables", f"{lake.url} has no table {new} yet", "its events are in `events` only", _SYNC)
+    if lake.undeclared:
+        what = f"{lake.url} has {listed(lake.undeclared)}, of no event and no projection that the app declares"
+        cost = "nothing keeps it up to date, and who reads it does not see that"
+        report.note("tables", what, cost, "Delete what nobody reads any more; renamed events are under their new name.")
     behind = counted(max(0, lake.last - min(positions)), "event")
     report.ok("position", f"{lake.url} has the log up to position {min(positions):,}, {behind} behind")
     if read_models := [f"{table.name} as of {table.position:,}" for table in lake.tables if table.is_read_model]:

@@ -21,7 +21,7 @@ from eventjet.lake.store import Mark, Origin, package, taken_by_another_format, 
 from eventjet.lake.tables import KEY
 from eventjet.spark.columns import pyarrow
 
-_APP, _EVENT, _ROW = "eventjet", "eventjet.event", "eventjet.row"
+_APP, _EVENT, _ROW, _SCHEMA = "eventjet", "eventjet.event", "eventjet.row", "eventjet.schema"
 """The applications of the transaction identifiers; their versions are the fields of the mark."""
 _ORIGIN = ("stream", "log", "content", "personal")
 _COMMIT = "eventjet.commit"
@@ -72,6 +72,14 @@ class DeltaStore:
             "Use a store that supports conditional writes, or Iceberg with a catalog: `--format iceberg --catalog "
             "NAME`.",
         )
+
+    def names(self) -> list[str]:
+        if self._files is None:
+            folder = Path(self._url)
+            return [path.parent.name for path in folder.glob("*/_delta_log")]
+        with translated(self._url, ""):
+            entries = self._files.get_file_info_selector(package("pyarrow.fs").FileSelector(""))
+        return [entry.path for entry in entries if self._has_folder(f"{entry.path}/_delta_log")]
 
     def table(self, name: str) -> DeltaTable | None:
         location = f"{self._url}/{name}"
@@ -222,13 +230,12 @@ class DeltaTable:
         return version
 
     def _read_mark(self) -> Mark:
-        position, event, row = (self._version(application) or 0 for application in (_APP, _EVENT, _ROW))
-        return Mark(position, event, row)
+        return Mark(*(self._version(application) or 0 for application in (_APP, _EVENT, _ROW, _SCHEMA)))
 
 
 def _commit(mark: Mark, number: int, max_retries: int | None = None) -> Any:
     deltalake = package("deltalake")
-    versions = {_APP: mark.position, _EVENT: mark.event, _ROW: mark.row, _COMMIT: number}
+    versions = {_APP: mark.position, _EVENT: mark.event, _ROW: mark.row, _SCHEMA: mark.schema, _COMMIT: number}
     transactions = [deltalake.Transaction(*version) for version in versions.items()]
     # The same for people who look at the table's history.
     text = {"eventjet.position": str(mark.position)}

@@ -16,7 +16,7 @@ from eventjet.errors import LakeFenced, LakeRefused, UsageError
 from eventjet.lake.store import Mark, Origin, package, taken_by_another_format, translated
 from eventjet.lake.tables import KEY
 
-_MARK = ("position", "event", "row")
+_MARK = ("position", "event", "row", "schema")
 _COMMIT = "eventjet.commit"
 """What the id of a commit is called in the summary of its snapshot."""
 _CATALOG = "catalog.db"
@@ -49,6 +49,15 @@ class IcebergStore:
             self._catalog.close()
 
     def check_commits(self) -> None: ...  # the catalog compares
+
+    def names(self) -> list[str]:
+        if self._catalog is None:
+            return []
+        with translated(self._url, "catalog"):
+            try:
+                return [name for *_, name in self._catalog.list_tables((self._namespace,))]
+            except package("pyiceberg.exceptions").NoSuchNamespaceError:
+                return []
 
     def table(self, name: str) -> IcebergTable | None:
         if self._catalog is None:
@@ -258,4 +267,4 @@ def _properties(mark: Mark) -> dict[str, str]:
 
 
 def _mark(properties: Mapping[str, str]) -> Mark:
-    return Mark(*(int(properties[f"eventjet.{field}"]) for field in _MARK))
+    return Mark(*(int(properties.get(f"eventjet.{field}", 0)) for field in _MARK))

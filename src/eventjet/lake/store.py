@@ -47,6 +47,8 @@ class Mark:
     """A digest of the id of the log's event at the position, 0 if there is none; see `event_digest`."""
     row: int
     """The position of the table's last row; 0 for a table without rows, and for a read model."""
+    schema: int = 0
+    """The schema of the event to which all rows are upcast; 0 for other tables, and where an earlier release wrote."""
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -122,6 +124,10 @@ class Store(Protocol):
 
     def check_commits(self) -> None:
         """Raise `LakeRefused` where of two commits at the same time both might succeed."""
+
+    def names(self) -> list[str]:
+        """Return the names of all tables there, also of those that eventjet did not make."""
+        ...
 
     def table(self, name: str) -> OpenTable | None:
         """Open a table; None if there is no such table. Raises `LakeRefused` for a table of somebody else."""

@@ -7,8 +7,8 @@ beyond it. So a run may be killed anywhere: the next one begins at the table tha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, TypeAlias
@@ -20,7 +20,14 @@ from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import ask_once
 from eventjet.lake.evolution import changes
 from eventjet.lake.store import Mark, OpenTable, Origin, Store, event_digest, open_store
-from eventjet.lake.tables import LakeTable, RowReader, read_models_of, tables_of
+from eventjet.lake.tables import (
+    LakeTable,
+    RowReader,
+    first_difference,
+    in_declared_order,
+    read_models_of,
+    tables_of,
+)
 from eventjet.log.integrity import earlier_logs, succession_fault
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
@@ -74,6 +81,8 @@ class LakeReport:
     tables: tuple[WrittenTable, ...]
     seconds: Mapping[str, float]
     """Wall time by phase."""
+    undeclared: tuple[str, ...] = ()
+    """Tables of this log that are of no event and no projection of the app, which nothing keeps up to date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,8 @@ class LakeStatus:
     last: int
     """Position of the log's last event; 0 in an empty log."""
     tables: tuple[TableStatus, ...]
+    undeclared: tuple[str, ...] = ()
+    """Tables of this log that are of no event and no projection of the app, which nothing keeps up to date."""
 
 
 @dataclass(slots=True)
@@ -121,7 +132,8 @@ class OpenForWriting:
         """Commit the pending rows, which are all up to the record `last`."""
         parts, self.pending = self.pending, []
         rows = pyarrow().concat_tables(parts) if parts else self.declared.batch([])
-        self.write(rows, mark_at(last, rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row))
+        row = rows.column(0)[-1].as_py() if rows.num_rows else self.stored.mark.row
+        self.write(rows, mark_at(last, row, self.declared.event_schema))
 
     def write(self, rows: Any, mark: Mark, *, replacing: bool = False) -> None:
         """Commit rows as `OpenTable.append` does."""
@@ -143,11 +155,19 @@ class OpenForWriting:
         )
 
 
-def report_of(job: Job, url: str, table_format: str, opened: Sequence[OpenForWriting], events: int) -> LakeReport:
+def report_of(
+    job: Job,
+    url: str,
+    table_format: str,
+    opened: Sequence[OpenForWriting],
+    events: int,
+    undeclared: tuple[str, ...] = (),
+) -> LakeReport:
     """Return the report of a run that has read so many positions."""
     log, tables = job.log, tuple(each.written() for each in opened)
     position = min(table.position for table in tables)
-    return LakeReport(url, table_format, log.stream, log.identity, position, events, tables, job.watch.seconds)
+    seconds = job.watch.seconds
+    return LakeReport(url, table_format, log.stream, log.identity, position, events, tables, seconds, undeclared)
 
 
 async def sync(
@@ -189,7 +209,8 @@ async def sync(
         with open_store(url, table_format, job.log.stream, catalog) as store:
             opened = open_tables(job, store, url, tables_of(job.app.catalog, personal=personal), personal=personal)
             events = _follow(job, opened, end, batch_events, personal=personal)
-        return report_of(job, url, table_format, opened, events)
+            undeclared = _undeclared(job, store)
+        return report_of(job, url, table_format, opened, events, undeclared)
 
     return await in_job(app, settings, "local", work, from_archive=from_archive, progress=progress)
 
@@ -215,9 +236,22 @@ async def status(
                 for declared, stored in tables
                 if stored is not None or declared.read_model is None
             )
-        return LakeStatus(url, table_format, log.stream, log.last, found)
+            undeclared = _undeclared(job, store)
+        return LakeStatus(url, table_format, log.stream, log.last, found, undeclared)
 
     return await in_job(app, settings, "local", work)
+
+
+def _undeclared(job: Job, store: Store) -> tuple[str, ...]:
+    """Return the names of tables of this log that are of no event and no projection of the app."""
+    declared = {table.name for table in (*tables_of(job.app.catalog, personal=True), *read_models_of(job.app))}
+    names: list[str] = []
+    for name in sorted({*store.names()} - declared):
+        with suppress(LakeRefused):  # somebody else's
+            stored = store.table(name)
+            if stored is not None and stored.origin.stream == job.log.stream:
+                names.append(name)
+    return tuple(names)
 
 
 def record_reader(job: Job) -> RecordAt:
@@ -248,9 +282,9 @@ def end_of(job: Job, to: int | None) -> int:
     return last if to is None else to
 
 
-def mark_at(last: RawRecord, row: int = 0) -> Mark:
+def mark_at(last: RawRecord, row: int = 0, schema: int = 0) -> Mark:
     """Return the mark of a table that has all up to the record `last`; `row` is the position of its last row."""
-    return Mark(last[0], event_digest(header(last[3], MSG_ID)), row)
+    return Mark(last[0], event_digest(header(last[3], MSG_ID)), row, schema)
 
 
 def check_same_log(job: Job, record_at: RecordAt, stored: OpenTable, declared: LakeTable, url: str) -> None:
@@ -315,8 +349,14 @@ def open_tables(
         for declared, stored in zip(declared_tables, stored_tables, strict=True):
             if stored is not None and _check(job, store, url, record_at, declared, stored, personal=personal):
                 to_widen.append((stored, declared))
+        of_other_schema = [
+            (stored, declared)
+            for declared, stored in zip(declared_tables, stored_tables, strict=True)
+            if stored is not None and stored.mark.row and (stored.mark.schema or 1) != (declared.event_schema or 1)
+        ]
+        reads_all = bool(to_widen or of_other_schema)
         starts = [
-            job.source.first if stored is None or declared.read_model or to_widen else stored.mark.position + 1
+            job.source.first if stored is None or declared.read_model or reads_all else stored.mark.position + 1
             for declared, stored in zip(declared_tables, stored_tables, strict=True)
         ]
         if archive is not None and min(starts) <= job.source.archived:
@@ -324,16 +364,20 @@ def open_tables(
         store.check_commits()
     for stored, declared in to_widen:
         _check_new_columns(job, store, url, declared, stored)
+    for stored, declared in of_other_schema:
+        _check_rows(job, store, url, declared, stored)
     for stored, declared in to_widen:
         stored.widen(declared.schema)
         if (left := changes(declared, stored.schema, widens_decimals=False)) != (False, []):
             reason = "; ".join(left[1]) or "it lacks a column"
             raise LakeRefused(url, stored.name, f"the format did not widen it: {reason}", made_again(store, declared))
+    for stored, declared in of_other_schema:
+        stored.append(declared.schema.empty_table(), replace(stored.mark, schema=declared.event_schema))
     origin = (job.log.stream, job.log.identity)
     opened: list[OpenForWriting] = []
     for declared, stored in zip(declared_tables, stored_tables, strict=True):
         if stored is None:
-            start = Mark(job.source.first - 1, 0, 0)
+            start = Mark(job.source.first - 1, 0, 0, declared.event_schema)
             whose = Origin(*origin, declared.content, _has_personal(declared, personal))
             stored_now = store.create(declared.name, declared.schema, whose, start)
             failpoints.reach("lake.created")
@@ -388,7 +432,7 @@ def _check_new_columns(job: Job, store: Store, url: str, declared: LakeTable, st
     if declared.read_model is not None or not places or not stored.mark.row:
         return
     again, first, last = made_again(store, declared), job.source.first, stored.mark.row
-    if first > 1 and stored.read(1, first - 1).num_rows:
+    if _begins_before(stored, first):
         reason = (
             f"the column {columns[places[0]]} is new, and the log begins at {first:,}, after rows that lack its value"
         )
@@ -402,6 +446,34 @@ def _check_new_columns(job: Job, store: Store, url: str, declared: LakeTable, st
                         f"the column {columns[place]} is new, and the event at position {row[0]:,} has a value for it"
                     )
                     raise LakeRefused(url, stored.name, f"{reason}, which its row would lack", again)
+
+
+def _check_rows(job: Job, store: Store, url: str, declared: LakeTable, stored: OpenTable) -> None:
+    """Raise `LakeRefused` unless a table's rows, upcast to another schema, are what the events give at today's."""
+    again, first, last = made_again(store, declared), job.source.first, stored.mark.row
+    before, today = stored.mark.schema or 1, declared.event_schema
+    schemas = f"its rows are upcast to schema {before} of {declared.type_name!r}, which is at schema {today} now"
+    if _begins_before(stored, first):
+        reason = f"{schemas}, and the log begins at {first:,}, after rows with which it cannot be compared"
+        raise LakeRefused(url, stored.name, reason, f"Name an archive of them with `--from-archive`. {again}")
+    reader = RowReader(job.catalog, [declared], personal=stored.origin.personal)
+    start, parts = first, [declared.schema.empty_table()]
+    with in_batches(job, first, last, BATCH_EVENTS, "check") as batches:
+        for records, is_full in batches:
+            parts.append(declared.batch(reader.rows(records, {declared.name: 0})[declared.name]))
+            if is_full or records[-1][0] == last:
+                expected = pyarrow().concat_tables(parts).combine_chunks()
+                rows = in_declared_order(declared, stored.read(start, records[-1][0]))
+                if difference := first_difference(expected, rows, declared.key):
+                    (position,), what = difference
+                    reason = f"{schemas}, and at position {position:,} {what}"
+                    raise LakeRefused(url, stored.name, reason, again)
+                start, parts = records[-1][0] + 1, [declared.schema.empty_table()]
+
+
+def _begins_before(stored: OpenTable, first: int) -> bool:
+    """Return whether a table has rows from before the log's first position."""
+    return first > 1 and bool(stored.read(1, first - 1).num_rows)
 
 
 def _follow(job: Job, opened: Sequence[OpenForWriting], end: int, batch_events: int, *, personal: bool) -> int:

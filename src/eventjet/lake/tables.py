@@ -58,6 +58,11 @@ class LakeTable:
         return None if self.event is None else self.event.info.name
 
     @property
+    def event_schema(self) -> int:
+        """The schema to which its events are upcast; 0 for other tables."""
+        return 0 if self.event is None else self.event.info.schema
+
+    @property
     def content(self) -> str:
         """What a table is of, as its `Origin` has it."""
         return self.type_name or ("" if self.read_model is None else f"projection {self.read_model.name}")
@@ -157,3 +162,36 @@ class RowReader:
                 stored = stored_row(record) if row is None else stored_row_beside(row, record)
                 whole.append(stored if masking is None else (*stored[:-1], masked_text(masking, record)))
         return rows
+
+
+def in_declared_order(table: LakeTable, rows: Any) -> Any:
+    """Return stored rows in the declared columns, null where the table lacks one, in the order of the key."""
+    for missing in [column for column in table.schema if column.name not in rows.column_names]:
+        rows = rows.append_column(missing, pyarrow().nulls(rows.num_rows, missing.type))
+    order = [(name, "ascending") for name in table.key]
+    return rows.select(table.schema.names).cast(table.schema).sort_by(order).combine_chunks()
+
+
+def first_difference(expected: Any, stored: Any, key: Sequence[str]) -> tuple[tuple[Any, ...], str] | None:
+    """Return (key, reason) of the first difference of two Arrow tables that are ordered by the columns `key`."""
+    ours, theirs = (
+        list(zip(*(table.column(name).to_pylist() for name in key), strict=True)) for table in (expected, stored)
+    )
+    if ours != theirs:
+        for due, actual in zip(ours, theirs, strict=False):
+            if due != actual:
+                if actual < due:
+                    reason = "the row is there twice, or the log gives none"
+                    return actual, reason
+                return due, "the row is missing"
+        if len(ours) > len(theirs):
+            return ours[len(theirs)], "the row is missing"
+        return theirs[len(ours)], "the row is there twice, or the log gives none"
+    differing: list[tuple[tuple[Any, ...], str]] = []
+    for name in expected.column_names:
+        one, other = expected.column(name), stored.column(name)
+        if not one.equals(other):
+            pairs = zip(ours, one.to_pylist(), other.to_pylist(), strict=True)
+            where = next((where for where, value, actual in pairs if value != actual), ours[0])
+            differing.append((where, f"the column {name} has another value than the log gives"))
+    return min(differing, default=None)

@@ -11,7 +11,15 @@ from eventjet.lake.evolution import changes
 from eventjet.lake.read_models import fold_rows
 from eventjet.lake.store import OpenTable, Store, open_store
 from eventjet.lake.syncing import BATCH_EVENTS, check_same_log, in_batches, made_again, record_reader
-from eventjet.lake.tables import EVENTS, LakeTable, RowReader, read_models_of, tables_of
+from eventjet.lake.tables import (
+    EVENTS,
+    LakeTable,
+    RowReader,
+    first_difference,
+    in_declared_order,
+    read_models_of,
+    tables_of,
+)
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import Job, in_job
 from eventjet.rebuild.progress import Report
@@ -123,32 +131,24 @@ class _Compared:
             return
         schema = self.declared.schema
         expected = pyarrow().concat_tables([schema.empty_table(), *parts]).combine_chunks()
-        stored = self._in_order(self.stored.read(first, last))
+        stored = in_declared_order(self.declared, self.stored.read(first, last))
         self.rows += expected.num_rows
         self.ranges += 1
-        if (found := _first_difference(expected, stored, self.declared.key)) is not None:
+        if (found := first_difference(expected, stored, self.declared.key)) is not None:
             (position,), reason = found
             self.difference = RangeDifference(first, last, expected.num_rows, stored.num_rows, position, reason)
 
     def compare_read_model(self, first: int, expected: Any) -> None:
         """Compare all rows with those that the log gives, whose events begin at position `first`."""
-        stored, position = self._in_order(self.stored.read_all()), self.stored.mark.position
+        stored, position = in_declared_order(self.declared, self.stored.read_all()), self.stored.mark.position
         self.rows, self.ranges = expected.num_rows, 1
-        if (found := _first_difference(expected.combine_chunks(), stored, self.declared.key)) is not None:
+        if (found := first_difference(expected.combine_chunks(), stored, self.declared.key)) is not None:
             key, reason = found
             read_model = self.declared.read_model
             if read_model is not None and not read_model.is_private:
                 reason = f"{reason} (key {', '.join(map(str, key))})"
             reason += "; if the projection was changed since the export, run `eventjet lake export` again"
             self.difference = RangeDifference(first, position, expected.num_rows, stored.num_rows, position, reason)
-
-    def _in_order(self, stored: Any) -> Any:
-        """Return stored rows in the declared columns, in the order of the key."""
-        schema = self.declared.schema
-        for missing in [column for column in schema if column.name not in stored.column_names]:
-            stored = stored.append_column(missing, pyarrow().nulls(stored.num_rows, missing.type))
-        order = [(name, "ascending") for name in self.declared.key]
-        return stored.select(schema.names).cast(schema).sort_by(order).combine_chunks()
 
     def finish(self, first: int) -> None:
         """Compare the number of all rows, since some may be outside every range; the ranges began at `first`."""
@@ -222,28 +222,3 @@ def _compare(job: Job, compared: Sequence[_Compared], range_events: int) -> None
                     first = last + 1
     for each in compared:
         each.finish(start)
-
-
-def _first_difference(expected: Any, stored: Any, key: Sequence[str]) -> tuple[tuple[Any, ...], str] | None:
-    """Return (key, reason) of the first difference of two Arrow tables that are ordered by the columns `key`."""
-    ours, theirs = (
-        list(zip(*(table.column(name).to_pylist() for name in key), strict=True)) for table in (expected, stored)
-    )
-    if ours != theirs:
-        for due, actual in zip(ours, theirs, strict=False):
-            if due != actual:
-                if actual < due:
-                    reason = "the row is there twice, or the log gives none"
-                    return actual, reason
-                return due, "the row is missing"
-        if len(ours) > len(theirs):
-            return ours[len(theirs)], "the row is missing"
-        return theirs[len(ours)], "the row is there twice, or the log gives none"
-    differing: list[tuple[tuple[Any, ...], str]] = []
-    for name in expected.column_names:
-        one, other = expected.column(name), stored.column(name)
-        if not one.equals(other):
-            pairs = zip(ours, one.to_pylist(), other.to_pylist(), strict=True)
-            where = next((where for where, value, actual in pairs if value != actual), ours[0])
-            differing.append((where, f"the column {name} has another value than the log gives"))
-    return min(differing, default=None)

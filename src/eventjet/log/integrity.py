@@ -47,6 +47,7 @@ from eventjet.log.topology import (
     Drift,
     check_settings,
     compare,
+    drifted,
     drifts_of,
     every_config,
     finding_stream,
@@ -336,7 +337,10 @@ async def check_running(client: Client, stream: str, checkpoint: Stand, log: str
 
 
 def check_unchanged(state: StreamState, checkpoint: Stand, log: str) -> None:
-    """Check the state of a log under a worker that reads it; raises as `checking_whole_log`."""
+    """Check the state of a log under a worker that has read it up to its checkpoint's position.
+
+    Raises as `checking_whole_log`, and `LogDrifted` for a sealed log that was read to its end.
+    """
     identity = identity_of(state)
     if identity != log:
         if reason := succession_fault(state, log, checkpoint.position):
@@ -346,6 +350,9 @@ def check_unchanged(state: StreamState, checkpoint: Stand, log: str) -> None:
         )
     check_integrity(state)
     check_settings(state)
+    if state.config.get("sealed") and checkpoint.position >= state.last:
+        # Nothing comes any more. A worker that waits here keeps the lease from those that read the promoted mirror.
+        raise drifted(state.name, [drift for drift in drifts_of(state) if drift.setting == "sealed"])
 
 
 async def pause_of(client: Client, stream: str, durable: str) -> str | None:
@@ -370,6 +377,7 @@ def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRo
     if checkpoint.log != identity:
         reason = succession_fault(state, checkpoint.log, checkpoint.position)
         if reason:
+            reason += ", which is sealed, so its mirror may have been promoted" if state.config.get("sealed") else ""
             return LogRolledBack(checkpoint.name, checkpoint.position, reason)
     if state.last < checkpoint.position:
         return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")

@@ -326,14 +326,19 @@ def _enumeration(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form 
     if kind is None:
         return None
     inner = leaf(kind)
-    return Form(inner.ddl, inner.arrow, lambda value: inner.convert(value_of(value)))
+    return Form(inner.ddl, inner.arrow, lambda value: _unless_none(inner, value_of(value)))
 
 
 def _array(item: Form, *, in_order: bool) -> Form:
     """Return the form of an array; sets are sorted, so that equal sets give equal arrays."""
 
+    # A set in an item has another order in each process; a converted one is in order.
+    has_sets = not in_order and "array<" in item.ddl
+
     def convert(value: Any) -> list[Any]:
-        return [_unless_none(item, element) for element in (value if in_order else sorted(value, key=repr))]
+        in_turn = value if in_order or has_sets else sorted(value, key=repr)
+        converted = [_unless_none(item, element) for element in in_turn]
+        return sorted(converted, key=repr) if has_sets else converted
 
     return Form(f"array<{item.ddl}>", pyarrow().list_(item.arrow), convert)
 

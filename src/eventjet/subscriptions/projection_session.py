@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -194,7 +195,8 @@ class ProjectionSession:
         """Raise as soon as the log is another one or has lost records; note why its events do not arrive."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._pause_reason = await self._context.reader.look(self._lease.checkpoint, log, self._resolved.durable)
+            checkpoint = replace(self._lease.checkpoint, position=self._position)
+            self._pause_reason = await self._context.reader.look(checkpoint, log, self._resolved.durable)
 
     async def _write_batches(self, stop: asyncio.Event, looking: asyncio.Task[NoReturn]) -> None:
         """Write batches until `stop`, or until the revision is promoted."""
