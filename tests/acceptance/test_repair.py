@@ -137,6 +137,14 @@ def test_no_repair_is_advised_for_a_log_that_was_sealed(bank: Program) -> None:
         assert "--repair" not in printed.out + printed.err
 
 
+def test_one_server_refuses_replicas_and_the_way_out_is_their_number(bank: Program) -> None:
+    filled(bank)
+    refused = bank("init", "--repair", EVENTJET_REPLICAS="3")
+    assert (refused.status, refused.is_one_paragraph()) == (3, True)
+    assert "the server would not change num_replicas: replicas > 1 not supported" in refused.said()
+    assert "Set EVENTJET_REPLICAS to 1, or name the servers of a cluster." in refused.said()
+
+
 def test_a_loss_is_told_until_it_is_accepted(bank: Program) -> None:
     filled(bank)
     endpoint, name = stream_of(bank)

@@ -156,12 +156,12 @@ def test_a_stream_that_is_moved_is_told(kind: str, level: Any) -> None:
         "status": {"description": "removing peer a", "type": kind},
     }
     check_copies(report, "bank", {"name": "C", "leader": "b", "replicas": members, "desired": desired})
-    moved, *catching_up = report.findings
+    moved, catching_up, missed = report.findings
     assert (moved.check, moved.level) == ("move", level)
     assert moved.what == "bank is on its way to b, d, e, since 2026-11-27T12:08:06.259260002Z (removing peer a)"
     assert "$JS.API.STREAM.CANCEL_MOVE.bank" in moved.fix
-    told = [(finding.level, finding.what) for finding in catching_up]
-    assert told == [(NOTE, f"bank: the copy on {name} is catching up") for name in "de"]
+    assert (catching_up.level, catching_up.what) == (NOTE, "bank: the copy on d is catching up")
+    assert (missed.level, missed.what) == (WARNING, "bank: the copy on e is away, not heard of by its leader")
 
 
 def test_a_stream_that_is_scaled_down_says_so_before_the_server_has_chosen() -> None:
@@ -176,8 +176,9 @@ def test_a_move_that_began_just_now_is_not_stuck() -> None:
     report = Report("streams")
     status = {"description": "waiting for quorum to add peer", "type": "quorum"}
     desired = {"created": f"{datetime.now(UTC).isoformat().removesuffix('+00:00')}Z", "status": status}
-    check_copies(report, "bank", {"leader": "a", "desired": desired})
-    assert [finding.level for finding in report.findings] == [NOTE]
+    members = [{"name": "b", "current": False}]
+    check_copies(report, "bank", {"leader": "a", "replicas": members, "desired": desired})
+    assert [finding.level for finding in report.findings] == [NOTE, NOTE]
 
 
 @pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])

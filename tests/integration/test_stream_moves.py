@@ -19,17 +19,19 @@ from eventjet import Jet
 from eventjet.cli.main import main
 from eventjet.console import console, status_poller
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import StoreUnavailable
+from eventjet.errors import StoreError, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.jetstream.api import StreamState, stream_info
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import LogStatus, Move, log_now
 from eventjet.rebuild import verify
 from eventjet.settings import Settings
 from eventjet.subscriptions import process_waking
 from tests.integration.doctored import NOTE, OK, Sick, app_of
 from tests.integration.reacting import eventually, until, working
-from tests.nats_cluster import NatsCluster
+from tests.nats_cluster import SYSTEM, NatsCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_java")]
 
@@ -211,12 +213,71 @@ async def test_streams_are_scaled_while_all_goes_on(tmp_path: Path, monkeypatch:
                 await moving.arrived(replicas=replicas)
 
 
+async def test_a_server_is_emptied_while_all_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with NatsCluster(sizes=[4]) as cluster:
+        async with at_work(cluster, tmp_path, monkeypatch) as moving:
+            (log, *_) = await moving.states()
+            leader = str(log.cluster["leader"])
+            system = Settings(tuple(cluster.urls), user=SYSTEM, password=SYSTEM)
+            with NatsConnection.open(Endpoint.of(system)) as link:
+                assert link.api("SERVER.EVACUATE", {"peer": leader})["success"]
+            await moving.arrived({"n1", "n2", "n3", "n4"} - {leader})
+            cluster.named(leader).stop()
+            await moving.more()
+            cluster.named(leader).start()
+            await moving.init("--repair")
+            await moving.arrived({"n1", "n2", "n3", "n4"} - {leader})
+
+
+async def test_a_move_that_waits_refuses_to_be_scaled_and_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with NatsCluster(sizes=[5], tags=["a", "a", "a b", "b", "b"]) as cluster:
+        settings = Settings(tuple(cluster.urls[:3]), f"sqlite:///{tmp_path}/models.db", replicas=3)
+        sick = await Sick(settings, tmp_path, app=APP).made()
+        sick.edit("bank", placement={"tags": ["a"]})
+        environ = {"APP": f"{__name__}:APP", "SERVERS": ",".join(settings.servers), "DATABASE": settings.database}
+        for name, value in {**environ, "REPLICAS": "1"}.items():
+            monkeypatch.setenv(f"EVENTJET_{name}", value)
+
+        async def moves(config: dict[str, Any] | None = None) -> bool:
+            """Whether a move is under way; it is begun with the configuration, if there is one."""
+            try:
+                if config is not None:
+                    sick.api("STREAM.UPDATE.bank", config)
+                return bool(sick.api("STREAM.INFO.bank").get("cluster", {}).get("desired"))
+            except StoreError:  # the paused servers led something
+                return False
+
+        async def has_arrived() -> bool:
+            return not await moves()
+
+        await eventually(has_arrived)
+        config = sick.config("bank")
+        for server in cluster.servers[3:]:
+            server.pause()
+        await eventually(lambda: moves({**config, "placement": {"tags": ["b"]}}))
+
+        async def is_refused() -> bool:
+            status = await asyncio.to_thread(main, ["init", "--repair"])
+            said = " ".join(capsys.readouterr().err.split())
+            return status == 3 and "Run it again once `eventjet doctor` no longer says that the stream" in said
+
+        await eventually(is_refused)
+        await sick.deposited(Decimal(5))
+        sick.api("STREAM.CANCEL_MOVE.bank")
+        await eventually(has_arrived)
+        assert sick.config("bank")["placement"] == {"tags": ["a"]}
+        for server in cluster.servers[3:]:
+            server.resume()
+
+
 async def test_the_console_says_where_a_stream_is_moved(
     eventjet_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings((eventjet_nats.url,), f"sqlite:///{tmp_path}/models.db")
     sick = await Sick(settings, tmp_path).made()
-    move = Move(["n4", "n5"], "2026-11-27T22:48:19Z", "waiting for desired peers to catch up", is_stuck=False)
+    move = Move(["n4", "n5"], "2026-11-27T22:48:19Z", "waiting for desired peers to catch up", False, False)
 
     async def moving(*of: Any) -> LogStatus:
         return replace(await log_now(*of), move=move)

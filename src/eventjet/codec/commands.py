@@ -132,6 +132,12 @@ class Request(NamedTuple):
     arguments: Mapping[str, Any] | None
     """The arguments by name in canonical form, without those that equal their defaults; None where one has no form."""
     whose: str
+    former: str = ""
+    """What an earlier release recorded, if that is another text: it left undeclared values of models out."""
+
+
+class _Undeclared(list[Any]):
+    """The canonical form of a model that keeps values which it does not declare: they are its last item."""
 
 
 def request_of(
@@ -157,7 +163,9 @@ def request_of(
         ignoring = checked_names(decide, ignoring)
     try:
         arguments = _arguments(decide, args, kwargs, ignoring)
-        return Request(f"{name}:{_digest(whose, arguments)}", decide, arguments, whose)
+        declared = _without_undeclared(arguments)
+        former = "" if declared == arguments else f"{name}:{_digest(whose, declared)}"
+        return Request(f"{name}:{_digest(whose, arguments)}", decide, arguments, whose, former)
     except (TypeError, ValueError, RecursionError):
         return Request(name, decide, None, whose)
 
@@ -317,7 +325,19 @@ def _fields(value: Any) -> Any:
         names = list(cast("dict[str, Any]", kind.model_fields))
     else:
         raise TypeError(kind)
-    return [kind.__name__, {name: canonical(getattr(value, name)) for name in names}]
+    form = [kind.__name__, {name: canonical(getattr(value, name)) for name in names}]
+    undeclared = getattr(value, "__pydantic_extra__", None)
+    return _Undeclared([*form, canonical(undeclared)]) if undeclared else form
+
+
+def _without_undeclared(form: Any) -> Any:
+    """Return a canonical form without the undeclared values of models."""
+    if isinstance(form, dict):
+        return {name: _without_undeclared(item) for name, item in cast("dict[str, Any]", form).items()}
+    if not isinstance(form, list):
+        return form
+    items = cast("list[Any]", form)
+    return list(map(_without_undeclared, items[:-1] if isinstance(form, _Undeclared) else items))
 
 
 def _in_order(values: Iterable[Any]) -> list[Any]:

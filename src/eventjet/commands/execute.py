@@ -609,7 +609,12 @@ async def _recorded_earlier(
             "Give messages ids, and `Reaction.named` names, that do not run into one.",
         )
     request = plan.request
-    if outcome.request and request is not None and not is_same_request(outcome.request, request.text):
+    if (
+        outcome.request
+        and request is not None
+        and outcome.request != request.former
+        and not is_same_request(outcome.request, request.text)
+    ):
         arguments = differing_arguments(request, outcome.request, [event.data for event in outcome.events])
         raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, request.text, arguments)
     return outcome

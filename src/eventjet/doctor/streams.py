@@ -197,7 +197,7 @@ def check_copies(report: Report, name: str, cluster: Mapping[str, Any]) -> None:
         )
     for replica in replicas_in(info):
         # A copy that a move adds has not been heard of at first.
-        is_silent = move is None if replica.silent_s is None else replica.silent_s > _SILENT_S
+        is_silent = (move is None or move.is_long) if replica.silent_s is None else replica.silent_s > _SILENT_S
         if replica.is_offline or (not replica.is_current and is_silent):
             last_heard = (
                 "not heard of by its leader"

@@ -32,6 +32,10 @@ CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
 """Error codes of a publish that another writer may have been quicker than."""
 NAME_IN_USE = 10058
 """Error code: a stream of this name exists with another configuration."""
+MOVING = frozenset((10124, 10226))
+"""Error codes of a change of a stream's replicas or placement while it is being moved or scaled."""
+NOT_CLUSTERED = 10074
+"""Error code: one server cannot hold several replicas."""
 _NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059

@@ -28,7 +28,15 @@ from eventjet.errors import (
     StoreUnavailable,
     Unreachable,
 )
-from eventjet.jetstream.api import Conversation, StreamState, message_at, paused_until, update_stream
+from eventjet.jetstream.api import (
+    MOVING,
+    NOT_CLUSTERED,
+    Conversation,
+    StreamState,
+    message_at,
+    paused_until,
+    update_stream,
+)
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import (
@@ -444,10 +452,17 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
             raise Unreachable(
                 f"The stream {name!r}",
                 f"the server would not change {', '.join(drift.setting for drift in drifts)}: {refusal.description}",
-                next(
-                    (drift.remedy for drift in drifts if drift.is_sealed),
-                    "Restore an archive of it to another server or account.",
-                ),
+                _way_out(refusal, drifts),
             ) from None
         changes += map(str, drifts)
     return changes
+
+
+def _way_out(refusal: ApiRefused, drifts: Sequence[Drift]) -> str:
+    """Return what to do if the server refuses to set settings back."""
+    if refusal.err_code in MOVING:
+        return "Run it again once `eventjet doctor` no longer says that the stream is on its way."
+    if refusal.err_code == NOT_CLUSTERED:
+        return "Set EVENTJET_REPLICAS to 1, or name the servers of a cluster."
+    remedies = (drift.remedy for drift in drifts if drift.setting == "sealed")
+    return next(remedies, "Restore an archive of it to another server or account.")

@@ -38,7 +38,7 @@ LOOK_S = 0.2
 BYTES_MAX = 8_000_000
 """Bytes of a window; a larger window is divided, down to a single record if need be."""
 _PATIENT_S = 60.0
-"""How many seconds a move may wait for servers before that counts as a fault."""
+"""How many seconds after its beginning a move may wait for servers that are not online yet."""
 _REQUEST = 1_000
 _SCAN = 2_000
 """Positions in a window where each record has to be examined."""
@@ -289,8 +289,10 @@ class Move:
     since: str
     reason: str
     """What it waits for, as the server says; may be empty."""
+    is_long: bool
+    """Whether it began long enough ago for its servers to have been heard of."""
     is_stuck: bool
-    """Whether it has waited for long, and now for servers that are away or because of an error."""
+    """Whether it is long, and waits for servers that are away or because of an error."""
 
     def __str__(self) -> str:
         servers = listed(self.servers) if self.servers else "servers that are not chosen yet"
@@ -312,6 +314,7 @@ def move_in(info: Mapping[str, Any]) -> Move | None:
         [str(copy["name"]) for copy in copies],
         since,
         ": ".join(str(status[key]) for key in ("description", "err") if status.get(key)),
+        is_long,
         is_long and (bool(status.get("err")) or status.get("type") == "quorum"),
     )
 
