@@ -1,13 +1,14 @@
-"""What a stream's numbers say of what is gone from a log."""
+"""What the state of a stream says of what is gone from a log, and when that is not believed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
-from eventjet.errors import LogIncomplete
-from eventjet.jetstream.api import StreamState
+from eventjet.errors import LogIncomplete, StoreUnavailable
+from eventjet.jetstream.api import StreamState, stream_info
 from eventjet.log.integrity import FIRST, MISSING, check_integrity, missing_range
 
 
@@ -49,3 +50,23 @@ def test_what_is_gone_is_named(damaged: StreamState, told: str) -> None:
     assert missing_range(damaged) == told
     with pytest.raises(LogIncomplete, match="The log 'bank' is not whole"):
         check_integrity(damaged)
+
+
+def stream_info_of(cluster: dict[str, Any]) -> StreamState:
+    """The state in an answer of the server, as `STREAM.INFO` reads it."""
+    answer = {
+        "type": "io.nats.jetstream.api.v1.stream_info_response",
+        "config": {"name": "bank"},
+        "state": {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0},
+        "cluster": cluster,
+    }
+    return stream_info("bank").parse((b"", b"", b"", b"", orjson.dumps(answer)))
+
+
+def test_what_a_replica_says_of_a_stream_without_a_leader_is_refused() -> None:
+    replicas = [{"name": name, "current": True} for name in ("n1", "n2", "n3")]
+    with pytest.raises(StoreUnavailable, match=r"the stream has no leader.*n1, n2, n3 that are away"):
+        stream_info_of({"name": "east", "replicas": replicas})
+    assert stream_info_of({"name": "east", "leader": "n1", "replicas": replicas[1:]}).name == "bank"
+    # It gets its second replica, and only the first one has its messages.
+    assert stream_info_of({"name": "east", "replicas": replicas[:1], "desired": {"replicas": replicas}}).name == "bank"

@@ -186,8 +186,8 @@ def _check_leader(answer: Mapping[str, Any], subject: str) -> None:
         if len(names) > 1 and not cluster.get("leader"):
             raise StoreUnavailable(
                 subject,
-                "the stream has no leader, and what a replica says may be old. More than half of the servers with a "
-                f"replica must run: {', '.join(names)}",
+                "the stream has no leader, and what a replica says may be old. Start those of its servers "
+                f"{', '.join(names)} that are away; more than half are needed, and they choose one within seconds",
             )
 
 
