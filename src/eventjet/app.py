@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields, replace
 from itertools import combinations
@@ -30,6 +30,7 @@ from eventjet.jet import Jet, open_jet
 from eventjet.log.snapshots import SnapshotCodec
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
+from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
 from eventjet.runtime import GuardedBlock, LoopGuard
@@ -118,7 +119,24 @@ class App:
         if aggregates is None:
             aggregates = ()
             faults.append("App(aggregates=[…]) is missing: list the aggregates whose events are in its log, if only []")
-        faults += _retired_faults(retired_events=retired_events, retired_aggregates=retired_aggregates)
+        not_lists = _list_faults(
+            aggregates=aggregates,
+            processes=processes,
+            reactors=reactors,
+            publications=publications,
+            served=served,
+            projections=projections,
+            upcasters=upcasters,
+            retired_events=retired_events,
+            retired_aggregates=retired_aggregates,
+        )
+        if not_lists:
+            raise DefinitionError([*faults, *not_lists])
+        faults += [
+            f"the retired aggregate {retired!r} is not {NAME_RULE}"
+            for retired in retired_aggregates
+            if not is_name(retired)
+        ]
         self.name = name
         """Name of the app, of its stream, and the first token of its subjects."""
         self.deps = deps
@@ -269,14 +287,16 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     return app
 
 
-def _retired_faults(**names: Sequence[str]) -> Iterator[str]:
-    """Yield the faults of lists of retired names; a `str` is a sequence of letters for a type checker, too."""
-    for parameter, value in names.items():
-        if isinstance(value, str):
-            yield f"`{parameter}` is given as str and not as a list; write {parameter}=[…]"
-    for name in names["retired_aggregates"]:
-        if not is_name(name):
-            yield f"the retired aggregate {name!r} is not {NAME_RULE}"
+def _list_faults(**lists: object) -> list[str]:
+    """Return a fault for each parameter that is no list. An iterator is none either: it can be read only once."""
+    faults: list[str] = []
+    for parameter, value in lists.items():
+        if not isinstance(value, Collection) or isinstance(value, str):
+            kind = "class" if isinstance(value, type) else type(value).__name__
+            name = getattr(value, "__name__", "")
+            shown = name if name.isidentifier() else "…"
+            faults.append(f"`{parameter}` is given as {kind} and not as a list; give a list: {parameter}=[{shown}]")
+    return faults
 
 
 def _aggregates(classes: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
@@ -334,7 +354,12 @@ def _catalog(
             faults.extend(error.faults)
     # A log may have claims of a constraint that the app no longer declares.
     owned = {event: aggregates[cls].name for event, cls in owners.items()} | dict.fromkeys(CLAIM_EVENTS, CLAIMS)
-    catalog = Catalog(owned, upcasters, *retired)
+    faults += [
+        f'{shown_name(step)} is not an upcaster: decorate it with `@upcaster("name", schema=…)`'
+        for step in upcasters
+        if not isinstance(step, Upcaster)  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+    ]
+    catalog = Catalog(owned, [step for step in upcasters if isinstance(step, Upcaster)], *retired)  # pyright: ignore[reportUnnecessaryIsInstance]
     faults.extend(catalog.faults())
     faults += [
         f"the aggregate {name!r} is both declared and retired"
@@ -362,6 +387,9 @@ def _projections(
     resolved: dict[str, AnyResolved] = {}
     names: set[str] = set()
     for projection in declarations:
+        if not isinstance(projection, (Projection, Entries, SqlProjection)):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f'{shown_name(projection)} is not a projection: decorate it with `@projection("name", …)`')
+            continue
         name = projection.name
         if name in names:
             faults.append(f"two projections are called {name!r}")

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from eventjet import App, Imported, Metadata, aggregate, event, listens, process
+from eventjet import App, Imported, Metadata, aggregate, entries, event, listens, process, projection, reactor
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import event_info
 from eventjet.errors import DefinitionError, Refused, UsageError
@@ -175,6 +175,16 @@ def test_a_setting_that_does_not_exist_is_told_with_the_one_that_does() -> None:
         ({"retired_aggregates": ["account.opened"]}, "the retired aggregate 'account.opened' is not"),
         ({"retired_aggregates": ["account"]}, "the aggregate 'account' is both declared and retired"),
         ({"name": None}, "the app's name None is not"),
+        ({"aggregates": Account}, "is given as class and not as a list; give a list: aggregates=[Account]"),
+        ({"processes": Account}, "is given as class and not as a list; give a list: processes=[Account]"),
+        ({"reactors": open}, "is given as builtin_function_or_method and not as a list; give a list: reactors=[open]"),
+        ({"projections": balances}, "`projections` is given as Projection and not as a list"),
+        ({"publications": None}, "`publications` is given as NoneType and not as a list"),
+        ({"served": 1}, "`served` is given as int and not as a list"),
+        ({"upcasters": withdrawn_has_a_reason}, "`upcasters` is given as Upcaster and not as a list"),
+        ({"aggregates": (one for one in [Account])}, "`aggregates` is given as generator and not as a list"),
+        ({"projections": [open]}, 'open is not a projection: decorate it with `@projection("name", …)`'),
+        ({"upcasters": [open]}, 'open is not an upcaster: decorate it with `@upcaster("name", schema=…)`'),
     ],
 )
 def test_a_list_of_an_app_that_holds_something_else_is_told(given: dict[str, Any], says: str) -> None:
@@ -182,6 +192,16 @@ def test_a_list_of_an_app_that_holds_something_else_is_told(given: dict[str, Any
         App(**({"name": "bank", "aggregates": [Account], "upcasters": [withdrawn_has_a_reason]} | given))
     assert says in str(told.value)
     assert "ada" not in str(told.value)
+
+
+def plain() -> None:
+    """A function that is not declared yet."""
+
+
+@pytest.mark.parametrize("decorator", [projection, entries, reactor])
+def test_a_decorator_without_a_name_is_refused_with_the_name_of_the_function(decorator: Any) -> None:
+    with pytest.raises(DefinitionError, match=rf'@{decorator.__name__} of plain lacks its name; write .*\("'):
+        decorator(plain)
 
 
 def test_an_evolve_that_is_async_is_told() -> None:

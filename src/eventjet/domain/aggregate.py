@@ -84,7 +84,7 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 
 
 def check_name(name: object, decorator: str, example: str) -> None:
-    """Raise `DefinitionError` if a decorator was written without a name: it would replace the class by a function."""
+    """Raise `DefinitionError` if a decorator was written without a name: it would replace the class or the function."""
     if not isinstance(name, str):
         target = getattr(name, "__qualname__", type(name).__name__)
         raise DefinitionError([f'@{decorator} of {target} lacks its name; write @{decorator}("{example}")'])

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from typing_extensions import TypeVar
 
-from eventjet.domain.aggregate import AggregateType, event_info
+from eventjet.domain.aggregate import AggregateType, check_name, event_info
 from eventjet.domain.decision import Committed
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.recorded import Recorded
@@ -240,7 +240,7 @@ def reactor(
     handler raises is retried, then quarantined, and later events of its aggregate are blocked behind it;
     `on_error="stop"` stops the reactor instead. `start` is read when `eventjet init` creates the cursor. Raise
     `revision` when older code must not handle another event. `partitions` is the number of cursors among which the
-    aggregates are divided; running workers share the cursors.
+    aggregates are divided; running workers share the cursors. Raises `DefinitionError` without a name.
 
     ```python
     @reactor("letters")
@@ -252,6 +252,8 @@ def reactor(
     assert sent == [f"welcome ada, {handled.key}"]
     ```
     """
+
+    check_name(name, "reactor", "letters")
 
     def declare(handle: Any, /) -> Reactor[Any, Any]:
         return Reactor(name, handle, start, retry or Retry(), on_error, revision, partitions)

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, Type
 
 from sqlalchemy import Table
 
+from eventjet.domain.aggregate import check_name
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.by_state import ByState, KeyValue
 from eventjet.projections.row_table import TableSource, table_of
@@ -152,7 +153,7 @@ def projection(
     lambda inside the decorator defeats the type checkers. A key that the event lacks comes from the state of its
     aggregate: see `by_state`. With `on_error="quarantine"` an event that cannot be handled
     is quarantined with its reason, later events of its aggregate wait behind it, and all others go on; only where the
-    key is the aggregate id.
+    key is the aggregate id. Raises `DefinitionError` without a name.
 
     ```python
     @projection("openings")
@@ -162,6 +163,8 @@ def projection(
     projected(openings, on("a-1", Opened(owner="ada"))).rows(Balance("a-1", "ada"))
     ```
     """
+
+    check_name(name, "projection", "balances")
 
     def declare(fold: Callable[..., Any], /) -> Projection[Any, Any]:
         return Projection(name, table, fold, revision, key, keys, on_error)
@@ -206,7 +209,8 @@ def entries(
     """Declare a function that makes rows from one event; the annotation of its event is the subscription.
 
     The row class declares the table: see `Key`. Where it does not, `table` is a `Table` or a mapped class that has one.
-    Raise `revision` when the same events should give other rows.
+    Raise `revision` when the same events should give other rows. Raises `DefinitionError`
+    without a name.
 
     ```python
     @entries("deposits")
@@ -216,6 +220,8 @@ def entries(
     projected(deposits, on("a-1", Deposited(amount=Decimal(9)))).rows(Posting(1, "a-1", Decimal(9)))
     ```
     """
+
+    check_name(name, "entries", "deposits")
 
     def declare(rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]:
         return Entries(name, table, rows, revision, on_error)
