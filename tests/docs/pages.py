@@ -121,11 +121,13 @@ class Running:
             # A page need not close what it opens; on Python 3.13 whichever test runs later would fail for it.
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
-        for process in list(self.background):
-            self._end(process, None if process in self.programs else signal.SIGINT)
-        for _, server in self.servers:
-            server.kill()
-            server.wait(_STOP_S)
+        try:
+            for process in list(self.background):
+                self._end(process, None if process in self.programs else signal.SIGINT)
+        finally:
+            for process in (*self.background, *(server for _, server in self.servers)):
+                process.kill()
+                process.communicate(timeout=_STOP_S)
 
     def _end(self, process: subprocess.Popen[str], number: signal.Signals | None) -> None:
         if number is not None:
