@@ -140,8 +140,8 @@ async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused
         await filled(other, 0, 40)
         assert pipeline.run(other) == 1
         said = " ".join(pipeline.log.split()).rpartition("eventjet: ")[2]
-        assert said.startswith("The pipeline has not finished. The history of bank is broken at position")
-        assert "the query's checkpoint was made from the log" in said
+        assert said.startswith("The pipeline has not finished. A streaming query of 'bank' was refused: its checkpoint")
+        assert "eventjet pipeline --full-refresh" in said
         assert len(pipeline.rows("events")) == last
 
 

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(1_500)
 
 ENDS_S = 200.0
 LATE = "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back"
-OWN = "eventjet.errors.log.HistoryBroken: The history of shop is broken."
+OWN = "eventjet.errors.store.HistoryBroken: The history of shop is broken."
+PORT = "java.net.BindException: Failed to bind to address 0.0.0.0/0.0.0.0:15002: Service starting retries failed"
+NAME = "NameError: name app is not defined"
 
 
 @pytest.fixture
@@ -78,7 +80,14 @@ def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"), [([LATE], "which no setting changes"), ([OWN, LATE], "The history of shop is broken.")]
+    ("lines", "says"),
+    [
+        ([LATE], "which no setting changes"),
+        ([OWN, LATE], "The history of shop is broken."),
+        ([NAME, OWN], "The history of shop is broken."),
+        ([PORT, NAME], "Another pipeline runs on this machine"),
+        (["Traceback (most recent call last):", NAME, "  at java.base/Thread.run"], "name app is not defined"),
+    ],
 )
 def test_the_reason_of_an_error_is_said_at_its_end(project: Path, lines: list[str], says: str) -> None:
     script = "; ".join(f"echo '{line}'" for line in lines)
@@ -86,10 +95,27 @@ def test_the_reason_of_an_error_is_said_at_its_end(project: Path, lines: list[st
     assert (status, said.startswith("eventjet: The pipeline has not finished. "), says in said) == (1, True, True)
 
 
-def test_the_tables_of_another_copy_of_the_project_are_named(project: Path) -> None:
+@pytest.mark.parametrize("corrected", [(), ("spark-pipeline.yml",)])
+def test_a_copy_that_names_the_tables_of_the_first_project_is_refused(
+    project: Path, corrected: tuple[str, ...]
+) -> None:
+    settings = project / "pipeline/conf/spark-defaults.conf"
+    settings.parent.mkdir()
+    settings.write_text(f"spark.sql.warehouse.dir {(project / 'pipeline/warehouse').as_uri()}\n")
     assert run(project, "exit 0") == (0, "")
     copied = project / "copied"
     shutil.copytree(project / "pipeline", copied / "pipeline")
-    status, said = run(copied, "exit 0")
-    assert (status, f"The tables of this pipeline are in {project}/pipeline" in said) == (0, True)
-    assert "spark-defaults.conf" in said
+    for name in corrected:
+        file = copied / "pipeline" / name
+        file.write_text(file.read_text().replace(str(project), str(copied)))
+    status, said = run(copied, "touch has_run")
+    assert (status, f"names tables in {project}/pipeline" in said) == (2, True)
+    assert "conf/spark-defaults.conf" in said
+    assert not (copied / "has_run").exists()
+
+
+def test_in_the_pipelines_own_folder_the_one_above_is_named(project: Path) -> None:
+    ended = forked.run(
+        "eventjet.cli", ("pipeline",), folder=project / "pipeline", environ=clean_environ(), timeout_s=ENDS_S
+    )
+    assert (ended.returncode, "the one above" in " ".join(ended.stderr.split())) == (2, True)

@@ -5,6 +5,7 @@ They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore`, 
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -49,13 +50,23 @@ FromArchiveOption = Annotated[
 NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
 
-_OWN_ERROR = re.compile(r"eventjet\.errors\.[\w.]+: (?P<message>.+)")
 _PIPELINE_SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
-_STORAGE = re.compile(r"^storage:\s*file://(\S+)", re.MULTILINE)
-_LATE_WORKER = "Timed out while waiting for the Python worker to connect back"
-_BUSY = (
-    "This machine was too busy: Spark waits 10 s for a Python that it starts, which no setting changes. Run it again."
+_FOLDER_OF_TABLES = re.compile(
+    r"(?:storage:\s*|file://|databaseName=)(?:file://)?(/[^\s;]*)/(?:storage|catalog|warehouse)\b"
 )
+_OWN_ERROR = re.compile(r"eventjet\.errors\.[\w.]+: (?P<message>.+)")
+_OTHER_ERROR = re.compile(r"(?:[a-z]\w*\.)*[A-Z]\w*(?:Error|Exception): (?P<message>.+)")
+_CAUSES = {
+    "Timed out while waiting for the Python worker to connect back": (
+        "This machine was too busy: Spark waits 10 s for a Python that it starts, which no setting changes. Run it "
+        "again."
+    ),
+    "java.net.BindException": (
+        "Another pipeline runs on this machine: a local Spark takes port 15002. Run this one when that has ended."
+    ),
+    "Another instance of Derby may have": "Another run of this pipeline is at work. Run it again when that has ended.",
+}
+"""Text in what Spark prints → the reason in words."""
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
@@ -235,43 +246,53 @@ def pipeline(
 
     spec = next((spec for spec in map(folder.joinpath, _PIPELINE_SPECS) if spec.is_file()), None)
     if spec is None:
+        here = any(map(os.path.isfile, _PIPELINE_SPECS))
         raise UsageError(
-            f"There is no {_PIPELINE_SPECS[0]} in {folder}. Name the folder that has it, or make a project with one: "
-            "`eventjet new NAME --pipeline`."
+            f"There is no {_PIPELINE_SPECS[0]} in {folder}. "
+            + (
+                "One is in the current folder: run this in the project's folder, the one above."
+                if here
+                else "Name the folder that has it, or make a project with one: `eventjet new NAME --pipeline`."
+            )
         )
     if dry_run and full_refresh:
         raise UsageError("--dry-run changes nothing, and --full-refresh empties tables. Leave one of them out.")
-    _tell_of_another_folder(spec)
+    _check_folder_of_tables(spec)
     with program_environment(folder.resolve() / "conf") as (programs, environ):
         words = ["dry-run"] if dry_run else ["run", *(["--full-refresh-all"] if full_refresh else [])]
         command = [str(programs / "spark-pipelines"), *words, "--spec", str(spec)]
-        reason = ""
+        own_error = cause = other_error = ""
         try:
             with running_program(command, environ) as process:
                 for line in process.stdout or ():
                     print(line, end="", flush=True)
                     if (error := _OWN_ERROR.match(line)) is not None:
-                        reason = error["message"]
-                    elif _LATE_WORKER in line:
-                        reason = reason or _BUSY
+                        own_error = error["message"]
+                    elif (error := _OTHER_ERROR.match(line)) is not None:
+                        other_error = other_error or error["message"]
+                    cause = cause or next((words for text, words in _CAUSES.items() if text in line), "")
         except KeyboardInterrupt:
             note("Interrupted. The next run goes on after the last batch that is in the tables.")
             raise
     if process.returncode:
         # What Spark prints of an error ends with the many lines of its own stack.
-        note(f"eventjet: The pipeline has not finished. {reason}".rstrip())
+        note(f"eventjet: The pipeline has not finished. {own_error or cause or other_error}".rstrip())
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _tell_of_another_folder(spec: Path) -> None:
-    """Tell of tables that are in the folder of another copy of the project, since Spark takes no relative paths."""
-    named, here = _STORAGE.search(spec.read_text(encoding="utf-8", errors="replace")), spec.parent.resolve()
-    tables = None if named is None else Path(unquote(named[1])).parent
-    if tables is not None and tables.name == here.name and tables.resolve() != here:
-        note(
-            f"eventjet: The tables of this pipeline are in {tables}, and it is in {here}. If the project was moved or "
-            f"copied, write this folder into {spec.name} and conf/spark-defaults.conf."
-        )
+def _check_folder_of_tables(spec: Path) -> None:
+    """Raise `UsageError` for tables in the folder of another copy of the project: Spark takes no relative paths."""
+    here = spec.parent.resolve()
+    for file in (spec, spec.parent / "conf/spark-defaults.conf"):
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        for named in map(unquote, _FOLDER_OF_TABLES.findall(text)):
+            tables = Path(named)
+            if tables.name == here.name and tables.resolve() != here:
+                raise UsageError(
+                    f"{file.name} names tables in {tables}, and this pipeline is in {here}: the project was moved or "
+                    f"copied, and a run would write into the other one. Write this folder into {spec.name} and "
+                    "conf/spark-defaults.conf."
+                )
 
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:

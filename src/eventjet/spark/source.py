@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import is_name, subject_of
-from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unreachable, UsageError
+from eventjet.errors import HistoryBroken, Refused, StoreUnavailable, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import Range, range_count, read_range, split
@@ -236,21 +236,23 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection.close()
 
     def _checked_state(self, offset: dict[str, Any]) -> StreamState:
-        """Return the log's state now; raises `HistoryBroken` unless it is the log from which `offset` was read."""
-        name, position = self._options.stream, _position_of(offset)
-        state = self._current_state()
+        """Return the log's state now; raises `Refused` unless it is the log from which `offset` was read."""
+        position, state = _position_of(offset), self._current_state()
         recorded_log, current_log = offset.get("log"), state.metadata.get(IDENTITY)
+        reason = ""
         if recorded_log is not None and recorded_log not in (current_log, *earlier_logs(state)):
-            raise HistoryBroken(
-                name, position, f"the query's checkpoint was made from the log {recorded_log}, this is {current_log}"
+            reason = f"its checkpoint was made from the log {recorded_log}, and this is the log {current_log}"
+        elif recorded_log is not None and (fault := succession_fault(state, recorded_log, position)):
+            reason = fault
+        elif state.last < position:
+            reason = f"its checkpoint says that position {position} was read, and the log ends at {state.last}"
+        if reason:
+            raise Refused(
+                f"A streaming query of {self._options.stream!r}",
+                reason,
+                "Is the server (EVENTJET_SERVERS) the right one? To read this log, begin the query again with another "
+                "checkpoint location, and its output anew; in a pipeline, with `eventjet pipeline --full-refresh`.",
             )
-        if recorded_log is not None and (fault := succession_fault(state, recorded_log, position)):
-            raise HistoryBroken(
-                name, position, f"{fault}. Begin the query again with another checkpoint location, and its output anew"
-            )
-        if state.last < position:
-            reason = f"the query's checkpoint says that it was read, and the log ends at {state.last}"
-            raise HistoryBroken(name, position, reason)
         self._state = state
         return state
 
@@ -270,7 +272,7 @@ def _position_of(offset: Mapping[str, Any]) -> int:
     if position is None:
         raise UsageError(
             "The query's checkpoint is of another source than jetstream. Begin the query again with another checkpoint "
-            "location, and its output anew; in a pipeline, with `--full-refresh`."
+            "location, and its output anew; in a pipeline, with `eventjet pipeline --full-refresh`."
         )
     return position
 
