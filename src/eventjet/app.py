@@ -137,6 +137,10 @@ class App:
             for retired in retired_aggregates
             if not is_name(retired)
         ]
+        if deps is not None and not callable(deps):
+            faults.append(
+                f"App(deps=…) is given a {type(deps).__name__}; give a function that returns an async context manager"
+            )
         self.name = name
         """Name of the app, of its stream, and the first token of its subjects."""
         self.deps = deps

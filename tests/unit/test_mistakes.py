@@ -175,6 +175,7 @@ def test_a_setting_that_does_not_exist_is_told_with_the_one_that_does() -> None:
         ({"retired_aggregates": ["account.opened"]}, "the retired aggregate 'account.opened' is not"),
         ({"retired_aggregates": ["account"]}, "the aggregate 'account' is both declared and retired"),
         ({"name": None}, "the app's name None is not"),
+        ({"deps": {}}, "App(deps=…) is given a dict; give a function that returns an async context manager"),
         ({"aggregates": Account}, "is given as class and not as a list; give a list: aggregates=[Account]"),
         ({"processes": Account}, "is given as class and not as a list; give a list: processes=[Account]"),
         ({"reactors": open}, "is given as builtin_function_or_method and not as a list; give a list: reactors=[open]"),
