@@ -199,7 +199,9 @@ class App:
             await nc.publish("greetings", b"still open")
         ```
         """
-        return GuardedBlock(open_jet(self, _settings(settings, overrides, client), client), LoopGuard())
+        opened = open_jet(self, _settings(settings, overrides, client), client)
+        call = f"{self.name}.connect"
+        return GuardedBlock(opened, LoopGuard(), f"{call}() as jet", f"{call}_blocking() as jet")
 
     def connect_blocking(
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
@@ -232,7 +234,8 @@ class App:
         ```
         """
         open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
-        return GuardedBlock(open_in_memory(self), LoopGuard())
+        call = f"{self.name}.in_memory"
+        return GuardedBlock(open_in_memory(self), LoopGuard(), f"{call}() as jet", f"{call}_blocking() as jet")
 
     def in_memory_blocking(self) -> BlockingJet:
         """Return a `BlockingJet` like `connect_blocking`, over a new log in memory as that of `in_memory`.
@@ -258,7 +261,7 @@ class App:
         The arguments are those of `connect`. Raises `Unreachable` and `UsageError`.
         """
         opened = open_remote(self.name, self.served, _settings(settings, overrides, client), client)
-        return GuardedBlock(opened, LoopGuard())
+        return GuardedBlock(opened, LoopGuard(), f"{self.name}.client() as remote")
 
 
 _CLIENT_SETTINGS = frozenset(

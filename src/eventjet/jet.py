@@ -374,7 +374,7 @@ class Jet:
 
         At the end it finishes the requests that it has taken. Raises `UsageError` for a log in memory.
         """
-        return GuardedBlock(self._service(), self._guard)
+        return GuardedBlock(self._service(), self._guard, "jet.service()")
 
     @asynccontextmanager
     async def _service(self) -> AsyncGenerator[None]:

@@ -134,11 +134,33 @@ class LoopGuard:
 
 
 class GuardedBlock(AbstractAsyncContextManager[T]):
-    """A context manager that raises `UsageError`, and stays open, if it is left in another loop."""
+    """A context manager that raises `UsageError`, and stays open, if it is left in another loop.
 
-    def __init__(self, manager: AbstractAsyncContextManager[T], guard: LoopGuard) -> None:
+    Any other use raises an error that says how it is used: `AttributeError` for an attribute, which `hasattr` and
+    `inspect` expect, else `UsageError`.
+    """
+
+    def __init__(
+        self, manager: AbstractAsyncContextManager[T], guard: LoopGuard, form: str, blocking: str | None = None
+    ) -> None:
+        """`form` is how it is used, such as `bank.connect() as jet`, and `blocking` the call for code without await."""
         self._manager = manager
         self._guard = guard
+        self._usage = f"write `async with {form}:`"
+        self._blocking = "" if blocking is None else f", or `with {blocking}:` in code without `await`"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"There is no {name!r} before the block is entered: {self._usage}.", name=name, obj=self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        raise UsageError(f"This is a block, and not a coroutine: {self._usage}.")
+
+    def __enter__(self) -> T:
+        raise UsageError(f"This block is asynchronous: {self._usage}{self._blocking}.")
+
+    __exit__ = None  # so that `with` reaches `__enter__`, and nobody takes this for a context manager of `with`
 
     async def __aenter__(self) -> T:
         self._guard.check()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from copy import copy
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
+from unittest.mock import create_autospec
 from uuid import uuid4
 
 import pytest
@@ -266,3 +270,29 @@ def test_one_former_name_may_stand_as_text() -> None:
 
     assert Catalog([Titled]).faults() == []
     assert event_info(Titled).formerly == ("customer.called",)
+
+
+async def test_a_block_that_is_not_entered_says_how_it_is() -> None:
+    for name, block in (("connect", BANK.connect()), ("in_memory", BANK.in_memory())):
+        wrong: Any = block
+        way = rf"write `async with bank\.{name}\(\) as jet:`"
+        with pytest.raises(AttributeError, match=f"no 'repository' before the block is entered: {way}"):
+            wrong.repository(Account)
+        with pytest.raises(UsageError, match=way):
+            await wrong
+        blocking = rf"{way}, or `with bank\.{name}_blocking\(\) as jet:` in code without `await`"
+        with pytest.raises(UsageError, match=blocking), wrong:
+            pass
+        with pytest.raises(UsageError, match=blocking), ExitStack() as stack:
+            stack.enter_context(wrong)
+        assert not hasattr(block, "repository")
+        assert not isinstance(block, AbstractContextManager)
+
+
+async def test_a_block_is_looked_at_copied_and_stacked_like_others() -> None:
+    assert dict(inspect.getmembers(BANK.connect()))["__exit__"] is None
+    assert copy(BANK.connect()) is not None
+    assert create_autospec(BANK.in_memory(), instance=True) is not None
+    async with AsyncExitStack() as stack:
+        jet = await stack.enter_async_context(BANK.in_memory())
+        assert (await jet.repository(Account).execute("a-1", Account.open, "ada")).version == 1
