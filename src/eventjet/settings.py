@@ -169,6 +169,14 @@ class _MirrorSettings(Settings):
     is_for_reads: ClassVar[bool] = True
 
 
+def dev_hint(name: str, value: object) -> str:
+    """Return the way to what `eventjet dev` runs in this folder where a setting is left at its default; else empty."""
+    variable = _PREFIX + name.upper()
+    if value != getattr(Settings(), name) or os.environ.get(variable) or not Path(".eventjet", "env").is_file():
+        return ""
+    return f"{variable} is not set; `eventjet dev` runs here: `. .eventjet/env`."
+
+
 def is_domain(read_from: Sequence[str]) -> bool:
     """Return whether `read_from` names the JetStream domain of a mirror, and not its servers."""
     return "://" not in read_from[0]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from eventjet.errors import UsageError
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.login import unreachable_remedy
 from eventjet.settings import Settings
+from eventjet.sql.database import Database, unusable
 
 
 def test_keywords_may_be_text_as_in_the_environment() -> None:
@@ -58,3 +63,27 @@ def test_reads_go_to_the_mirror_with_the_same_credentials_unless_its_url_has_its
     assert (own.user, own.password) == (None, None)
     domain = log.with_overrides({"read_from": "west"}).for_reads()
     assert (domain.servers, domain.jetstream_domain) == (("nats://east:4222",), "west")
+
+
+def test_a_default_beside_the_servers_of_dev_leads_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EVENTJET_DATABASE", "EVENTJET_SERVERS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.load()
+    database, endpoint = Database(settings.database), Endpoint.of(settings)
+    missing = sqlite3.OperationalError("no such table: eventjet_projection")
+    assert f"sqlite:///{tmp_path / 'eventjet.db'}: eventjet's tables are not in it. Run `eventjet init`." in str(
+        database.unreachable(missing)
+    )
+    assert unreachable_remedy(endpoint, [ConnectionRefusedError()]).startswith("Start it, or set --servers")
+
+    (tmp_path / ".eventjet").mkdir()
+    (tmp_path / ".eventjet" / "env").touch()
+    hint = "is not set; `eventjet dev` runs here: `. .eventjet/env`."
+    assert database.unreachable(missing).remedy == f"EVENTJET_DATABASE {hint}"
+    assert unreachable_remedy(endpoint, [ConnectionRefusedError()]) == f"EVENTJET_SERVERS {hint}"
+    assert Database(f"sqlite:///{tmp_path}/read.db").unreachable(missing).remedy == "Run `eventjet init`."
+    with create_engine("sqlite:///eventjet.db").connect() as connection:
+        assert unusable(connection, "it is old", "Upgrade it.").remedy == f"EVENTJET_DATABASE {hint}"
+    monkeypatch.setenv("EVENTJET_DATABASE", settings.database)
+    assert database.unreachable(missing).remedy == "Run `eventjet init`."

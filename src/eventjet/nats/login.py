@@ -17,6 +17,7 @@ from eventjet.errors import Unauthorized, UsageError
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.protocol import server_fault
 from eventjet.nats.tap import NO_TLS
+from eventjet.settings import dev_hint
 from eventjet.text import listed
 
 _LOGINS = {
@@ -142,6 +143,8 @@ def unreachable_remedy(endpoint: Endpoint, faults: Iterable[Exception]) -> str:
         return f"Look at the URL in {variable}, and at `websocket {{}}` of the server."
     if variable == "EVENTJET_READ_FROM":
         return f"Start it, or set {variable} to where the mirror is; without {variable} the log itself is read."
+    if hint := dev_hint("servers", endpoint.servers):
+        return hint
     return f"Start it, or set {variable} to where it is; `eventjet dev` starts one on this machine."
 
 

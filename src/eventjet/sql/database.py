@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.engine import URL
@@ -19,6 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.runtime import check_loop_for_psycopg
+from eventjet.settings import dev_hint
 from eventjet.sql.dialect import Dialect, Fault, SessionLimits, qualified
 from eventjet.sql.postgres import POSTGRES
 from eventjet.sql.sqlite import SQLITE
@@ -104,11 +107,10 @@ class Database:
         """Return the error for a database that cannot be used, in one paragraph and without the password."""
         cause = getattr(error, "orig", None) or error
         if Fault.NO_TABLE in self.dialect.faults(error):
-            return Unreachable(f"The database {self.shown}", "eventjet's tables are not in it", "Run `eventjet init`.")
+            return _unreachable(self.url, "eventjet's tables are not in it", "Run `eventjet init`.")
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
-        remedy = self.dialect.remedy(cause)
-        return Unreachable(f"The database {self.shown}", reason.rstrip("."), remedy)
+        return _unreachable(self.url, reason.rstrip("."), self.dialect.remedy(cause))
 
     @asynccontextmanager
     async def reaching(self) -> AsyncGenerator[None]:
@@ -139,7 +141,19 @@ def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unrea
     """Return the error for a database that exists and cannot be used as it is."""
     # The URL as a person would write it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
-    return Unreachable(f"The database {shown_database(url.render_as_string(hide_password=False))}", reason, remedy)
+    return _unreachable(url.render_as_string(hide_password=False), reason, remedy)
+
+
+def _unreachable(url: str, reason: str, remedy: str) -> Unreachable:
+    """Return the error for a database; a SQLite file is named by its whole path, since another may be meant."""
+    shown = shown_database(url)
+    if shown.startswith("sqlite"):
+        path = shown.partition(":///")[2]
+        # `Dialect.read_only` writes it as a URI.
+        file = unquote(path.removeprefix("file:")) if path.startswith("file:") else path
+        shown = f"sqlite:///{Path(file).absolute()}"
+        remedy = dev_hint("database", f"sqlite:///{file}") or remedy
+    return Unreachable(f"The database {shown}", reason, remedy)
 
 
 def dialect_named(name: str) -> Dialect:
