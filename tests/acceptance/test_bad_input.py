@@ -102,6 +102,16 @@ def test_an_unreachable_database_is_named_without_its_password(bank: Program) ->
         assert "s3cret" not in ended.err
 
 
+@pytest.mark.parametrize(
+    "line", ["status", "worker", "verify balances", "db unused --drop-runs", "db promote balances", "pause balances"]
+)
+def test_what_makes_no_read_models_makes_no_file_for_them(bank: Program, tmp_path: Path, line: str) -> None:
+    assert bank("init").status == 0
+    file = tmp_path / "elsewhere.db"
+    _unreachable(bank(*line.split(), EVENTJET_DATABASE=f"sqlite:///{file}"), str(file), "Run `eventjet init`.")
+    assert not list(tmp_path.glob("elsewhere.db*"))
+
+
 def test_a_database_file_in_no_folder_is_said(bank: Program) -> None:
     _unreachable(bank("init", "--database", "sqlite:////no/such/folder/read.db"), "/no/such/folder", "exists")
 

@@ -231,6 +231,13 @@ async def test_tables_that_are_gone_are_said(ledger: Ledger) -> None:
             await found.caught_up(BALANCES, 1, LONG_S)
 
 
+async def test_waiting_for_tables_makes_no_file_for_them(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(f"sqlite:///{tmp_path}/read.db")
+    with pytest.raises(Unreachable, match=r"read.db: eventjet's tables are not in it. Run `eventjet init`"):
+        await checkpoints()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 async def jet(eventjet_nats: NatsServer, database: str) -> AsyncGenerator[Jet]:
     app = App(fresh_name(), aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])

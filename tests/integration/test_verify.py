@@ -13,6 +13,7 @@ from eventjet.errors import LogRolledBack, RebuildError
 from eventjet.operations.reports import difference_text
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
@@ -145,6 +146,7 @@ async def test_what_a_swap_could_not_carry_does_not_hinder_a_verification(book: 
 
 async def test_a_projection_that_never_ran_cannot_be_verified(book: Book) -> None:
     book.fill(10)
+    create_tables(book.where.sync_engine())
     with pytest.raises(RebuildError, match="no live read model yet"):
         await verify(book.ref, "balances", book.settings)
     assert remains(book.where) == []

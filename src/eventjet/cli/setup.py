@@ -214,8 +214,8 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
     from eventjet.sql.database import Database
 
     database = Database(at.settings.database)
-    with database.reaching_sync(), database.sync_engine("eventjet init").connect() as connection:
-        if migrations.version(connection) != migrations.HEAD:
+    with database.reaching_sync(), database.read_only("eventjet init") as connection:
+        if connection is None or migrations.version(connection) != migrations.HEAD:
             return []
         return [checkpoint for checkpoint, _ in read_all(connection) if checkpoint.app in ("", at.app().name)]
 
@@ -296,8 +296,8 @@ def unused(
     database = Database(at.settings.database)
     with database.reaching_sync():
         dropped = [_drop(at, database, *named_revision) for named_revision in named_revisions]
-        cleared = remove_leftovers(database) if drop_runs else []
-        with database.sync_engine("eventjet db").begin() as connection:
+        cleared = remove_leftovers(database, existing=True) if drop_runs else []
+        with database.sync_engine("eventjet db", existing=True).begin() as connection:
             revisions = look(connection, list(at.app().projections.values()), at.app().name)
             runs = leftovers(connection, database)
     value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
@@ -315,7 +315,7 @@ def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused
     from eventjet.jetstream.api import delete_consumer
     from eventjet.sql.revisions import retire
 
-    with database.sync_engine("eventjet db").begin() as connection:
+    with database.sync_engine("eventjet db", existing=True).begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)
     try:
         with at.connection("db") as link:

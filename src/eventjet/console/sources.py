@@ -62,7 +62,7 @@ class Sources:
         self.app = app
         self.settings = settings
         self.database = Database(settings.database)
-        self._engine = self.database.sync_engine("eventjet ui", PAGE)
+        self._engine = self.database.sync_engine("eventjet ui", PAGE, existing=True)
         self._sessions = threading.BoundedSemaphore(_SESSIONS_MAX)
         self._log: OpenLog | None = None
         self._opening = asyncio.Lock()

@@ -186,7 +186,7 @@ def _entry(row: Row[Any]) -> AuditEntry:
 
 @asynccontextmanager
 async def _writing(database: Database) -> AsyncGenerator[AsyncConnection]:
-    engine = database.engine("eventjet ui", COMMAND)
+    engine = database.engine("eventjet ui", COMMAND, existing=True)
     try:
         async with database.reaching(), engine.begin() as connection:
             yield connection

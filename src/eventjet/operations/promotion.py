@@ -263,8 +263,8 @@ def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
     if not app.projections:
         return []
     database = Database(settings.database)
-    with database.reaching_sync(), database.sync_engine("eventjet mirror").connect() as connection:
-        if migrations.version(connection) != migrations.HEAD:
+    with database.reaching_sync(), database.read_only("eventjet mirror") as connection:
+        if connection is None or migrations.version(connection) != migrations.HEAD:
             return []
         return [row for row, _ in read_all(connection) if row.app in ("", app.name) and row.state != RETIRED]
 
@@ -408,7 +408,7 @@ def _move_checkpoints(app: Application, settings: Settings, plan: Promotion) -> 
         if not rows:
             return 0, []
         database = Database(settings.database)
-        with database.reaching_sync(), database.sync_engine("eventjet mirror").begin() as connection:
+        with database.reaching_sync(), database.sync_engine("eventjet mirror", existing=True).begin() as connection:
             for row in rows:
                 change = update(projections).where(
                     projections.c.name == row.name,

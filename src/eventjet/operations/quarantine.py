@@ -275,7 +275,7 @@ def _in_database(settings: Settings, question: Callable[[Connection], T], *, rea
     database = Database(settings.database)
     with (
         database.reaching_sync(),
-        database.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
+        database.sync_engine("eventjet quarantine", COMMAND, existing=True).connect() as connection,
         connection.execution_options(**{READ_ONLY: read_only}).begin(),
     ):
         return question(connection)

@@ -154,7 +154,7 @@ def _verify(job: Job, name: str) -> VerifyReport:
     (resolved,) = projections_of(job.app, [name])
     with job.watch.phase("start"):
         job.database.check_sessions()
-        remove_leftovers(job.database)
+        remove_leftovers(job.database, existing=True)
     with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
         is_sql = isinstance(resolved, ResolvedSql)
         if is_sql:

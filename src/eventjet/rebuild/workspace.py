@@ -54,9 +54,12 @@ def leftovers(connection: Connection, database: Database) -> list[str]:
     )
 
 
-def remove_leftovers(database: Database) -> list[str]:
-    """Remove the leftovers and rows of runs that have ended, and return the removed schemas or files."""
-    engine = database.sync_engine(PURPOSE)
+def remove_leftovers(database: Database, *, existing: bool = False) -> list[str]:
+    """Remove the leftovers and rows of runs that have ended, and return the removed schemas or files.
+
+    With `existing`, a missing SQLite file is an error; else it is made, with eventjet's tables.
+    """
+    engine = database.sync_engine(PURPOSE, existing=existing)
     with engine.begin() as connection:
         create_tables(connection)
         ended = runs.announced_runs(connection)

@@ -60,21 +60,30 @@ class Database:
         """The URL without user, password and options."""
         return shown_database(self.url)
 
-    def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
-        """Return an async engine, to be disposed of; raises `UsageError` in a loop in which psycopg cannot work."""
+    def engine(
+        self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1, existing: bool = False
+    ) -> AsyncEngine:
+        """Return an async engine, to be disposed of; with `existing`, connecting makes no SQLite file.
+
+        Raises `UsageError` in a loop in which psycopg cannot work.
+        """
         if self.dialect is POSTGRES:
             check_loop_for_psycopg()
         url, arguments = self._arguments(0, purpose, limits)
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
         engine = create_async_engine(url, **pool, connect_args=arguments)
         self.dialect.configure(engine.sync_engine, self._parsed(), limits)
+        if existing:
+            self.dialect.require_file(engine.sync_engine)
         return engine
 
-    def sync_engine(self, purpose: str = "eventjet", limits: SessionLimits = BULK) -> Engine:
-        """Return a blocking engine without a pool, not connected yet."""
+    def sync_engine(self, purpose: str = "eventjet", limits: SessionLimits = BULK, *, existing: bool = False) -> Engine:
+        """Return a blocking engine without a pool, not connected yet; `existing` is as for `engine`."""
         url, arguments = self._arguments(1, purpose, limits)
         engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
         self.dialect.configure(engine, self._parsed(), limits)
+        if existing:
+            self.dialect.require_file(engine)
         return engine
 
     def _arguments(self, driver: int, purpose: str, limits: SessionLimits) -> tuple[URL, dict[str, Any]]:

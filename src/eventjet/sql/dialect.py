@@ -193,6 +193,9 @@ class Dialect(ColumnValues):
     def configure(self, engine: Engine, url: URL, limits: SessionLimits) -> None:
         """Configure the new connections and transactions of an engine."""
 
+    def require_file(self, engine: Engine) -> None:
+        """Let the engine's new connections raise where there is no file yet, instead of making one."""
+
     def configure_for_handlers(self, engine: Engine) -> None:
         """Configure the engine's new connections for handlers: foreign keys are enforced on them."""
 

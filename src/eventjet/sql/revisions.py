@@ -113,7 +113,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
     """Call `attempt` until it succeeds; blocks. Raises `PromotionRefused`, also when `patience_s` seconds are over."""
-    engine = database.sync_engine("eventjet promote")
+    engine = database.sync_engine("eventjet promote", existing=True)
 
     def try_once() -> Promoted | None:
         with engine.begin() as connection:
@@ -431,7 +431,7 @@ async def _change(
     declared: bool,
 ) -> list[Paused]:
     target = Database(database)
-    engine = target.engine("eventjet pause", COMMAND)
+    engine = target.engine("eventjet pause", COMMAND, existing=True)
 
     def change_all(connection: Connection) -> list[Paused]:
         results: list[Paused] = []

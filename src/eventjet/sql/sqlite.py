@@ -66,11 +66,13 @@ from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
     READ_ONLY,
+    FileMissing,
     FileReplaced,
     configure,
     connect,
     enforce_foreign_keys,
     is_busy,
+    require_file,
 )
 from eventjet.sql.statements import (
     COLUMNS,
@@ -196,6 +198,9 @@ class Sqlite(Dialect):
     def configure(self, engine: Engine, url: URL, limits: SessionLimits) -> None:  # noqa: ARG002 - no sessions
         configure(engine)
 
+    def require_file(self, engine: Engine) -> None:
+        event.listen(engine, "do_connect", require_file)
+
     def configure_for_handlers(self, engine: Engine) -> None:
         event.listen(engine, "connect", enforce_foreign_keys)
 
@@ -227,7 +232,8 @@ class Sqlite(Dialect):
 
     def faults(self, error: DBAPIError | BaseException) -> Fault:
         cause = getattr(error, "orig", None) or error
-        faults = Fault.NO_TABLE if "no such table" in str(cause) else Fault.UNKNOWN
+        no_table = isinstance(cause, FileMissing) or "no such table" in str(cause)
+        faults = Fault.NO_TABLE if no_table else Fault.UNKNOWN
         if not isinstance(error, DBAPIError):
             return faults
         is_refused = isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)

@@ -42,6 +42,13 @@ class FileReplaced(sqlite3.OperationalError):
         self.sqlite_errorcode = sqlite3.SQLITE_READONLY_DBMOVED
 
 
+class FileMissing(sqlite3.OperationalError):
+    """There is no file at the path of the database, and this connection must not make one."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is no file {path}")
+
+
 @dataclass(slots=True)
 class _OpenFile:
     """The database file and the write-ahead log that a connection has open."""
@@ -143,6 +150,14 @@ def configure(engine: Engine) -> None:
         opened.check(connection)
         read_only = connection.get_execution_options().get(READ_ONLY, False)
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def require_file(_dialect: Any, _record: Any, arguments: Any, _options: Any) -> None:
+    """Raise `FileMissing` where connecting would make a new file; a listener."""
+    path = str(arguments[0])
+    # A missing folder is another fault, of which SQLite itself tells.
+    if not Path(path).exists() and Path(path).parent.is_dir():
+        raise FileMissing(path)
 
 
 def enforce_foreign_keys(connection: Any, _record: Any) -> None:

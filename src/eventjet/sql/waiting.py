@@ -252,7 +252,8 @@ class Checkpoints:
 
     async def _read(self, database: Database) -> Mapping[str, Sequence[RevisionStatus]]:
         if self._engine is None:
-            self._engine = database.engine("eventjet caught_up").execution_options(**database.dialect.look_options)
+            engine = database.engine("eventjet caught_up", existing=True)
+            self._engine = engine.execution_options(**database.dialect.look_options)
         statuses: dict[str, list[RevisionStatus]] = {}
         async with self._engine.connect() as connection:
             for name, *columns in await connection.execute(_QUERY):

@@ -133,7 +133,7 @@ class Session:
         `for_handlers` prepares the connection for an application's own statements, which may rely on foreign keys.
         Raises `Unreachable`.
         """
-        engine = context.database.engine(f"eventjet {purpose}")
+        engine = context.database.engine(f"eventjet {purpose}", existing=True)
         if for_handlers:
             context.database.dialect.configure_for_handlers(engine.sync_engine)
         try:

@@ -359,7 +359,7 @@ class StatusReader:
 
     async def _checkpoints(self) -> CheckpointSnapshot:
         if self._engine is None:
-            self._engine = self._database.engine("eventjet status", COMMAND)
+            self._engine = self._database.engine("eventjet status", COMMAND, existing=True)
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
             return await connection.run_sync(read_checkpoints, self._app.name, self._declared)

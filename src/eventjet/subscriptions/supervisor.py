@@ -273,7 +273,7 @@ async def _cursor_fault(cursors: Cursors, name: str) -> EventjetError | None:
 
 async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: str) -> dict[str, EventjetError]:
     """Return, by name, the error that keeps a projection from its tables; an unreachable database affects all."""
-    engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
+    engine = database.engine("eventjet worker", existing=True).execution_options(**database.dialect.look_options)
     faults: dict[str, EventjetError] = {}
     try:
         await asyncio.to_thread(database.check_sessions)
