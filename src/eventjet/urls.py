@@ -71,7 +71,7 @@ class Url:
 def parse(text: str) -> Url | None:
     """Parse a URL; None if any part of the text does not fit the grammar, and then the text may not be shown."""
     match = _URL.fullmatch(text)
-    if match is None or (match["port"] is not None and not 0 < int(match["port"]) < 65_536):
+    if match is None or not _has_port(match):
         return None
     decoded = {name: None if match[name] is None else unquote(match[name]) for name in ("user", "password")}
     pairs = (pair.partition("=") for pair in (match["query"] or "").split("&") if pair)
@@ -86,13 +86,33 @@ def parse(text: str) -> Url | None:
     )
 
 
+def _has_port(match: re.Match[str]) -> bool:
+    return match["port"] is None or 0 < int(match["port"]) < 65_536
+
+
+def _port_fault(text: str) -> str:
+    """Return a sentence about the port where that is the fault; the number is not shown, for it may be a password."""
+    match = _URL.fullmatch(text)
+    return "" if match is None or _has_port(match) else "Its port is not one of 1 to 65535. "
+
+
+def _kind(text: str) -> str:
+    """Return a sentence about the kind of a database whose URL cannot be used; empty where that is not the fault."""
+    scheme = text.partition("://")[0]
+    if scheme == "postgres":
+        return "`postgres://` is written `postgresql://` here. "
+    if scheme in (*_POSTGRES, *_SQLITE) or "://" not in text:
+        return ""
+    return "Read models are in PostgreSQL or in SQLite. "
+
+
 def server_url(text: str, which: str = "What is given") -> Url:
     """Parse the URL of a NATS server; raises `UsageError`, whose message begins with `which` and hides the text."""
     url = parse(text)
     if url is None or not url.is_server:
         raise UsageError(
-            f"{which} is not a NATS server. Write it as nats://host:4222, tls://host:4222 or wss://host. {_ESCAPES} "
-            "It is not shown here, for it may hold a password."
+            f"{which} is not a NATS server. {_port_fault(text)}Write it as nats://host:4222, tls://host:4222 or "
+            f"wss://host. {_ESCAPES} It is not shown here, for it may hold a password."
         )
     return url
 
@@ -105,8 +125,9 @@ def database_url(text: str) -> Url:
     url = parse(text)
     if url is None or url.scheme not in _POSTGRES or "/" in url.path[1:]:
         raise UsageError(
-            "The database's URL cannot be used. Write postgresql://user@host/name or sqlite:///path/to/file.db. "
-            f"{_ESCAPES} It is not shown here, for it may hold a password."
+            f"The database's URL, of --database or EVENTJET_DATABASE, cannot be used. {_port_fault(text)}{_kind(text)}"
+            f"Write postgresql://user@host/name or sqlite:///path/to/file.db. {_ESCAPES} "
+            "It is not shown here, for it may hold a password."
         )
     return url
 

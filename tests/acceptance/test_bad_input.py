@@ -60,6 +60,10 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
             (f"init --database {url}", ["Write postgresql://", "sqlite:///path"])
             for url in ("mysql://host/x", "postgresql://host:port/x", "read.db", "sqlite://")
         ),
+        ("tail --servers nats://127.0.0.1:99999", ["Its port is not one of 1 to 65535."]),
+        ("init --database postgresql://host:99999/x", ["--database or EVENTJET_DATABASE", "Its port is not one of"]),
+        ("init --database postgres://ada@host/x", ["EVENTJET_DATABASE", "`postgres://` is written `postgresql://`"]),
+        ("init --database mysql://host/x", ["EVENTJET_DATABASE", "Read models are in PostgreSQL or in SQLite."]),
         ("status --app nowhere:bank", ["'nowhere'", "--app-dir"]),
         ("status --app bank:bank --app-dir nowhere", ["nowhere", "not a folder"]),
         ("status --app bank:banc", ["'banc'", "It holds bank."]),
