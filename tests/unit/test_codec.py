@@ -182,6 +182,22 @@ def test_bytes_that_are_not_the_event_name_position_and_bytes(body: bytes) -> No
     assert (caught.value.position, caught.value.data) == (5, body)
 
 
+@pytest.mark.parametrize(
+    ("type_name", "schema", "body", "says"),
+    [
+        ("thing.renamed", "3", b'{"by":"x"}', "title: Field required. Give `title` a default, or raise `schema` and"),
+        ("thing.renamed", "3", b"{}", "Give `title` a default, or raise `schema` and write an upcaster. Only if"),
+        ("all.kinds", "1", b'{"count":"12"}', "count: it is stored as text and declared as int"),
+    ],
+)
+def test_a_changed_field_is_mended_in_the_class_before_anything_is_skipped(
+    type_name: str, schema: str, body: bytes, says: str
+) -> None:
+    with pytest.raises(UndecodableEvent) as caught:
+        Decoder(catalog())(record(body, type_name=type_name, schema=schema))
+    assert says in str(caught.value)
+
+
 def test_unknown_fields_are_ignored_on_reading() -> None:
     recorded = Decoder(catalog())(record(b'{"text":"x","later":1}'))
     assert recorded is not None

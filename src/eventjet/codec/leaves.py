@@ -227,7 +227,7 @@ def _integer_from_json(value: Any) -> Any:
         digits = value.removeprefix("-")
         is_plain = digits.isascii() and digits.isdigit() and len(digits) < 4_000 and digits[0] != "0"
         if not (is_plain and abs(int(value)) > SAFE_INTEGER):
-            raise ValueError("an integer travels as a string only beyond 2^53")
+            raise ValueError("it is stored as text and declared as int; only integers beyond 2^53 are stored as text")
         return int(value)
     return value
 

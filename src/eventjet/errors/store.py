@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -461,6 +462,10 @@ def unknown_aggregate_remedy(aggregate: str) -> str:
     )
 
 
+_MISSING = re.compile(r"([\w.\[\]]+): (?:Field required|missing)(?:;|$)")
+"""The first field of the class that a stored body lacks, in the reason of a `ValidationError`."""
+
+
 class UndecodableEvent(CodecError):
     """The stored bytes are not the event their headers announce."""
 
@@ -474,6 +479,12 @@ class UndecodableEvent(CodecError):
         self.unknown_aggregate = unknown_aggregate
         """The aggregate of its subject if the application does not declare it: the event may be sound."""
         remedy = "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet skip`."
+        missing = _MISSING.search(reason)
+        if missing is not None:
+            remedy = (
+                f"Give `{missing[1]}` a default, or raise `schema` and write an upcaster. Only if nobody needs the "
+                "event, have everybody pass over it with `eventjet skip`."
+            )
         if unknown_aggregate is not None:
             remedy = unknown_aggregate_remedy(unknown_aggregate)
         super().__init__(
