@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
+
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Deposited, Opened, Withdrawn
@@ -55,12 +57,19 @@ def frame_of(spark: Any, nats: NatsServer, stream: str, *, streaming: bool = Fal
     return reader.format("jetstream").options(servers=nats.url, stream=stream, **options).load()
 
 
-def run_stream(frame: Any, checkpoint: Path, take: Callable[[Any, int], None]) -> None:
-    """Feed micro-batches to `take` until all that was there at the start is read; raises what failed the query."""
+def run_stream(frame: Any, checkpoint: Path, take: Callable[[Any, int], None], tries: int = 3) -> None:
+    """Feed micro-batches to `take` until all that was there at the start is read; raises what failed the query.
+
+    A query whose Python has not started within the 10 s that Spark gives it is begun again, before its first batch.
+    """
     writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     try:
         assert query.awaitTermination(120), "the query did not end"
+    except StreamingQueryException as error:
+        if tries == 1 or not all(text in str(error) for text in ("worker failed to connect back", "INITIALIZING")):
+            raise
+        run_stream(frame, checkpoint, take, tries - 1)
     finally:
         query.stop()
 
