@@ -91,7 +91,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def await_leaderless(server: NatsServer, stream: str) -> None:
     """Wait until a replica answers for the leader that the stream has no more."""
-    while True:
+    deadline = time.monotonic() + PATIENT_S
+    while time.monotonic() < deadline:
         with NatsConnection.open(Endpoint((server.url,))) as link:
             try:
                 assert link.ask(stream_info(stream), timeout_s=30.0).cluster["leader"]
@@ -99,6 +100,7 @@ def await_leaderless(server: NatsServer, stream: str) -> None:
                 if "the stream has no leader" in error.reason:
                     return
         time.sleep(0.1)
+    raise AssertionError(f"{stream} still has a leader")
 
 
 async def test_a_mirror_that_has_lost_its_leader_is_not_taken_for_a_log(clusters: Clusters) -> None:

@@ -149,7 +149,7 @@ async def test_in_memory_the_world_runs_what_is_waited_for(clinic: App) -> None:
         await there.jet.repository(Wish).execute("w", Wish.make, "ada", 60)
         waits = "has not settled: it waits for its deadline expired at 2030-01-01T01:00:00Z"
         with pytest.raises(NotSettled, match=waits):
-            await there.jet.settled(Wish, "w", timeout_s=0.2)
+            await there.jet.settled(Wish, "w", timeout_s=5)
         await there.pass_time(timedelta(hours=1))
         assert (await there.jet.settled(Wish, "w")).stage == "ended"
     async with clinic.in_memory() as jet:

@@ -189,9 +189,9 @@ def first_difference(expected: Any, stored: Any, key: Sequence[str]) -> tuple[tu
         return theirs[len(ours)], "the row is there twice, or the log gives none"
     differing: list[tuple[tuple[Any, ...], str]] = []
     for name in expected.column_names:
-        one, other = expected.column(name), stored.column(name)
-        if not one.equals(other):
-            pairs = zip(ours, one.to_pylist(), other.to_pylist(), strict=True)
+        folded, kept = expected.column(name), stored.column(name)
+        if not folded.equals(kept):
+            pairs = zip(ours, folded.to_pylist(), kept.to_pylist(), strict=True)
             where = next((where for where, value, actual in pairs if value != actual), ours[0])
             differing.append((where, f"the column {name} has another value than the log gives"))
     return min(differing, default=None)
