@@ -8,6 +8,7 @@ import itertools
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -179,6 +180,26 @@ async def test_what_a_listener_raises_is_no_matter_of_those_who_wait_for_answers
                 await asyncio.sleep(0.01)
         assert isinstance(raised[0]["exception"], LookupError)
         await client.close()
+
+
+def test_a_connection_closed_while_it_is_opened_leaves_no_socket_open(eventjet_nats: NatsServer) -> None:
+    async def close_after(turns: int) -> None:
+        client = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=60))
+        second = client.another("second")
+        waiting = asyncio.ensure_future(second.wait_for_room("a test", 60))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await second.close()
+        await client.close()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        for turns in range(40):
+            asyncio.run(close_after(turns))
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []
 
 
 async def test_a_server_that_ends_every_connection_is_not_asked_again_at_once() -> None:

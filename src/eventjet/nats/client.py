@@ -277,11 +277,13 @@ class LoopClient:
         """End all requests and subscriptions, and the connection unless it was given; may be called again."""
         self.guard.check()
         self._closed = True
-        for task in (self._open_task, self._ping_task):
-            if task is not None:
-                task.cancel()
+        tasks = {task for task in (self._open_task, self._ping_task) if task is not None}
+        for task in tasks:
+            task.cancel()
         self._exchanges.end_all(ConnectionClosed())
         self._usable.set()
+        if tasks:
+            await asyncio.wait(tasks)  # `connect` closes its socket, and Python 3.11 may lose the cancellation
         nats, tap = self.nats, self._tap
         if nats is None or tap is None:
             return
@@ -465,7 +467,7 @@ class LoopClient:
 
     async def _keep_opening(self) -> None:
         """Try to connect until it succeeds: nats-py itself gives up where the server has ended the login."""
-        while True:
+        while not self._closed:
             try:
                 await self.connect()
                 self._check_again()
@@ -575,6 +577,8 @@ async def _close(nats: NatsClient, tap: Tap) -> None:
             await nats.close()
 
     closing = asyncio.ensure_future(close())
-    await asyncio.wait({closing}, timeout=_CLOSE_S)
-    tap.abort()
+    try:
+        await asyncio.wait({closing}, timeout=_CLOSE_S)
+    finally:  # also if this is cancelled
+        tap.abort()
     await asyncio.wait({closing}, timeout=_CLOSE_S)
