@@ -324,7 +324,7 @@ def test_what_others_can_reach_needs_access(tmp_path: Path) -> None:
     for options in (("--host", "0.0.0.0"), ("--public-url", "https://console.example")):
         refused = program("ui", *options)
         assert (refused.status, refused.out) == (2, "")
-        assert "nothing would ask them who they are" in refused.said()
+        assert "nothing would ask them who they are" in refused.message()
         assert refused.is_one_paragraph()
     both = program("ui", "--allow-actions", "--access", "eventjet.examples.bank.app:bank")
     assert both.status == 2
@@ -368,7 +368,7 @@ def test_an_access_that_is_no_function_of_a_request_is_refused(tmp_path: Path, r
     program = Program(tmp_path, {**clean_environ(), "EVENTJET_APP": "eventjet.examples.bank.app:bank"})
     refused = program("ui", "--host", "0.0.0.0", "--access", reference)
     assert (refused.status, refused.out, refused.is_one_paragraph()) == (2, "", True)
-    assert reason in refused.said()
+    assert reason in refused.message()
 
 
 @pytest.mark.slow
