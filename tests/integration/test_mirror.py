@@ -322,13 +322,13 @@ async def test_a_mirror_is_not_accepted_as_the_log(settings: Settings, regions: 
 
 async def test_a_mirror_that_still_hears_its_log_is_not_promoted(settings: Settings) -> None:
     last = await create_mirrored_log(settings)
-    unreached = replace(settings, servers=("nats://127.0.0.1:9",))
-    plan = await asyncio.to_thread(promotion.preview, bank, unreached)
+    unreachable = replace(settings, servers=("nats://127.0.0.1:9",))
+    plan = await asyncio.to_thread(promotion.preview, bank, unreachable)
     assert any("The mirror heard from it" in reason for reason in plan.unknown)
     with pytest.raises(UsageError, match=r"heard from it .* s ago: it is alive"):
-        await asyncio.to_thread(promotion.promote, bank, unreached)
+        await asyncio.to_thread(promotion.promote, bank, unreachable)
     assert "mirror" in west_api(settings, f"STREAM.INFO.{APP}")
-    assert (await asyncio.to_thread(promotion.promote, bank, unreached, log_is_gone=True)).end == last
+    assert (await asyncio.to_thread(promotion.promote, bank, unreachable, log_is_gone=True)).end == last
 
 
 async def test_a_log_is_not_sealed_for_a_disconnected_mirror(

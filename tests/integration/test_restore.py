@@ -224,8 +224,8 @@ def test_a_concurrent_writer_ends_the_restore_with_a_reason(url: str, records: l
         if phase == "publish" and done == writes_at:
             append_raw(url, [("account.rival", block(), b"{}")])
 
-    said = "somebody else wrote" if writes_at < len(records) else "holds 1573 events"
-    with pytest.raises(Exception, match=said):
+    problem = "somebody else wrote" if writes_at < len(records) else "holds 1573 events"
+    with pytest.raises(Exception, match=problem):
         restored(url, records, write_at_position)
     assert ask_once(endpoint(url), stream_info(NAME)).last == writes_at + 1
     with pytest.raises(Refused):

@@ -320,8 +320,8 @@ async def test_unused_tables_are_listed_dropped_on_request_and_can_be_created_ag
     def listed(*resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             return [
-                (one.projection, one.revision, one.location, one.rows, one.position)
-                for one in unused(connection, resolved)
+                (table.projection, table.revision, table.location, table.rows, table.position)
+                for table in unused(connection, resolved)
             ]
 
     def drop(name: str, revision: int) -> Any:
@@ -399,14 +399,14 @@ def test_concurrent_revisions_get_different_table_slots(ledger: Ledger) -> None:
     table = Table("balances", MetaData(), Column("account_id", Integer, primary_key=True))
     both = [replace(BALANCES, revision=number, table=table) for number in (1, 2)]
     threads = [
-        threading.Thread(target=create_tables, args=(Database(ledger.settings.database).sync_engine(), [one]))
-        for one in both
+        threading.Thread(target=create_tables, args=(Database(ledger.settings.database).sync_engine(), [resolved]))
+        for resolved in both
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
-    assert sorted(state_of(ledger, one)[1] for one in (1, 2)) in (
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(state_of(ledger, revision)[1] for revision in (1, 2)) in (
         ["", own_location(ledger, 1)],
         ["", own_location(ledger, 2)],
     )
