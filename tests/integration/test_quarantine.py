@@ -18,6 +18,7 @@ from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.errors import CheckpointFenced
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
+from eventjet.operations.quarantine import CommandConnections, Quarantine
 from eventjet.projections.fold import Offering
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
@@ -168,6 +169,46 @@ def test_a_search_finds_letters_in_upper_or_lower_case_beyond_ascii(ledger: Ledg
         assert (listed(connection, "%"), listed(connection, "B-3"), listed(connection, "_")) == ([1], [3], [])
 
     in_transaction(ledger, search)
+
+
+def parked(*positions: int) -> list[Quarantined]:
+    """Events that each block an aggregate of their own."""
+    return [
+        Quarantined(position, "ledger", f"b-{position}", "id", "ledger.added", QUARANTINED, "no", "", None)
+        for position in positions
+    ]
+
+
+async def test_pages_leave_out_no_event_that_another_revision_quarantined(ledger: Ledger) -> None:
+    def insert(connection: Connection) -> None:
+        verdict.insert_events(connection, "balances", 1, parked(10, 20, 30, 40))
+        verdict.insert_events(connection, "balances", 2, parked(5, 20, 35))
+
+    changed(ledger, insert)
+    quarantine = Quarantine(CommandConnections(ledger, ledger.settings), "balances")  # type: ignore[arg-type]
+    pages: list[list[tuple[int, int]]] = []
+    after, is_cut = 0, True
+    while is_cut:
+        events, is_cut = await quarantine.listed(after=after, limit=2)
+        pages.append([(event.position, event.revision) for event in events])
+        after = events[-1].position
+    assert pages == [[(5, 2), (10, 1)], [(20, 1), (20, 2)], [(30, 1), (35, 2)], [(40, 1)]]
+    events, is_cut = await quarantine.listed(after=5, limit=2)
+    assert ([event.position for event in events], is_cut) == ([10], True)
+
+
+def test_the_outcomes_of_more_events_than_a_statement_has_parameters(ledger: Ledger) -> None:
+    def decide(connection: Connection) -> None:
+        ensure(connection, "balances", 1)
+        verdict.insert_events(connection, "balances", 1, parked(3, 5, 9))
+        assert verdict.retry(connection, "balances", 1, None) == [3, 5, 9]
+        verdict.drop(connection, "balances", 1, [5])
+        outcomes = verdict.outcomes(connection, "balances", 1, range(70_000))
+        assert [(outcome.position, outcome.resolution) for outcome in outcomes] == [
+            (3, "retry"), (5, "dropped"), (9, "retry")
+        ]  # fmt: skip
+
+    changed(ledger, decide)
 
 
 @pytest.mark.parametrize("rule", ["none", "of the database"])

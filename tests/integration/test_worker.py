@@ -12,6 +12,7 @@ import pytest
 
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
+from eventjet.domain.recorded import Recorded
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
@@ -19,7 +20,18 @@ from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.subscriptions.context import Session, WorkerOptions
 from eventjet.subscriptions.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
+from tests.integration.projecting import (
+    BALANCES,
+    MOVEMENTS,
+    Added,
+    Balance,
+    Movement,
+    Noted,
+    Opened,
+    folded,
+    made,
+    rows_of,
+)
 from tests.logs import block
 from tests.tables import reading
 
@@ -249,6 +261,21 @@ async def test_an_error_of_the_database_names_its_event(ledger: Ledger) -> None:
     assert f"position {bad} of 'a-7'" in str(work_status.reason)
     assert work_status.position == bad - 1
     assert rows(ledger) == folded(ledger.recorded(bad - 1))
+
+
+@pytest.mark.parametrize("character", ["\0", "\ud800"])
+async def test_a_reason_that_a_database_cannot_store_stops_the_projection_all_the_same(
+    ledger: Ledger, character: str
+) -> None:
+    def fold(row: Balance | None, event: Recorded[Any]) -> Balance | None:
+        raise ValueError(f"no {character} here")
+
+    failing = replace(BALANCES, declared=replace(BALANCES.declared, fold=fold))  # type: ignore[arg-type]
+    ledger.append([("a-1", Opened(owner="ada"))])
+    async with replace(ledger, projections={"balances": failing}).working(options=QUICK):
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
+    escaped = character.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    assert f"ValueError: no {escaped} here" in str((await ledger.status()).reason)
 
 
 async def test_status_has_state_position_and_lag(ledger: Ledger) -> None:

@@ -196,3 +196,11 @@ def test_a_cursor_says_where_its_handler_blocks() -> None:
     assert "blocked the event loop in a try at position 8." in str(cursor().tried(8, 1).blocking)
     both = cursor().tried(8, 1).tried(1_200, 3).blocking
     assert "in 3 tries at position 1,200 (and at 1 more)." in str(both)
+
+
+@pytest.mark.parametrize("reason", ["no \0 here", "no \ud800 here"])
+def test_a_reason_with_characters_that_json_does_not_take_is_stored_with_escapes(reason: str) -> None:
+    for after in (cursor().waiting(reason), cursor().failed(reason)):
+        stored = Cursor.decoded(after.encoded())
+        assert stored == after
+        assert re.fullmatch(r"no \\(x00|ud800) here", str(stored.reason))
