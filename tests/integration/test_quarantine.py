@@ -184,7 +184,7 @@ async def test_pages_leave_out_no_event_that_another_revision_quarantined(ledger
         verdict.insert_events(connection, "balances", 1, parked(10, 20, 30, 40))
         verdict.insert_events(connection, "balances", 2, parked(5, 20, 35))
 
-    changed(ledger, insert)
+    in_transaction(ledger, insert)
     quarantine = Quarantine(CommandConnections(ledger, ledger.settings), "balances")  # type: ignore[arg-type]
     pages: list[list[tuple[int, int]]] = []
     after, is_cut = 0, True
@@ -208,7 +208,7 @@ def test_the_outcomes_of_more_events_than_a_statement_has_parameters(ledger: Led
             (3, "retry"), (5, "dropped"), (9, "retry")
         ]  # fmt: skip
 
-    changed(ledger, decide)
+    in_transaction(ledger, decide)
 
 
 @pytest.mark.parametrize("rule", ["none", "of the database"])
