@@ -13,7 +13,7 @@ from eventjet.spark.session import Started
 from tests.integration.by_hand import log_of
 from tests.integration.doctored import Deployment
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import BALANCES, MOVEMENTS, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, database_with
 from tests.integration.rebuild_log import Book
 from tests.integration.shared_spark import SharedSpark
 
@@ -63,7 +63,7 @@ def postgres_book(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> B
 @pytest.fixture
 def ledger(nats: NatsServer, database: str) -> Ledger:
     """The app of `projecting` over an empty log, with its tables."""
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=database))
     ledger.create()
     return ledger

@@ -178,7 +178,7 @@ def kinds(findings: tuple[Finding, ...]) -> set[Kind]:
     return {(finding.part, finding.check, finding.level) for finding in findings if finding.level is not Level.OK}
 
 
-async def newer(sick: Deployment) -> None:
+async def newer(deployment: Deployment) -> None:
     """Deploy the app with the next revision of its projection."""
-    sick.app = app_of(sick.app.name, projections=[NEWER])
-    await sick.init()
+    deployment.app = app_of(deployment.app.name, projections=[NEWER])
+    await deployment.init()

@@ -32,7 +32,7 @@ from eventjet.sql.waiting import Checkpoints, RevisionStatus, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, database_with
 from tests.logs import fresh_name
 
 LONG_S = 60.0
@@ -118,7 +118,7 @@ async def test_a_worker_that_may_not_send_notices_projects_and_readers_poll(
     async def has_warned() -> bool:
         return "once a second" in caplog.text
 
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     with NatsServer(config=USERS) as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database, user="app", password="app"))
         ledger.create()
@@ -151,7 +151,7 @@ async def test_a_position_that_is_reached_without_a_notice_is_noticed(ledger: Le
 
 
 async def test_notices_arrive_again_after_a_server_restart(tmp_path: Path, database: str) -> None:
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     with NatsServer() as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
@@ -174,7 +174,7 @@ async def heard(server: NatsServer, ledger: Ledger) -> bool:
 async def test_a_database_that_stops_while_readers_wait_is_unreachable(eventjet_nats: NatsServer) -> None:
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
-        made(postgres.url, BALANCES)
+        database_with(postgres.url, BALANCES)
         async with waiting(ledger, slow_s=0.2) as (reader, look):
             waiters = [asyncio.create_task(reader.caught_up(BALANCES, 1, LONG_S)) for _ in range(20)]
             await looked(look)
@@ -212,7 +212,7 @@ async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[Po
     """Yield a task that waits for position 1 while the process that serves its connection is stopped."""
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
-        made(postgres.url, BALANCES)
+        database_with(postgres.url, BALANCES)
         async with waiting(ledger, slow_s=0.2) as (reader, look):
             waiter = asyncio.create_task(reader.caught_up(BALANCES, 1, timeout_s))
             await looked(look, 2)

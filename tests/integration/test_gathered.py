@@ -61,7 +61,7 @@ class Noise:
 class Ear:
     """The dependency of the handler, which records the messages."""
 
-    seen: list[Incoming[Rang | Landed]] = field(default_factory=list[Incoming[Rang | Landed]])
+    received: list[Incoming[Rang | Landed]] = field(default_factory=list[Incoming[Rang | Landed]])
 
     def by_position(self) -> dict[int, Incoming[Rang | Landed]]:
         return {message.position: message for message in self.received}

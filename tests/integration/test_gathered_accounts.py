@@ -71,7 +71,7 @@ def bells(event: Recorded[Moored]) -> list[Landed]:
 class Desk:
     """The dependency of the handler, which records the messages."""
 
-    seen: list[Incoming[Landed]] = field(default_factory=list[Incoming[Landed]])
+    received: list[Incoming[Landed]] = field(default_factory=list[Incoming[Landed]])
 
     def places(self) -> list[tuple[str, str, int]]:
         origins = [message.origin for message in self.received]

@@ -50,7 +50,7 @@ class Order:
 class Desk:
     """The dependency of the handler: it records messages, and makes the handler fail on demand."""
 
-    seen: list[Incoming[Paid]] = field(default_factory=list[Incoming[Paid]])
+    received: list[Incoming[Paid]] = field(default_factory=list[Incoming[Paid]])
     keys: list[str] = field(default_factory=list[str])
     fails: Callable[[Paid], bool] = lambda paid: False
 

@@ -20,9 +20,9 @@ from eventjet.errors import HandlerFailed, RebuildRefused
 from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint, read
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, log_of, table_rows
 from tests.integration.ledger_log import Ledger, history
-from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
+from tests.integration.projecting import BALANCES, Added, Opened, database_with, folded, rows_of
 from tests.integration.rebuild_log import remains
 from tests.tables import reading
 
@@ -53,13 +53,13 @@ async def test_tables_made_again_equal_the_computation_and_a_worker_goes_on_from
     report = await again(log, engine="spark")
     assert (report.position, report.events, report.projections[0].sequential) == (last, 1_200, True)
     rows = expected(log.recorded(last))
-    assert found(log.where) == rows
+    assert table_rows(log.where) == rows
     assert report.rows == sum(map(len, rows.values()))
     assert (checkpoint(log).position, checkpoint(log).state, checkpoint(log).generation) == (last, "active", 2)
     last = log.append(history(300, seed=2))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -101,17 +101,17 @@ async def test_what_is_recorded_while_it_is_made_again_is_in_it(log: Ledger) -> 
 
     await again(log, progress=record)
     assert checkpoint(log).position == lasts[0]
-    assert found(log.where) == expected(log.recorded(lasts[0]))
+    assert table_rows(log.where) == expected(log.recorded(lasts[0]))
 
 
 async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> None:
-    made(log.settings.database, BALANCES)
+    database_with(log.settings.database, BALANCES)
     log.projections = {"ledger": LEDGER, "balances": BALANCES}
     last = log.append(history(500))
     told: list[Progress] = []
     report = await again(log, "ledger", "balances", progress=told.append)
     assert [(one.projection, one.sequential) for one in report.projections] == [("ledger", True), ("balances", False)]
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     with reading(log.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))
     assert {"read", "sequential", "swap"} <= {one.phase for one in told}
@@ -123,12 +123,12 @@ async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> N
 async def test_an_event_that_a_handler_cannot_take_stops_it_by_name_and_leaves_the_live_tables(log: Ledger) -> None:
     last = log.append(history(50))
     await again(log)
-    before = found(log.where), checkpoint(log)
+    before = table_rows(log.where), checkpoint(log)
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     with pytest.raises(HandlerFailed, match=rf"position {bad} of 'a-1'"):
         await again(log)
-    assert (found(log.where), checkpoint(log)) == before
-    assert found(log.where) == expected(log.recorded(last))
+    assert (table_rows(log.where), checkpoint(log)) == before
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -154,7 +154,7 @@ async def test_handlers_that_reach_beyond_the_shadow_are_undone_and_refused(
     await again(log)
     with pytest.raises(RebuildRefused, match=rf"write to {named}, which it does not declare"):
         await again(changed(log, bound_with(handler, by_hand.added, by_hand.closed)))
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -201,7 +201,7 @@ async def test_what_a_worker_made_has_no_differences_though_batches_were_rolled_
     assert left < 5
     report = await verified(log)
     assert (report.differences, report.position, report.events) == (0, last, 200)
-    assert report.rows == sum(map(len, found(log.where).values()))
+    assert report.rows == sum(map(len, table_rows(log.where).values()))
     assert remains(log.where) == []
 
 
@@ -217,7 +217,7 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     log.append(history(300))
     await again(log)
     assert (await verified(log)).differences == 0
-    before = found(log.where)
+    before = table_rows(log.where)
     line, account = before["lines"][3], next(row for row in before["accounts"] if row[1] is not None)
     log.execute(
         f"update lines set amount = '9999.00' where position = {line[0]}",
@@ -235,13 +235,13 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     assert totals["added"] == (None, {"name": "added", "n": dict(before["totals"])["added"]})
     await again(log)
     assert (await verified(log)).differences == 0
-    assert found(log.where) == before
+    assert table_rows(log.where) == before
 
 
 async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: Ledger) -> None:
     log.append(history(300))
     await again(log)
-    before = found(log.where), checkpoint(log)
+    before = table_rows(log.where), checkpoint(log)
     log.append(history(5_000, seed=2))
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -255,11 +255,11 @@ async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (found(log.where), checkpoint(log)) == before
+    assert (table_rows(log.where), checkpoint(log)) == before
     assert remains(log.where) == []
 
 
 async def test_an_empty_log_gives_empty_tables(log: Ledger) -> None:
     report = await again(log)
     assert (report.events, report.rows) == (0, 0)
-    assert found(log.where) == {"accounts": [], "lines": [], "totals": []}
+    assert table_rows(log.where) == {"accounts": [], "lines": [], "totals": []}

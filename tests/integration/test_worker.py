@@ -19,7 +19,17 @@ from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.subscriptions.context import Session, WorkerOptions
 from eventjet.subscriptions.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
+from tests.integration.projecting import (
+    BALANCES,
+    MOVEMENTS,
+    Added,
+    Movement,
+    Noted,
+    Opened,
+    database_with,
+    folded,
+    rows_of,
+)
 from tests.logs import block
 from tests.tables import reading
 
@@ -264,7 +274,7 @@ async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:
 async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_active(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     write = Session.write
 
     async def slowly(session: Session, *call: Any, **named: Any) -> Any:

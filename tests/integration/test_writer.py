@@ -53,8 +53,8 @@ from tests.integration.projecting import (
     Closed,
     Movement,
     Opened,
+    database_with,
     folded,
-    made,
     on,
     rows_of,
 )
@@ -62,7 +62,7 @@ from tests.integration.projecting import (
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    where = made(database, BALANCES, MOVEMENTS, KINDS)
+    where = database_with(database, BALANCES, MOVEMENTS, KINDS)
     engine = where.sync_engine()
     yield engine
     engine.dispose()
