@@ -18,7 +18,7 @@ from eventjet.sql.database import WORKER, Database
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.pooler import Pooler
-from tests.integration.projecting import BALANCES, made
+from tests.integration.projecting import BALANCES, database_with
 from tests.tables import execute
 
 HOSTILE = {
@@ -77,7 +77,7 @@ async def test_a_worker_a_rebuild_and_a_verification_work_behind_a_pool_of_sessi
 ) -> None:
     with Pooler(eventjet_database, by_transaction=False).listening() as behind:
         app = Ledger(Settings(servers=(nats.url,), database=behind))
-        made(behind, *app.projections.values())
+        database_with(behind, *app.projections.values())
         app.create()
         last = app.append(history(60))
         async with app.working(options=QUICK):

@@ -20,7 +20,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Sick, app_of
+from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Deployment, app_of
 from tests.integration.ledger_log import eventually
 from tests.integration.reacting import working
 
@@ -31,7 +31,7 @@ BOUND_S = 60.0
 SETTING = "Set `response_type: Stream` in the export"
 
 
-def imported(folder: Path, kind: str, prefix: str) -> Iterator[Sick]:
+def imported(folder: Path, kind: str, prefix: str) -> Iterator[Deployment]:
     """An app in an account that imports what the log's account has, the API with an export of that kind."""
     others = [f"{APP}.>", "$KV.>", timer_subject(APP, "*", "*")]
     names = {"$JS.API.>": f"{prefix}.>", "$KV.>": f"{prefix}.$KV.>"} if prefix else {}
@@ -48,10 +48,10 @@ accounts {{
     with NatsServer(folder / "server", jetstream=False, config=config) as server:
         database = f"sqlite:///{folder}/models.db"
         settings = Settings((server.url,), database, "app", "app", jetstream_prefix=prefix or None)
-        yield Sick(settings, folder, app_of(APP))
+        yield Deployment(settings, folder, app_of(APP))
 
 
-def of_owner(sick: Sick) -> Sick:
+def of_owner(sick: Deployment) -> Deployment:
     """The same log, in its own account."""
     return replace(sick, settings=replace(sick.settings, user="log", password="log", jetstream_prefix=None))
 
@@ -60,28 +60,28 @@ PREFIXES = pytest.mark.parametrize("prefix", ["", "hub.API"], ids=["plain", "pre
 
 
 @pytest.fixture
-def cut(prefix: str, tmp_path: Path) -> Iterator[Sick]:
+def cut(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
     yield from imported(tmp_path, "", prefix)
 
 
 @pytest.fixture
-def whole(prefix: str, tmp_path: Path) -> Iterator[Sick]:
+def whole(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
     yield from imported(tmp_path, ", response_type: Stream", prefix)
 
 
 @PREFIXES
-async def test_all_of_an_app_works_over_an_import_that_delivers_each_answer(whole: Sick) -> None:
-    await whole.made()
-    await whole.begun(Decimal(5))
+async def test_all_of_an_app_works_over_an_import_that_delivers_each_answer(whole: Deployment) -> None:
+    await whole.init()
+    await whole.deposit_and_process(Decimal(5))
     async with whole.app.connect(whole.settings) as jet:  # a log of few events
         assert len([one async for one in jet.tail()]) == 1
-    assert [one for one in await whole.found() if one.level in (FAULT, UNREACHABLE)] == []
+    assert [one for one in await whole.findings() if one.level in (FAULT, UNREACHABLE)] == []
 
 
 @PREFIXES
-async def test_a_connection_to_a_log_with_events_is_refused(cut: Sick) -> None:
-    await of_owner(cut).made()
-    await of_owner(cut).deposited(Decimal(5))
+async def test_a_connection_to_a_log_with_events_is_refused(cut: Deployment) -> None:
+    await of_owner(cut).init()
+    await of_owner(cut).deposit(Decimal(5))
     with pytest.raises(SingleResponse, match=SETTING) as caught:
         async with cut.app.connect(cut.settings):
             pass
@@ -89,8 +89,8 @@ async def test_a_connection_to_a_log_with_events_is_refused(cut: Sick) -> None:
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_the_first_history_of_a_log_that_was_empty_is_refused(cut: Sick) -> None:
-    await of_owner(cut).made()
+async def test_the_first_history_of_a_log_that_was_empty_is_refused(cut: Deployment) -> None:
+    await of_owner(cut).init()
     async with cut.app.connect(cut.settings) as jet:
         await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
 
@@ -103,9 +103,9 @@ async def test_the_first_history_of_a_log_that_was_empty_is_refused(cut: Sick) -
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_pulls_of_a_worker_are_refused_wherever_they_begin(cut: Sick) -> None:
-    await of_owner(cut).made()
-    await of_owner(cut).deposited(*map(Decimal, (1, 2, 3)))
+async def test_pulls_of_a_worker_are_refused_wherever_they_begin(cut: Deployment) -> None:
+    await of_owner(cut).init()
+    await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
 
     def pull(position: int) -> None:
         with DurablePull(cut.endpoint, APP, f"deposits-{position}", position=position) as reading:
@@ -118,9 +118,9 @@ async def test_pulls_of_a_worker_are_refused_wherever_they_begin(cut: Sick) -> N
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_reads_of_rebuilds_and_pages_of_programs_that_wait_are_refused(cut: Sick) -> None:
-    await of_owner(cut).made()
-    last = await of_owner(cut).deposited(*map(Decimal, (1, 2, 3)))
+async def test_reads_of_rebuilds_and_pages_of_programs_that_wait_are_refused(cut: Deployment) -> None:
+    await of_owner(cut).init()
+    last = await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
 
     def read() -> None:
         for _ in read_range(cut.endpoint, APP, 1, last + 1):
@@ -141,8 +141,8 @@ async def refused(*works: Awaitable[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_a_worker_tells_why_it_gets_nothing(cut: Sick, caplog: pytest.LogCaptureFixture) -> None:
-    await of_owner(cut).made()
+async def test_a_worker_tells_why_it_gets_nothing(cut: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    await of_owner(cut).init()
 
     async def is_told() -> bool:
         lines = [one.getMessage() for one in caplog.records]
@@ -150,14 +150,14 @@ async def test_a_worker_tells_why_it_gets_nothing(cut: Sick, caplog: pytest.LogC
 
     alone = App(APP, aggregates=[Account, Book], projections=[DEPOSITS])
     async with working(alone, cut.settings):
-        await of_owner(cut).deposited(*map(Decimal, (1, 2, 3)))
+        await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
         await eventually(is_told, "the worker to tell of the import")
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_doctor_tells_of_the_import(cut: Sick) -> None:
-    await of_owner(cut).made()
-    await of_owner(cut).deposited(*map(Decimal, (1, 2, 3)))
-    told = [one for one in await cut.found() if "response_type: Stream" in f"{one.what} {one.fix}"]
+async def test_doctor_tells_of_the_import(cut: Deployment) -> None:
+    await of_owner(cut).init()
+    await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
+    told = [one for one in await cut.findings() if "response_type: Stream" in f"{one.what} {one.fix}"]
     assert told
     assert all(one.level is FAULT for one in told)

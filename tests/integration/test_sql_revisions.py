@@ -25,7 +25,7 @@ from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables, located_tables
 from eventjet.sql.revisions import retire, unused
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
+from tests.integration.by_hand import LEDGER, QUICK, TableRows, changed, expected, log_of, table_rows
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import Added, Closed, Opened
 from tests.integration.revision_log import checkpoints
@@ -53,7 +53,7 @@ def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Seque
 REVISED = _revised()
 
 
-def revised(events: list[Recorded[Any]]) -> Found:
+def revised(events: list[Recorded[Any]]) -> TableRows:
     """What the tables of revision 2 must hold."""
     made = expected(events)
     count = sum(isinstance(one.data, Added) for one in events)
@@ -72,10 +72,10 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
     return checkpoints(log)["ledger", revision]
 
 
-def rows(log: Ledger, resolved: ResolvedSql) -> Found:
+def rows(log: Ledger, resolved: ResolvedSql) -> TableRows:
     """The rows of a revision, wherever they are."""
     place = checkpoint(log, resolved.revision).location
-    return found(log.where, tables=located_tables(resolved, place, log.where.dialect))
+    return table_rows(log.where, tables=located_tables(resolved, place, log.where.dialect))
 
 
 async def took_over(log: Ledger) -> None:
@@ -180,7 +180,7 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
     assert reader.check(log) == {1, 2}
     assert (checkpoint(log, 1).location, checkpoint(log, 2).location) == (HOME, "")
     assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)
-    assert found(log.where) == rows(log, REVISED) == revised(log.recorded(last))
+    assert table_rows(log.where) == rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
     granted = "select has_table_privilege('public', 'public.accounts', 'select'), has_sequence_privilege('public', "
     assert asked(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
@@ -249,7 +249,7 @@ async def test_a_session_that_was_replaced_goes_on_in_the_revisions_own_schema(p
     at = checkpoint(log, 2).position
     assert 140 < at < 160
     assert rows(log, wrong) == revised(log.recorded(at))
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sqlite_log: Ledger) -> None:
@@ -265,7 +265,7 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sql
             pass
     with pytest.raises(LocationTaken, match=words):
         await rebuild(newer, ["ledger"], log.settings, engine="local")
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
 
 
@@ -298,6 +298,6 @@ async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
         await log.caught_up(last, LEDGER)
     assert [checkpoint(log, revision).location for revision in (1, 2)] == ["", ""]
     due = expected(log.recorded(last))
-    assert found(log.where) == due
+    assert table_rows(log.where) == due
     with reading(log.settings.database) as connection:
         assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == due["totals"]

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
-from tests.integration.by_hand import QUICK, accounts_table, bound_with, found, kinds_table, log_of, totals_table
+from tests.integration.by_hand import QUICK, accounts_table, bound_with, kinds_table, log_of, table_rows, totals_table
 from tests.integration.projecting import Added, Opened
 
 
@@ -46,7 +46,7 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
     last = log.append([("a", Opened(owner="ada"))] * 2)
     async with log.working(options=QUICK):
         await log.caught_up(last, resolved)
-    rows = found(log.where, tables=[kinds_table])["kinds"]
+    rows = table_rows(log.where, tables=[kinds_table])["kinds"]
     assert len(rows) == 4
     nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
     seen = {one.position: one.recorded_at for one in log.recorded(last)}
@@ -132,4 +132,4 @@ async def test_sums_that_sqlite_makes_of_text_are_refused_and_never_rounded(
     async with log.working(options=QUICK):
         stopped = await log.failed()
     assert "position 4 of 'a': IntegrityError: CHECK constraint failed" in str(stopped.reason)
-    assert found(log.where)["accounts"][0][2] == Decimal("0.33")
+    assert table_rows(log.where)["accounts"][0][2] == Decimal("0.33")

@@ -13,13 +13,13 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.status import watched
 from eventjet.subscriptions.work_status import WorkStatus
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import BALANCES, made
+from tests.integration.projecting import BALANCES, database_with
 
 
 async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_path: Path) -> None:
     with NatsServer() as server:
         database = f"sqlite:///{tmp_path}/read.db"
-        made(database, BALANCES)
+        database_with(database, BALANCES)
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
         looks = watched(ledger, ledger.settings, 0.05)
