@@ -186,7 +186,7 @@ async def test_a_state_that_does_not_fit_stops_the_projection_until_it_is_rebuil
 @pytest.mark.timeout(1_800)
 @pytest.mark.usefixtures("spark")
 async def test_spark_and_an_archive_give_the_same_rows_in_sqlite(tmp_path: Path) -> None:
-    """As `test_one_history_gives_the_same_rows_on_every_road` says of PostgreSQL."""
+    """As `test_workers_rebuilds_archives_and_lakes_give_the_same_rows` says of PostgreSQL."""
     pairs = history(11, 4_000, ids=300)
     async with running(orders) as jet:
         last = append(jet.settings, pairs)
