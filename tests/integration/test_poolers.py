@@ -68,8 +68,8 @@ async def test_every_session_has_the_settings_it_relies_on_whatever_the_database
         url = (behind if pooled else eventjet_database) + "?options=-c%20search_path%3D%22shop%5C%20one%22,public"
         found: object = await ask(Database(url))  # type: ignore[misc]
     assert found == ("2s", "15s", "2500ms", *ALWAYS, '"shop one",public')
-    assert bool(pooler.asked_for) == pooled
-    assert all("lock_timeout" in one["options"] for one in pooler.asked_for)
+    assert bool(pooler.startup_parameters) == pooled
+    assert all("lock_timeout" in one["options"] for one in pooler.startup_parameters)
 
 
 async def test_a_worker_a_rebuild_and_a_verification_work_behind_a_pool_of_sessions_that_drops_options(
