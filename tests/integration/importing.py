@@ -1,4 +1,4 @@
-"""An import in a process of its own: `python -m tests.integration.importing APP SERVERS COUNT`."""
+"""`python -m tests.integration.importing APP SERVERS COUNT` imports in another process."""
 
 from __future__ import annotations
 
