@@ -1,4 +1,4 @@
-"""Forbidden actions of a handler are refused before they take effect, and database errors are distinguished from its own."""
+"""Forbidden actions of a handler are refused before they take effect, and told apart from database errors."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Moving:
             await self.jet.client.api(f"STREAM.UPDATE.{state.name}", {**state.config, "placement": placement})
 
     async def wait_arrived(self, servers: set[str] | None = None, replicas: int = 3) -> None:
-        """Wait until every stream has its copies on these servers, or anywhere; doctor must report no fault meanwhile."""
+        """Wait until every stream has its copies on these servers, or anywhere; doctor must report no fault."""
 
         def is_there(state: StreamState) -> bool:
             copies: Sequence[dict[str, Any]] = state.cluster.get("replicas") or ()
