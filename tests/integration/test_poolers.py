@@ -18,7 +18,7 @@ from eventjet.sql.database import WORKER, Database
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.pooler import Pooler
-from tests.integration.projecting import BALANCES, made
+from tests.integration.projecting import BALANCES, database_with
 from tests.tables import execute
 
 HOSTILE = {
@@ -79,7 +79,7 @@ async def test_workers_rebuilds_and_verifications_work_behind_a_session_pooler(
 ) -> None:
     with Pooler(eventjet_database, by_transaction=False).listening() as pooled_url:
         app = Ledger(Settings(servers=(nats.url,), database=pooled_url))
-        made(pooled_url, *app.projections.values())
+        database_with(pooled_url, *app.projections.values())
         app.create()
         last = app.append(history(60))
         async with app.working(options=QUICK):

@@ -29,7 +29,17 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
+from tests.integration.projecting import (
+    BALANCES,
+    CATALOG,
+    MOVEMENTS,
+    Added,
+    Balance,
+    Closed,
+    Noted,
+    Opened,
+    database_with,
+)
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, expected, mixed, resolutions, state_of
 from tests.logs import block, stored
 from tests.tables import reading
@@ -44,7 +54,7 @@ def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: 
     url = f"sqlite:///{tmp_path}/read.db"
     if request.param == "postgresql":
         url = str(request.getfixturevalue("eventjet_database"))
-    made(url, PARKING, MOVEMENTS)
+    database_with(url, PARKING, MOVEMENTS)
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url), projections={"balances": PARKING})
     ledger.create()
     return ledger

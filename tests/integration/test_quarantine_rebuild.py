@@ -18,7 +18,7 @@ from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from eventjet.sql import quarantine as verdict
 from tests.integration.ledger_log import eventually
-from tests.integration.quarantined import Kept, kept_of, resolutions
+from tests.integration.quarantined import QuarantineRow, quarantine_rows, resolutions
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block
 from tests.tables import reading
@@ -76,9 +76,9 @@ def in_transaction(book: Book, change: Callable[[Connection], T]) -> T:
         return change(connection)
 
 
-def quarantine_of(book: Book) -> list[Kept]:
+def quarantine_of(book: Book) -> list[QuarantineRow]:
     with reading(book.settings.database) as connection:
-        return kept_of(connection)
+        return quarantine_rows(connection)
 
 
 def parked(book: Book) -> list[int]:
@@ -89,7 +89,7 @@ async def rebuilt(book: Book, *names: str, engine: Any = "local", **options: Any
     return await rebuild(book.ref, names or ["balances"], book.settings, engine=engine, **options)
 
 
-async def projected_live(book: Book, last: int) -> tuple[list[Any], list[Kept]]:
+async def projected_live(book: Book, last: int) -> tuple[list[Any], list[QuarantineRow]]:
     """Let a worker project the log, and return (rows, quarantine)."""
     async with book.working("balances"):
         await book.caught_up(last, book.projections["balances"], timeout_s=60)

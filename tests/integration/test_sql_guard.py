@@ -19,9 +19,9 @@ from tests.integration.by_hand import (
     bound_with,
     changed,
     expected,
-    found,
     kinds_table,
     lines_table,
+    table_rows,
     totals_table,
 )
 from tests.integration.ledger_log import Ledger
@@ -116,7 +116,7 @@ async def test_a_handler_may_not_end_the_transaction_it_is_given(
     assert problem in str(stopped.reason), stopped.reason
     assert f"position {bad} of 'a-1'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert table_rows(log.where) == expected(log.recorded(bad - 1))
 
 
 async def test_a_transaction_ended_by_the_driver_stops_the_projection_as_half_written(
@@ -144,7 +144,7 @@ async def test_savepoints_of_a_handler_may_fail(log: Ledger) -> None:
     last = log.append([("a", Opened(owner="ada")), ("b", Opened(owner="ada")), ("c", Opened(owner="carl"))])
     async with changed(log, bound_with(opened, by_hand.added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    rows = found(log.where)
+    rows = table_rows(log.where)
     assert [row[0] for row in rows["accounts"]] == ["a", "c"]
     assert rows["totals"] == [("opened", 2), ("refused", 1)]
 
@@ -165,7 +165,7 @@ async def test_a_handler_that_ignores_an_error_without_a_savepoint_is_stopped(lo
         stopped = await log.failed()
     assert stopped.position == 1
     assert "begin_nested" in str(stopped.reason)
-    assert found(log.where) == expected(log.recorded(1))
+    assert table_rows(log.where) == expected(log.recorded(1))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -193,7 +193,7 @@ async def test_a_connection_error_is_tried_again_even_if_the_handler_wraps_it(lo
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
     assert faults_left == 0
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_a_violation_of_a_deferred_constraint_is_bisected_to_its_event(log: Ledger) -> None:
@@ -214,7 +214,7 @@ async def test_a_violation_of_a_deferred_constraint_is_bisected_to_its_event(log
         stopped = await log.failed()
     assert f"position {bad} of 'a-2'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert table_rows(log.where) == expected(log.recorded(bad - 1))
 
 
 async def test_foreign_keys_are_enforced_on_both_databases(log: Ledger) -> None:

@@ -17,7 +17,7 @@ from eventjet import Recorded
 from eventjet.subscriptions import projection_session
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, table_rows
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import Added, Noted
 
@@ -26,10 +26,10 @@ async def test_tables_equal_an_independent_computation_when_caught_up_and_while_
     last = log.append(history(600))
     async with log.working():
         await log.caught_up(last, LEDGER)
-        assert found(log.where) == expected(log.recorded(last))
+        assert table_rows(log.where) == expected(log.recorded(last))
         last = log.append(history(200, seed=8))
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert (await log.status()).state == "active"
 
 
@@ -41,7 +41,7 @@ async def test_batches_of_any_size_give_identical_tables_and_stop_at_the_same_ev
     async with log.working(options=replace(QUICK, batch_max=size)):
         failed_status = await log.failed()
     before = log.recorded(bad - 1)
-    assert found(log.where) == expected(before)
+    assert table_rows(log.where) == expected(before)
     assert f"position {bad} of 'a-1'" in str(failed_status.reason)
     assert max(event.position for event in before if not isinstance(event.data, Noted)) <= failed_status.position < bad
 
@@ -59,10 +59,10 @@ async def test_a_failing_handler_leaves_earlier_events_and_continues_after_a_cor
         stopped = await log.failed()
     assert stopped.position == bad - 1
     assert f"position {bad} of 'a-2': RuntimeError: the thirteenth" in str(stopped.reason)
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert table_rows(log.where) == expected(log.recorded(bad - 1))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_once(log: Ledger) -> None:
@@ -75,7 +75,7 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
     options = replace(QUICK, lease_s=0.4, batch_max=50)
     async with slow.working(options=options), slow.working(options=options):
         await log.caught_up(last, LEDGER, timeout_s=100)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_a_worker_cut_off_within_a_batch_writes_nothing_of_it(log: Ledger) -> None:
@@ -92,10 +92,10 @@ async def test_a_worker_cut_off_within_a_batch_writes_nothing_of_it(log: Ledger)
     async with stuck.working(options=replace(QUICK, drain_s=0.1)):
         assert await asyncio.to_thread(reached.wait, 20)
     assert (await log.status()).position < 25
-    assert found(log.where) == expected(log.recorded((await log.status()).position))
+    assert table_rows(log.where) == expected(log.recorded((await log.status()).position))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_a_stopping_worker_commits_its_transaction_and_begins_no_other(
@@ -113,7 +113,7 @@ async def test_a_stopping_worker_commits_its_transaction_and_begins_no_other(
     async with asyncio.timeout(90):
         await run_workers(stopping, stopping.settings, stop=stop, options=QUICK)
     assert ((await log.status()).position, last) == (1, 50)
-    assert found(log.where) == expected(log.recorded(1))
+    assert table_rows(log.where) == expected(log.recorded(1))
 
 
 async def test_a_table_with_rows_and_no_checkpoint_is_refused(log: Ledger) -> None:
@@ -156,4 +156,4 @@ async def test_a_worker_killed_around_a_commit_takes_every_event_once(log: Ledge
         await log.caught_up(last, LEDGER)
         process.terminate()
         await asyncio.wait_for(process.wait(), 30)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))

@@ -20,9 +20,9 @@ from eventjet.errors import HandlerFailed, RebuildRefused
 from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint, read
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, log_of, table_rows
 from tests.integration.ledger_log import Ledger, history
-from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
+from tests.integration.projecting import BALANCES, Added, Opened, database_with, folded, rows_of
 from tests.integration.rebuild_log import remains
 from tests.tables import reading
 
@@ -53,13 +53,13 @@ async def test_rebuilt_tables_equal_the_expected_rows_and_a_worker_continues(log
     report = await rebuild_tables(log, engine="spark")
     assert (report.position, report.events, report.projections[0].sequential) == (last, 1_200, True)
     rows = expected(log.recorded(last))
-    assert found(log.where) == rows
+    assert table_rows(log.where) == rows
     assert report.rows == sum(map(len, rows.values()))
     assert (checkpoint(log).position, checkpoint(log).state, checkpoint(log).generation) == (last, "active", 2)
     last = log.append(history(300, seed=2))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -101,11 +101,11 @@ async def test_events_recorded_during_a_rebuild_are_in_its_tables(log: Ledger) -
 
     await rebuild_tables(log, progress=record)
     assert checkpoint(log).position == lasts[0]
-    assert found(log.where) == expected(log.recorded(lasts[0]))
+    assert table_rows(log.where) == expected(log.recorded(lasts[0]))
 
 
 async def test_folds_and_sql_projections_are_rebuilt_in_one_run(log: Ledger) -> None:
-    made(log.settings.database, BALANCES)
+    database_with(log.settings.database, BALANCES)
     log.projections = {"ledger": LEDGER, "balances": BALANCES}
     last = log.append(history(500))
     reports: list[Progress] = []
@@ -114,7 +114,7 @@ async def test_folds_and_sql_projections_are_rebuilt_in_one_run(log: Ledger) -> 
         ("ledger", True),
         ("balances", False),
     ]
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     with reading(log.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))
     assert {"read", "sequential", "swap"} <= {report.phase for report in reports}
@@ -126,12 +126,12 @@ async def test_folds_and_sql_projections_are_rebuilt_in_one_run(log: Ledger) -> 
 async def test_a_failing_event_is_named_and_leaves_the_live_tables(log: Ledger) -> None:
     last = log.append(history(50))
     await rebuild_tables(log)
-    before = found(log.where), checkpoint(log)
+    before = table_rows(log.where), checkpoint(log)
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     with pytest.raises(HandlerFailed, match=rf"position {bad} of 'a-1'"):
         await rebuild_tables(log)
-    assert (found(log.where), checkpoint(log)) == before
-    assert found(log.where) == expected(log.recorded(last))
+    assert (table_rows(log.where), checkpoint(log)) == before
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -157,7 +157,7 @@ async def test_handlers_that_write_outside_the_shadow_are_refused(
     await rebuild_tables(log)
     with pytest.raises(RebuildRefused, match=rf"write to {named}, which it does not declare"):
         await rebuild_tables(changed(log, bound_with(handler, by_hand.added, by_hand.closed)))
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert remains(log.where) == []
 
 
@@ -204,7 +204,7 @@ async def test_verification_finds_no_difference_after_rolled_back_batches(log: L
     assert failures_left < 5
     report = await verified(log)
     assert (report.differences, report.position, report.events) == (0, last, 200)
-    assert report.rows == sum(map(len, found(log.where).values()))
+    assert report.rows == sum(map(len, table_rows(log.where).values()))
     assert remains(log.where) == []
 
 
@@ -220,7 +220,7 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     log.append(history(300))
     await rebuild_tables(log)
     assert (await verified(log)).differences == 0
-    before = found(log.where)
+    before = table_rows(log.where)
     line, account = before["lines"][3], next(row for row in before["accounts"] if row[1] is not None)
     log.execute(
         f"update lines set amount = '9999.00' where position = {line[0]}",
@@ -240,13 +240,13 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     assert totals["added"] == (None, {"name": "added", "n": dict(before["totals"])["added"]})
     await rebuild_tables(log)
     assert (await verified(log)).differences == 0
-    assert found(log.where) == before
+    assert table_rows(log.where) == before
 
 
 async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: Ledger) -> None:
     log.append(history(300))
     await rebuild_tables(log)
-    before = found(log.where), checkpoint(log)
+    before = table_rows(log.where), checkpoint(log)
     log.append(history(5_000, seed=2))
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -260,11 +260,11 @@ async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (found(log.where), checkpoint(log)) == before
+    assert (table_rows(log.where), checkpoint(log)) == before
     assert remains(log.where) == []
 
 
 async def test_an_empty_log_gives_empty_tables(log: Ledger) -> None:
     report = await rebuild_tables(log)
     assert (report.events, report.rows) == (0, 0)
-    assert found(log.where) == {"accounts": [], "lines": [], "totals": []}
+    assert table_rows(log.where) == {"accounts": [], "lines": [], "totals": []}

@@ -25,7 +25,7 @@ from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables, located_tables
 from eventjet.sql.revisions import retire, unused
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
+from tests.integration.by_hand import LEDGER, QUICK, TableRows, changed, expected, log_of, table_rows
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import Added, Closed, Opened
 from tests.integration.revision_log import checkpoints
@@ -53,7 +53,7 @@ def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Seque
 REVISED = _revised()
 
 
-def revised(events: list[Recorded[Any]]) -> Found:
+def revised(events: list[Recorded[Any]]) -> TableRows:
     """Return the expected rows of revision 2."""
     tables = expected(events)
     count = sum(isinstance(event.data, Added) for event in events)
@@ -72,10 +72,10 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
     return checkpoints(log)["ledger", revision]
 
 
-def rows(log: Ledger, resolved: ResolvedSql) -> Found:
+def rows(log: Ledger, resolved: ResolvedSql) -> TableRows:
     """Return the rows of a revision, wherever its tables are."""
     location = checkpoint(log, resolved.revision).location
-    return found(log.where, tables=located_tables(resolved, location, log.where.dialect))
+    return table_rows(log.where, tables=located_tables(resolved, location, log.where.dialect))
 
 
 async def wait_taken_over(log: Ledger) -> None:
@@ -180,7 +180,7 @@ async def test_a_revision_builds_in_its_own_schema_and_takes_over(
     assert reader.check(log) == {1, 2}
     assert (checkpoint(log, 1).location, checkpoint(log, 2).location) == (HOME, "")
     assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)
-    assert found(log.where) == rows(log, REVISED) == revised(log.recorded(last))
+    assert table_rows(log.where) == rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
     granted = "select has_table_privilege('public', 'public.accounts', 'select'), has_sequence_privilege('public', "
     assert query_rows(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
@@ -249,7 +249,7 @@ async def test_a_replaced_session_works_in_the_schema_of_its_revision(postgres_l
     position = checkpoint(log, 2).position
     assert 140 < position < 160
     assert rows(log, committing) == revised(log.recorded(position))
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_on_sqlite_a_revision_with_the_same_tables_is_refused(sqlite_log: Ledger) -> None:
@@ -267,7 +267,7 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused(sqlite_log: 
             pass
     with pytest.raises(LocationTaken, match=refusal):
         await rebuild(newer, ["ledger"], log.settings, engine="local")
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
 
 
@@ -300,6 +300,6 @@ async def test_a_revision_with_other_table_names_needs_no_schema_of_its_own(
         await log.caught_up(last, LEDGER)
     assert [checkpoint(log, revision).location for revision in (1, 2)] == ["", ""]
     expected_rows = expected(log.recorded(last))
-    assert found(log.where) == expected_rows
+    assert table_rows(log.where) == expected_rows
     with reading(log.settings.database) as connection:
         assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == expected_rows["totals"]

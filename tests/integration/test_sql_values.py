@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
-from tests.integration.by_hand import QUICK, accounts_table, bound_with, found, kinds_table, log_of, totals_table
+from tests.integration.by_hand import QUICK, accounts_table, bound_with, kinds_table, log_of, table_rows, totals_table
 from tests.integration.projecting import Added, Opened
 
 
@@ -46,7 +46,7 @@ async def test_values_of_every_type_are_read_back_equal_through_the_declared_tab
     last = log.append([("a", Opened(owner="ada"))] * 2)
     async with log.working(options=QUICK):
         await log.caught_up(last, resolved)
-    rows = found(log.where, tables=[kinds_table])["kinds"]
+    rows = table_rows(log.where, tables=[kinds_table])["kinds"]
     assert len(rows) == 4
     nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
     recorded_times = {event.position: event.recorded_at for event in log.recorded(last)}
@@ -130,4 +130,4 @@ async def test_inexact_sums_of_sqlite_are_refused(eventjet_nats: NatsServer, tmp
     async with log.working(options=QUICK):
         stopped = await log.failed()
     assert "position 4 of 'a': IntegrityError: CHECK constraint failed" in str(stopped.reason)
-    assert found(log.where)["accounts"][0][2] == Decimal("0.33")
+    assert table_rows(log.where)["accounts"][0][2] == Decimal("0.33")

@@ -22,7 +22,7 @@ from eventjet.sql.sqlite_connections import connect_async
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
+from tests.integration.projecting import BALANCES, MOVEMENTS, database_with, folded, rows_of
 from tests.tables import reading
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 def ledger(nats: NatsServer, path: Path) -> Ledger:
     """Return an app with its tables on SQLite."""
     url = f"sqlite:///{path}"
-    made(url, BALANCES, MOVEMENTS)
+    database_with(url, BALANCES, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=url))
     ledger.create()
     return ledger

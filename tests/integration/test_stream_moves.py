@@ -29,7 +29,7 @@ from eventjet.operations.log import LogStatus, Move, log_now
 from eventjet.rebuild import verify
 from eventjet.settings import Settings
 from eventjet.subscriptions import process_waking
-from tests.integration.doctored import NOTE, OK, Sick, app_of
+from tests.integration.doctored import NOTE, OK, Deployment, app_of
 from tests.integration.reacting import eventually, until, working
 from tests.nats_cluster import SYSTEM, NatsCluster
 
@@ -76,7 +76,7 @@ class Load:
 class Moving:
     """A cluster with an app at work."""
 
-    sick: Sick
+    sick: Deployment
     jet: Jet
     load: Load
 
@@ -100,7 +100,7 @@ class Moving:
             return is_right and not state.cluster.get("desired") and all(copy.get("current") for copy in copies)
 
         async def all_arrived() -> bool:
-            for finding in await self.sick.found():
+            for finding in await self.sick.findings():
                 if finding.check in ("move", "copies"):
                     assert finding.level is NOTE, finding
                 elif finding.check in ("setting", "replicas"):
@@ -134,7 +134,7 @@ async def at_work(
 ) -> AsyncGenerator[Moving]:
     """Run an app; at the end assert that every acknowledged event is stored once and handled by all subscriptions."""
     settings = Settings(tuple(cluster.urls), f"sqlite:///{folder}/models.db", replicas=replicas)
-    sick = await Sick(settings, folder, app=APP).made()
+    sick = await Deployment(settings, folder, app=APP).init()
     monkeypatch.setattr(process_waking, "_LATE_LOOK_S", 1.0)
     monkeypatch.setenv("EVENTJET_APP", f"{__name__}:APP")
     monkeypatch.setenv("EVENTJET_SERVERS", cluster.url)
@@ -234,7 +234,7 @@ async def test_a_waiting_move_refuses_scaling_and_can_be_cancelled(
 ) -> None:
     with NatsCluster(sizes=[5], tags=["a", "a", "a b", "b", "b"]) as cluster:
         settings = Settings(tuple(cluster.urls[:3]), f"sqlite:///{tmp_path}/models.db", replicas=3)
-        sick = await Sick(settings, tmp_path, app=APP).made()
+        sick = await Deployment(settings, tmp_path, app=APP).init()
         sick.edit("bank", placement={"tags": ["a"]})
         environ = {"APP": f"{__name__}:APP", "SERVERS": ",".join(settings.servers), "DATABASE": settings.database}
         for name, value in {**environ, "REPLICAS": "1"}.items():
@@ -264,7 +264,7 @@ async def test_a_waiting_move_refuses_scaling_and_can_be_cancelled(
             return status == 3 and "Run it again once `eventjet doctor` no longer says that the stream" in error
 
         await eventually(is_refused)
-        await sick.deposited(Decimal(5))
+        await sick.deposit(Decimal(5))
         sick.api("STREAM.CANCEL_MOVE.bank")
         await eventually(has_arrived)
         assert sick.config("bank")["placement"] == {"tags": ["a"]}
@@ -276,7 +276,7 @@ async def test_the_console_shows_where_a_stream_is_moved(
     eventjet_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings((eventjet_nats.url,), f"sqlite:///{tmp_path}/models.db")
-    sick = await Sick(settings, tmp_path).made()
+    sick = await Deployment(settings, tmp_path).init()
     move = Move(["n4", "n5"], "2026-11-27T22:48:19Z", "waiting for desired peers to catch up", False, False)
 
     async def moving_status(*of: Any) -> LogStatus:

@@ -20,7 +20,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 from eventjet import App, Jet, Reaction, Recorded, Settings, aggregate, event, projection, reactor, served
 from eventjet.dev.nats import NatsServer
 from eventjet.observability import spans, tracing
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.integration.reacting import until, working
 from tests.logs import fresh_name
 from tests.traced import ids, metrics_of, of, traced
@@ -116,7 +116,7 @@ def app() -> App:
 @pytest.fixture
 def settings(nats: NatsServer, tmp_path: Path, app: App) -> Settings:
     settings = Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path / 'read.db'}")
-    made(settings.database, *app.projections.values())
+    database_with(settings.database, *app.projections.values())
     return settings
 
 

@@ -13,13 +13,13 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.status import watched
 from eventjet.subscriptions.work_status import WorkStatus
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import BALANCES, made
+from tests.integration.projecting import BALANCES, database_with
 
 
 async def test_the_last_status_is_not_repeated_while_the_server_is_unreachable(tmp_path: Path) -> None:
     with NatsServer() as server:
         database = f"sqlite:///{tmp_path}/read.db"
-        made(database, BALANCES)
+        database_with(database, BALANCES)
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
         statuses = watched(ledger, ledger.settings, 0.05)

@@ -20,7 +20,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import MOVEMENTS, made
+from tests.integration.projecting import MOVEMENTS, database_with
 from tests.integration.quarantined import PARKING
 from tests.integration.rebuild_log import ALL, Book
 from tests.logs import NEXT, block, records_of
@@ -139,7 +139,7 @@ async def test_spark_refuses_a_wrong_version_on_every_route(
 async def test_a_quarantining_projection_and_its_rebuild_quarantine_a_wrong_version(
     nats: NatsServer, database: str
 ) -> None:
-    made(database, PARKING, MOVEMENTS)
+    database_with(database, PARKING, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=database), projections={"balances": PARKING})
     ledger.create()
     added = b'{"amount":"1"}'

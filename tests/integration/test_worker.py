@@ -28,8 +28,8 @@ from tests.integration.projecting import (
     Movement,
     Noted,
     Opened,
+    database_with,
     folded,
-    made,
     rows_of,
 )
 from tests.logs import block
@@ -305,7 +305,7 @@ async def test_status_has_state_position_and_lag(ledger: Ledger) -> None:
 async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_active(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     write = Session.write
 
     async def write_slowly(session: Session, *call: Any, **named: Any) -> Any:

@@ -41,7 +41,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.subscriptions.status import StatusReader
 from eventjet.subscriptions.supervisor import run_workers
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.integration.reacting import PATIENT_S, Bell, Rung, Tower, eventually, working
 from tests.logs import fresh_name
 
@@ -249,7 +249,7 @@ async def scene_of(tmp_path: Path, projections: int) -> AsyncGenerator[Scene]:
                 await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_atomic": True}))
             await jet.init()
             resolved: Any = app.projections.values()
-            await asyncio.to_thread(made, settings.database, *resolved)
+            await asyncio.to_thread(database_with, settings.database, *resolved)
             watched = WatchedServer(server, jet)
             await watched.listen()
             yield Scene(app, jet, settings, server, watched, reader)

@@ -28,7 +28,7 @@ from eventjet.sql.revisions import pause
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.health import HealthStatus, serving
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, database_with
 from tests.logs import block
 from tests.tables import execute
 
@@ -157,7 +157,7 @@ async def test_a_standby_is_healthy_while_another_works(ledger: Ledger, caplog: 
 
 async def test_a_worker_without_its_database_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with NatsServer() as nats, PostgresServer(durable=False) as postgres:
-        made(postgres.url, BALANCES)
+        database_with(postgres.url, BALANCES)
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
         ledger.create()
         async with worker_page(ledger, caplog, "balances") as page:
@@ -178,7 +178,7 @@ async def test_a_read_only_database_is_the_reason_of_a_projection_without_progre
     eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with PostgresServer(durable=False) as postgres:
-        made(postgres.url, BALANCES)
+        database_with(postgres.url, BALANCES)
         ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
         ledger.create()
         name = make_url(postgres.url).database
@@ -211,7 +211,7 @@ async def test_a_read_only_database_is_the_reason_of_a_projection_without_progre
 async def test_a_locked_table_is_the_reason_until_it_is_free(
     eventjet_nats: NatsServer, eventjet_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made(eventjet_database, BALANCES)
+    database_with(eventjet_database, BALANCES)
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
     ledger.create()
 

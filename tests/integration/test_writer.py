@@ -53,8 +53,8 @@ from tests.integration.projecting import (
     Closed,
     Movement,
     Opened,
+    database_with,
     folded,
-    made,
     on,
     rows_of,
 )
@@ -62,7 +62,7 @@ from tests.integration.projecting import (
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    tables_database = made(database, BALANCES, MOVEMENTS, KINDS)
+    tables_database = database_with(database, BALANCES, MOVEMENTS, KINDS)
     engine = tables_database.sync_engine()
     yield engine
     engine.dispose()
