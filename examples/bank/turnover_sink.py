@@ -46,7 +46,7 @@ def take(engine: Engine, events: Any) -> None:
         before = connection.execute(POSITION).scalar_one()
     body = F.from_json(F.col("body").cast("string"), "amount decimal(18, 2)", {"mode": "FAILFAST"})
     moves = F.col("type").isin("account.deposited", "account.withdrawn")
-    found = (
+    sums = (
         events.where(F.col("position") > before)
         .groupBy(F.col("aggregate_id").alias("account_id"))
         .agg(
@@ -56,12 +56,12 @@ def take(engine: Engine, events: Any) -> None:
         )
         .collect()
     )
-    if not found:
+    if not sums:
         return
-    first, last = min(row.first for row in found), max(row.last for row in found)
+    first, last = min(row.first for row in sums), max(row.last for row in sums)
     if first != before + 1:
         raise RuntimeError(f"The table ends at {before}, the batch begins at {first}. Start with a fresh checkpoint.")
     with engine.begin() as connection:
         if connection.execute(ADVANCE, {"last": last, "before": before}).rowcount != 1:
             raise RuntimeError("Another query keeps this table. Stop one of them.")
-        connection.execute(ADD, [{"account_id": row.account_id, "cents": row.cents} for row in found])
+        connection.execute(ADD, [{"account_id": row.account_id, "cents": row.cents} for row in sums])

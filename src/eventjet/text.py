@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
+def storable(text: str) -> str:
+    """Return the text in a form that every database and JSON takes: NUL and lone surrogates become escapes."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
 def shown(value: object, limit: int = VALUE_MAX) -> str:
     """Return the `repr` of a value, cut."""
     if isinstance(value, str | bytes) and len(value) > limit:

@@ -39,7 +39,7 @@ from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.sqlite import make_readable
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
+from tests.integration.projecting import CATALOG, Added, Closed, Opened, database_with
 
 metadata = MetaData()
 accounts_table = Table(
@@ -122,10 +122,10 @@ def resolved(declared: SqlProjection) -> ResolvedSql:
 
 LEDGER = resolved(ledger)
 
-Found = dict[str, list[tuple[Any, ...]]]
+TableRows = dict[str, list[tuple[Any, ...]]]
 
 
-def expected(events: Iterable[Recorded[Any]]) -> Found:
+def expected(events: Iterable[Recorded[Any]]) -> TableRows:
     """What the tables must hold, by the plainest loop; `lines` without the ids that the database gave."""
     accounts: dict[str, list[Any]] = {}
     lines: list[tuple[int, str, Decimal]] = []
@@ -153,10 +153,10 @@ def expected(events: Iterable[Recorded[Any]]) -> Found:
     }
 
 
-def found(where: Database, *, tables: Sequence[Table] = (accounts_table, lines_table, totals_table)) -> Found:
+def table_rows(where: Database, *, tables: Sequence[Table] = (accounts_table, lines_table, totals_table)) -> TableRows:
     """The rows as an application's own select gives them, without the ids that the database gave."""
     engine = where.sync_engine()
-    made: Found = {}
+    made: TableRows = {}
     with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
         for table in tables:
             columns = [column for column in table.columns if column.name != "id"]
@@ -195,7 +195,7 @@ QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
 def log_of(nats: NatsServer, database: str, resolved: ResolvedSql = LEDGER) -> Ledger:
     """A new log, and a database with the tables."""
-    made(database, resolved)
+    database_with(database, resolved)
     log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": resolved})
     log.create()
     return log

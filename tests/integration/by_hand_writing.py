@@ -16,8 +16,8 @@ from tests.integration.by_hand import (
     accounts_table,
     bound_with,
     changed,
-    found,
     lines_table,
+    table_rows,
 )
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Closed, Opened
@@ -63,7 +63,7 @@ async def caught_up(log: Ledger, resolved: Any, last: int, **options: Any) -> No
 
 
 def rows(log: Ledger) -> Any:
-    return found(log.where)
+    return table_rows(log.where)
 
 
 def written(events: list[Recorded[Any]]) -> Any:

@@ -112,7 +112,7 @@ def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
     )
 
 
-def made(database: str, *resolved: AnyResolved) -> Database:
+def database_with(database: str, *resolved: AnyResolved) -> Database:
     """The database with all its tables."""
     where = Database(database)
     engine = where.sync_engine()

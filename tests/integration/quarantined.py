@@ -44,7 +44,7 @@ MENDED = replace(PARKING, declared=replace(PARKING.declared, fold=balances.fold)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QuarantineRow:
     """A row of the quarantine, without times."""
 
     position: int
@@ -125,19 +125,19 @@ def expected(
     return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id), kept
 
 
-def kept_of(connection: Connection, name: str = "balances", revision: int = 1) -> list[Kept]:
+def quarantine_rows(connection: Connection, name: str = "balances", revision: int = 1) -> list[QuarantineRow]:
     columns = quarantine.c
     query = select(
         columns.position, columns.aggregate, columns.aggregate_id, columns.resolution, columns.reason, columns.payload
     ).where(columns.projection == name, columns.revision == revision)
-    return [Kept(*row) for row in connection.execute(query.order_by(columns.position))]
+    return [QuarantineRow(*row) for row in connection.execute(query.order_by(columns.position))]
 
 
-def state_of(ledger: Ledger) -> tuple[list[Any], list[Kept]]:
+def state_of(ledger: Ledger) -> tuple[list[Any], list[QuarantineRow]]:
     """(live rows, quarantine)."""
     with reading(ledger.settings.database) as connection:
-        return rows_of(connection, PARKING), kept_of(connection)
+        return rows_of(connection, PARKING), quarantine_rows(connection)
 
 
-def resolutions(kept: Iterable[Kept]) -> dict[int, str]:
+def resolutions(kept: Iterable[QuarantineRow]) -> dict[int, str]:
     return {one.position: one.resolution for one in kept}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import rebuild
 from eventjet.spark.session import Started
-from tests.integration.archived import book_of, made, sealed, tables
+from tests.integration.archived import book_of, rebuilt_tables, sealed, tables
 from tests.integration.rebuild_log import Book
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -62,12 +62,12 @@ async def all_roads_agree(book: Book, url: Path, last: int, edge: int, size: int
         for resolved in book.projections.values():
             await book.caught_up(last, resolved, timeout_s=60)
     live = tables(book)
-    assert await made(book, engine="local") == live
-    assert await made(book, engine="spark") == live
+    assert await rebuilt_tables(book, engine="local") == live
+    assert await rebuilt_tables(book, engine="spark") == live
     await sealed(book, url, to=edge, segment_events=size)
-    assert await made(book, engine="spark", from_archive=str(url)) == live, "archive and tail"
+    assert await rebuilt_tables(book, engine="spark", from_archive=str(url)) == live, "archive and tail"
     await rebuild(book.ref, ["movements"], book.settings, engine="spark", from_archive=str(url))
     assert tables(book) == live, "entries alone, which no shuffle numbers"
     await sealed(book, url, segment_events=size)
-    assert await made(book, engine="spark", from_archive=str(url)) == live, "archive alone"
-    assert await made(book, engine="local", from_archive=str(url)) == live, "archive alone, locally"
+    assert await rebuilt_tables(book, engine="spark", from_archive=str(url)) == live, "archive alone"
+    assert await rebuilt_tables(book, engine="local", from_archive=str(url)) == live, "archive alone, locally"

@@ -19,12 +19,12 @@ from eventjet.sql.database import BULK, COMMAND, WORKER, Database, SessionLimits
 from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables
 from tests.caught_up import wait_caught_up
-from tests.integration.projecting import BALANCES, MOVEMENTS, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, database_with
 
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    engine = made(database, BALANCES, MOVEMENTS).sync_engine()
+    engine = database_with(database, BALANCES, MOVEMENTS).sync_engine()
     with engine.begin() as connection:
         checkpoint.ensure(connection, "balances", 1)
     yield engine

@@ -18,8 +18,8 @@ from eventjet.errors import DefinitionError, HandlerFailed, ProjectionStopped
 from eventjet.sql import checkpoint
 from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter
-from tests.integration.by_hand import bound_with, found, totals_table
-from tests.integration.projecting import Added, Closed, Opened, made, on
+from tests.integration.by_hand import bound_with, table_rows, totals_table
+from tests.integration.projecting import Added, Closed, Opened, database_with, on
 
 EVENTS = [on(number, Added(amount=Decimal(number))) for number in (1, 2, 3)]
 KEPT = [("1", 1), ("2", 1), ("3", 1)]
@@ -42,14 +42,14 @@ async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None: 
 async def totals_after(database: str, added: Any) -> list[Any]:
     """The rows that a worker's transaction with this handler leaves; raises what stops it, after the rollback."""
     resolved = bound_with(opened, added, closed, tables=[totals_table])
-    where = made(database, resolved)
+    where = database_with(database, resolved)
     engine = where.engine()
     where.dialect.configure_for_handlers(engine.sync_engine)
     try:
         await _write(engine, resolved)
     finally:
         await engine.dispose()
-        rows = found(where, tables=[totals_table])["totals"]
+        rows = table_rows(where, tables=[totals_table])["totals"]
         assert rows in ([], KEPT), rows
     return rows
 

@@ -31,7 +31,7 @@ from eventjet.sql.table_moves import NotNow
 from eventjet.subscriptions.context import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, log_of, table_rows
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import BALANCES, Added, Opened
@@ -112,7 +112,7 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
     last = log.append([("a-1", Added(amount=Decimal(1)))])
     async with log.working(options=QUICK):
         await wait_caught_up(log.settings.database, LEDGER, last, 30)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.locations import located
 from eventjet.sql.own_tables import projections
 from eventjet.sql.revisions import reset
-from tests.integration.by_hand import LEDGER, QUICK, expected, found
+from tests.integration.by_hand import LEDGER, QUICK, expected, table_rows
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, rows_of
 from tests.integration.rebuild_log import Book
@@ -157,7 +157,7 @@ async def test_each_table_of_sql_by_hand_is_known(log: Ledger) -> None:
     async with log.working(options=QUICK):
         assert reset(log.where, LEDGER)
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_rows_deleted_by_hand_are_not_seen_and_its_columns_may_be_altered(ledger: Ledger) -> None:

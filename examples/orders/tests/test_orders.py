@@ -63,7 +63,7 @@ def test_an_order_is_reserved_paid_shipped_and_arrives() -> None:
     )
 
 
-def test_a_step_that_wants_to_know_has_to_be_told() -> None:
+def test_a_step_that_wants_to_know_the_outcome_needs_one() -> None:
     doing = story(Order).given(PLACED).does(Stock, "nails", Stock.reserve, "o", 2)
     with pytest.raises(AssertionError, match="set_aside wants to know the outcome"):
         doing.done()

@@ -92,7 +92,7 @@ def status(
     """Show the position of each table, how many events the log is ahead, and when its last event was recorded."""
     from eventjet.lake import status as read
 
-    found = run_async(read(at.ref, url, at.settings, table_format=table_format, catalog=catalog))
+    result = run_async(read(at.ref, url, at.settings, table_format=table_format, catalog=catalog))
     rows = [
         (
             table.name,
@@ -101,16 +101,16 @@ def status(
             None if table.recorded_at is None else f"{table.recorded_at:%Y-%m-%d %H:%M:%S}",
             table.rows,
         )
-        for table in found.tables
+        for table in result.tables
     ]
     # A time is written as in other answers.
-    value = {**asdict(found), "tables": [_table_value(table) for table in found.tables]}
+    value = {**asdict(result), "tables": [_table_value(table) for table in result.tables]}
     shown: list[Block] = [Table(("table", "position", "behind", "last event (UTC)", "rows"), rows)]
-    if all(table.position is None for table in found.tables):
+    if all(table.position is None for table in result.tables):
         shown.append(
             f"There are no {table_format} tables yet; `eventjet lake sync` makes them. Or give their `--format`."
         )
-    shown += _undeclared(found.undeclared)
+    shown += _undeclared(result.undeclared)
     return Answer(value, shown)
 
 

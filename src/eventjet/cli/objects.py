@@ -33,8 +33,8 @@ def status(at: AppTarget, older_than: OlderThanOption = "1d") -> Answer:
 
     It reads the whole log once, and changes nothing.
     """
-    found = _objects(at, older_than, removes=False)
-    return Answer(_value(found), _status_lines(found), ok=not found.missing)
+    result = _objects(at, older_than, removes=False)
+    return Answer(_value(result), _status_lines(result), ok=not result.missing)
 
 
 @objects.command()
@@ -93,38 +93,38 @@ def _objects(at: AppTarget, older_than: str, *, removes: bool) -> Objects:
         return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=tell)
 
 
-def _value(found: Objects) -> dict[str, object]:
+def _value(result: Objects) -> dict[str, object]:
     return {
-        "bucket": found.bucket,
-        "position": found.position,
-        "objects": found.objects,
-        "bytes": found.bytes,
-        "referenced": found.referenced,
+        "bucket": result.bucket,
+        "position": result.position,
+        "objects": result.objects,
+        "bytes": result.bytes,
+        "referenced": result.referenced,
         "missing": [
-            {"digest": gone.digest, "position": gone.position, "type": gone.type_name} for gone in found.missing
+            {"digest": gone.digest, "position": gone.position, "type": gone.type_name} for gone in result.missing
         ],
-        "orphans": [{"digest": orphan.digest, "bytes": orphan.size} for orphan in found.orphans],
-        "young": found.young,
-        "unfinished": found.unfinished,
-        "removed": found.removed,
-        "removed_uploads": found.removed_uploads,
+        "orphans": [{"digest": orphan.digest, "bytes": orphan.size} for orphan in result.orphans],
+        "young": result.young,
+        "unfinished": result.unfinished,
+        "removed": result.removed,
+        "removed_uploads": result.removed_uploads,
     }
 
 
-def _status_lines(found: Objects) -> Iterator[Block]:
+def _status_lines(result: Objects) -> Iterator[Block]:
     yield Fields(
         [
-            ("bucket", found.bucket),
-            ("objects", f"{found.objects:,}, {_size(found.bytes)}"),
-            ("referred to", f"{found.referenced:,}, up to position {found.position:,}"),
-            ("orphans", f"{len(found.orphans):,}, {_size(found.orphaned_bytes)}"),
-            ("young", f"{found.young:,} that no event refers to yet"),
-            ("uploads", f"{found.unfinished:,} that nobody goes on with"),
+            ("bucket", result.bucket),
+            ("objects", f"{result.objects:,}, {_size(result.bytes)}"),
+            ("referred to", f"{result.referenced:,}, up to position {result.position:,}"),
+            ("orphans", f"{len(result.orphans):,}, {_size(result.orphaned_bytes)}"),
+            ("young", f"{result.young:,} that no event refers to yet"),
+            ("uploads", f"{result.unfinished:,} that nobody goes on with"),
         ]
     )
-    if found.orphans or found.unfinished:
+    if result.orphans or result.unfinished:
         yield "`eventjet objects sweep` removes the orphans."
-    yield from _missing_lines(found.missing)
+    yield from _missing_lines(result.missing)
 
 
 def _sweep_lines(swept: Objects, *, dry_run: bool) -> Iterator[Block]:

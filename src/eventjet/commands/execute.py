@@ -211,8 +211,8 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     without_id = [plan for plan in plans if plan.command_id is None]
     if without_id and len(without_id) < len(plans):
         raise UsageError(
-            f"A transaction has a member without a command id, {_label(without_id[0])}, and others with one, so what "
-            "came of it could not be told when it is repeated. Give all of its members an id, or none."
+            f"A transaction has a member without a command id, {_label(without_id[0])}, and others with one, so a "
+            "repeated call could not find its outcome. Give all of its members an id, or none."
         )
     return await execute(store, plans, is_transaction=True)
 

@@ -103,7 +103,7 @@ class Comparison:
             yield Misfit(path, Weight.REFUSED, "is nested too deeply to be compared")
             return
         if UNKNOWN in reader and reader.get(UNKNOWN) != writer.get(UNKNOWN):
-            yield Misfit(path, Weight.REFUSED, f"is read by {reader[UNKNOWN]}, and what that takes cannot be told")
+            yield Misfit(path, Weight.REFUSED, f"is read by {reader[UNKNOWN]}, so what it accepts is unknown")
             return
         if "const" in writer:
             yield from _value_fits(writer["const"], reader, path)
@@ -231,7 +231,7 @@ def _constraints(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
         if word == "propertyNames" and _reference(value) and _reference(writer.get(word)):
             continue  # the keys are compared like values
         if word == VALIDATOR:
-            yield Misfit(path, Weight.REFUSED, f"is checked by {value}, and what that refuses cannot be told")
+            yield Misfit(path, Weight.REFUSED, f"is checked by {value}, so what it refuses is unknown")
         elif word == "multipleOf" and writer.get(word) and Decimal(str(writer[word])) % Decimal(str(value)) == 0:
             continue
         else:

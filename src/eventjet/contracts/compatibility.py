@@ -185,7 +185,7 @@ class _Comparing:
         if name in self.catalog.retired:
             if name in self.old.retired:
                 return Remark(Compatibility.SAFE, "is retired, as it was")
-            what = "is retired: stored ones are passed over, and what they told is in no state and no row any more"
+            what = "is retired: stored events are skipped, and their data is in no state and no row any more"
             return Remark(Compatibility.SAFE, what)
         what = "is not declared any more, so aggregates that have one cannot be loaded, and projections stop there"
         recorded = set(self.old.names())
@@ -294,7 +294,7 @@ def _retired_fix(name: str) -> str:
 def _undeclared_fix(name: str) -> str:
     """Return the fix for an event that is no longer declared, if no new event looks like it."""
     return (
-        f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs what it told: '
+        f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs its data: '
         f"{_retired_fix(name)}, which passes over it."
     )
 

@@ -508,8 +508,8 @@ def publication(name: str, /, *, stream: str, source: str, start: Start = "new")
     def customers(event: Recorded[Opened]) -> Joined:
         return Joined(name=event.data.owner)
 
-    (told,) = [customers.translate(one) for one in on("a-1", Opened(owner="ada"))]
-    assert told == Joined(name="ada")
+    (opened,) = on("a-1", Opened(owner="ada"))
+    assert customers.translate(opened) == Joined(name="ada")
     ```
     """
 

@@ -429,7 +429,7 @@ class UnknownEvent(CodecError):
             return
         super().__init__(
             f"{what}declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
-            f"`formerly=({type_name!r},)`. Only if nobody needs what it told, list it in `retired_events`: then it is "
+            f"`formerly=({type_name!r},)`. Only if nobody needs its data, list it in `retired_events`: then it is "
             "passed over."
         )
 

@@ -231,13 +231,13 @@ async def status(
                 (declared, store.table(declared.name))
                 for declared in (*tables_of(job.app.catalog, personal=True), *read_models_of(job.app))
             ]
-            found = tuple(
+            statuses = tuple(
                 _status(job, record_at, declared, stored, url)
                 for declared, stored in tables
                 if stored is not None or declared.read_model is None
             )
             undeclared = _undeclared(job, store)
-        return LakeStatus(url, table_format, log.stream, log.last, found, undeclared)
+        return LakeStatus(url, table_format, log.stream, log.last, statuses, undeclared)
 
     return await in_job(app, settings, "local", work)
 

@@ -134,16 +134,16 @@ class _Compared:
         stored = in_declared_order(self.declared, self.stored.read(first, last))
         self.rows += expected.num_rows
         self.ranges += 1
-        if (found := first_difference(expected, stored, self.declared.key)) is not None:
-            (position,), reason = found
+        if (difference := first_difference(expected, stored, self.declared.key)) is not None:
+            (position,), reason = difference
             self.difference = RangeDifference(first, last, expected.num_rows, stored.num_rows, position, reason)
 
     def compare_read_model(self, first: int, expected: Any) -> None:
         """Compare all rows with those that the log gives, whose events begin at position `first`."""
         stored, position = in_declared_order(self.declared, self.stored.read_all()), self.stored.mark.position
         self.rows, self.ranges = expected.num_rows, 1
-        if (found := first_difference(expected.combine_chunks(), stored, self.declared.key)) is not None:
-            key, reason = found
+        if (difference := first_difference(expected.combine_chunks(), stored, self.declared.key)) is not None:
+            key, reason = difference
             read_model = self.declared.read_model
             if read_model is not None and not read_model.is_private:
                 reason = f"{reason} (key {', '.join(map(str, key))})"

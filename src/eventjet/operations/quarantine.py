@@ -125,7 +125,11 @@ class Quarantine:
             most = None if limit is None else limit + 1
             ask = partial(rows.listed, names=[self.name], resolved=resolved, after=after, limit=most, text=text)
             events = await self._ask(ask)
-            return events[:limit], limit is not None and len(events) > limit
+            if limit is None or len(events) <= limit:
+                return events, False
+            # An event that several revisions have quarantined is on one page, since the next one begins behind it.
+            page = [event for event in events if event.position < events[-1].position]
+            return page or events[:limit], True
         cursors, events, is_cut = await self._store(), list[Listed](), False
         for name in self._cursors:
             if limit is None:

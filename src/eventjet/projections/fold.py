@@ -36,7 +36,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.projections.state_fold import Cell, Joined, Joining, StateFold, StateId, StateReader
-from eventjet.text import TEXT_MAX, cut, shown
+from eventjet.text import TEXT_MAX, cut, shown, storable
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
@@ -402,7 +402,7 @@ def blocked_by(offer: Offered) -> Quarantined:
 
 def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
     """Return the quarantine's row for an event that failed; `private` keeps personal data out of it."""
-    traceback = _storable(traceback_of(error, private=private))
+    traceback = storable(traceback_of(error, private=private))
     return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 
 
@@ -436,8 +436,8 @@ def _parked_as(
     return Quarantined(
         offer.position,
         *offer.aggregate_key,
-        _storable(event_id),
-        _storable(event_type),
+        storable(event_id),
+        storable(event_type),
         resolution,
         reason,
         traceback,
@@ -447,7 +447,7 @@ def _parked_as(
 
 def _bounded(subject: str) -> str:
     """Return a subject as text that fits into an index: a long one as its beginning and its SHA-256."""
-    text = _storable(subject)
+    text = storable(subject)
     if len(text.encode()) <= _SUBJECT_MAX:
         return text
     return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()}"
@@ -461,9 +461,4 @@ def _reason(error: Exception, *, private: bool) -> str:
         text = f"{error.type_name!r} schema {error.schema} is not declared"
     else:
         text = reason_of(error, private=private)
-    return cut(_storable(next(iter(text.strip().splitlines()), "").rstrip(".: ")), _REASON_MAX) or type(error).__name__
-
-
-def _storable(text: str) -> str:
-    """Return the text in a form that every database stores."""
-    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return cut(storable(next(iter(text.strip().splitlines()), "").rstrip(".: ")), _REASON_MAX) or type(error).__name__

@@ -24,6 +24,8 @@ _q = quarantine.c
 _IS_HEAD = _q.resolution.in_((QUARANTINED, RETRY))
 """The condition for events that failed, or are to be tried again: those that do not wait behind another one."""
 _ROWS_AT_ONCE = 1_000
+_POSITIONS_AT_ONCE = 500
+"""Positions in one statement: databases limit its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def listed(
     limit: int | None = None,
     text: str = "",
 ) -> list[Listed]:
-    """Return the quarantined events of some projections, including those to be tried again.
+    """Return the quarantined events of some projections by position, including those to be tried again.
 
     With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
     With `text`, only those are returned whose reason, type, aggregate or id contains it, in upper or lower case.
@@ -181,7 +183,7 @@ def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
 
 
 def _select(connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None) -> Generator[Listed]:
-    query = select(*_LISTED).where(*conditions).order_by(_q.projection, _q.revision, _q.position).limit(limit)
+    query = select(*_LISTED).where(*conditions).order_by(_q.position, _q.projection, _q.revision).limit(limit)
     with connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}) as rows:
         yield from (Listed(*row) for row in rows)
 
@@ -203,8 +205,11 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
     blocking = _locked(connection, name, revision)
     chosen = sorted(blocking) if positions is None else list(dict.fromkeys(positions))
     _check_blocking(connection, name, revision, chosen, blocking)
+    if chosen and positions is None:
+        _resolve(connection, name, revision, _IS_HEAD, RETRY)
+    else:
+        _resolve_positions(connection, name, revision, chosen, RETRY)
     if chosen:
-        _resolve(connection, name, revision, chosen, RETRY)
         checkpoint.depose(connection, name, revision)
     return chosen
 
@@ -214,7 +219,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
     blocking = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
     _check_blocking(connection, name, revision, chosen, blocking)
-    _resolve(connection, name, revision, chosen, DROPPED)
+    _resolve_positions(connection, name, revision, chosen, DROPPED)
     dropped = {blocking[position] for position in chosen}
     first_blocked = (
         select(_q.aggregate, _q.aggregate_id, func.min(_q.position))
@@ -222,7 +227,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
         .group_by(_q.aggregate, _q.aggregate_id)
     )
     following = [position for *key, position in connection.execute(first_blocked) if tuple(key) in dropped]
-    _resolve(connection, name, revision, following, RETRY)
+    _resolve_positions(connection, name, revision, following, RETRY)
     checkpoint.depose(connection, name, revision)
     return chosen
 
@@ -231,8 +236,10 @@ def outcomes(connection: Connection, name: str, revision: int, positions: Sequen
     """Return the outcome so far of the decisions about these positions; unknown positions are left out."""
     heads = _heads(connection, name, revision)
     query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
-        of(name, revision), _q.resolution != BLOCKED, _q.position.in_(positions)
+        of(name, revision), _q.resolution != BLOCKED
     )
+    if len(positions) <= _POSITIONS_AT_ONCE:
+        query = query.where(_q.position.in_(positions))
     decided = {
         position: DecisionOutcome(position, resolution, reason, *heads.get((*key,), (None, None, "")))
         for position, resolution, reason, *key in connection.execute(query)
@@ -274,8 +281,14 @@ def _check_blocking(
         )
 
 
-def _resolve(connection: Connection, name: str, revision: int, positions: Sequence[int], resolution: str) -> None:
+def _resolve_positions(
+    connection: Connection, name: str, revision: int, positions: Sequence[int], resolution: str
+) -> None:
+    for start in range(0, len(positions), _POSITIONS_AT_ONCE):
+        are_chosen = _q.position.in_(positions[start : start + _POSITIONS_AT_ONCE])
+        _resolve(connection, name, revision, are_chosen, resolution)
+
+
+def _resolve(connection: Connection, name: str, revision: int, condition: ColumnElement[bool], resolution: str) -> None:
     values = {"resolution": resolution, "resolved_at": Clock()}
-    for start in range(0, len(positions), 500):
-        condition = _q.position.in_(positions[start : start + 500])
-        connection.execute(update(quarantine).where(of(name, revision), condition).values(**values))
+    connection.execute(update(quarantine).where(of(name, revision), condition).values(**values))

@@ -121,7 +121,7 @@ class StoreContract:
                 await store.append([write("c", expected, 0)])
         assert await store.last("thing", "c") == first
 
-    async def test_of_racing_saves_exactly_one_wins(self, store: EventStore) -> None:
+    async def test_exactly_one_of_racing_saves_succeeds(self, store: EventStore) -> None:
         results = await asyncio.gather(*(store.append([write("race", 0, 0)]) for _ in range(8)), return_exceptions=True)
         assert sum(isinstance(result, int) for result in results) == 1
         assert sum(isinstance(result, ConcurrencyConflict) for result in results) == 7
@@ -136,7 +136,7 @@ class StoreContract:
         assert [record[0] for record in await history_of(store, "e")] == [last - 2, last - 1]
         assert await store.last("thing", "d") == last
 
-    async def test_of_saves_made_at_once_each_is_stored_whole_or_told_its_own_conflict(self, store: EventStore) -> None:
+    async def test_each_concurrent_save_is_stored_whole_or_gets_its_own_conflict(self, store: EventStore) -> None:
         await store.append([write("taken", 0, 0)])
         names = [("taken" if number in (3, 11) else f"m{number}", f"n{number}") for number in range(24)]
         saves = [[write(first_id, 0, 0, new(), new()), write(second_id, 0, 0)] for first_id, second_id in names]
