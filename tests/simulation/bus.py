@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Asking(Protocol):
+class Requester(Protocol):
     """A sender that waits for an answer."""
 
     def answered(self, token: int, answer: Answer) -> None: ...
@@ -26,18 +26,18 @@ class Bus:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._queue: BatchQueue[tuple[Asking, int, Sequence[Message]]] = BatchQueue()
-        self._batch: list[PendingSave[tuple[Asking, int, Sequence[Message]]]] = []
+        self._queue: BatchQueue[tuple[Requester, int, Sequence[Message]]] = BatchQueue()
+        self._batch: list[PendingSave[tuple[Requester, int, Sequence[Message]]]] = []
         self._token = 0
 
-    def put(self, client: Asking, token: int, messages: Sequence[Message]) -> None:
+    def put(self, client: Requester, token: int, messages: Sequence[Message]) -> None:
         """Send them, at once or with the next batch."""
         subjects = {message.subject for message in messages}
         self._queue.put(PendingSave(subjects, len(messages), len(messages), (client, token, messages)))
         if not self._batch:
             self._send_next()
 
-    def leave(self, client: Asking) -> None:
+    def leave(self, client: Requester) -> None:
         """Discard the queued saves of a client that no longer waits."""
         for save in list(self._queue):
             if save.payload[0] is client:

@@ -95,7 +95,7 @@ class Books:
         """Raise `Broken` for an event that was lost or handled out of order."""
         last: dict[AggregateKey, tuple[float, int]] = {}
         blocked: dict[AggregateKey, int] = {}
-        entries = {position: entry_ for known in self.by_name.values() for position, entry_ in known.entries.items()}
+        entries = {position: entry for known in self.by_name.values() for position, entry in known.entries.items()}
         for position, key in sorted(self.relevant.items()):
             entry = entries.get(position)
             if position in self.skipped:

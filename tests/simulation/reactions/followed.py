@@ -17,7 +17,7 @@ from eventjet.subscriptions.process_steps import ProcessRunner
 from tests.simulation.reactions.streams import Rules
 
 
-def followed_of(
+def handler_of(
     app: App,
     declaration: Declaration,
     feed: EventSource,
@@ -35,10 +35,10 @@ def followed_of(
                 return RestsTooSoon(declaration, feed, runner, timers)
             return (ProcessHandler if rules.clears_last else ClearsFirst)(declaration, feed, runner, timers)
     kind = ReactorHandler if rules.orders else HasNoOrder
-    return kind(declaration, feed, app.reactors[declaration.declared_as], repositories, cast("Deps", Given(deps)))
+    return kind(declaration, feed, app.reactors[declaration.declared_as], repositories, cast("Deps", OpenDeps(deps)))
 
 
-class Given:
+class OpenDeps:
     """Deps that are already open."""
 
     def __init__(self, value: Any) -> None:
