@@ -1,4 +1,4 @@
-"""The real program as a process: what it prints, how it ends, and an app for it to work on."""
+"""Run the real program as a process: what it prints, how it ends, and an app for it to work on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BANK = Path(__file__).parents[2] / "examples" / "demo_bank.py"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A command that ran."""
+    """The exit status and output of a command that ran."""
 
     status: int
     out: str
     err: str
 
     def is_one_paragraph(self) -> bool:
-        """Whether standard error is one paragraph of at most 80 columns (but for long words), and no traceback."""
+        """Return whether stderr is one paragraph of at most 80 columns (but for long words), and no traceback."""
         lines = self.err.rstrip("\n").split("\n")
         return "Traceback" not in self.err and all(line and (len(line) <= 80 or " " not in line) for line in lines)
 
-    def said(self) -> str:
-        """The paragraph without its line breaks."""
+    def message(self) -> str:
+        """Return the paragraph without its line breaks."""
         return " ".join(self.err.split())
 
 
@@ -60,7 +60,7 @@ class Program:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """As a process of its own session and a new interpreter, its output in pipes."""
+        """Start the program as a process of its own session and a new interpreter, its output in pipes."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "eventjet.cli", *arguments],
             cwd=self.folder,
@@ -87,14 +87,14 @@ run()
 
 
 def clean_environ() -> dict[str, str]:
-    """This process's environment without what would steer eventjet, at 80 columns."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
-    return {**kept, "COLUMNS": "80"}
+    """Return this process's environment without the variables that steer eventjet, at 80 columns."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+    return {**inherited, "COLUMNS": "80"}
 
 
 @pytest.fixture
 def bank(tmp_path: Path, eventjet_nats: NatsServer) -> Program:
-    """`eventjet` in a folder with `bank.py`, a log of its own on the session's server, and a SQLite file."""
+    """A program in a folder with `bank.py`, a log of its own on the session's server, and a SQLite file."""
     name = fresh_name("bank")
     source = BANK.read_text(encoding="utf-8").replace('App("bank"', f'App("{name}"')
     (tmp_path / "bank.py").write_text(source, encoding="utf-8")
@@ -109,16 +109,16 @@ def bank(tmp_path: Path, eventjet_nats: NatsServer) -> Program:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Program:
-    """`eventjet` in an empty folder, with no app, no server and no database named."""
+    """A program in an empty folder, with no app, no server and no database named."""
     return Program(tmp_path, clean_environ())
 
 
 @pytest.fixture
 def ended_processes() -> Iterator[Callable[[subprocess.Popen[str]], None]]:
-    """Processes handed over here are killed after the test, whatever happened."""
-    given: list[subprocess.Popen[str]] = []
-    yield given.append
-    for process in given:
+    """A function that has a process killed after the test, whatever happened."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes.append
+    for process in processes:
         if process.poll() is None:
             process.kill()
         process.communicate()

@@ -139,15 +139,15 @@ class Office:
     def mends(self) -> None:
         (self.program.folder / "broken").unlink()
 
-    def has(self, kind: str, whose: str, decision: str, *arguments: Any) -> int:
-        """Have something decided; the position."""
+    def execute(self, kind: str, name: str, decision: str, *arguments: Any) -> int:
+        """Execute a decision; return the position."""
         app: App = load_app(f"{self.module}:app", self.program.folder)
-        cls: Any = next(one for one in [*app.aggregates, *app.processes] if one.__name__ == kind)
+        cls: Any = next(declared for declared in [*app.aggregates, *app.processes] if declared.__name__ == kind)
 
         async def run() -> int:
             async with app.connect(servers=self.url) as jet:
-                done = await jet.repository(cls).execute(whose, getattr(cls, decision), *arguments)
-                return done.position
+                committed = await jet.repository(cls).execute(name, getattr(cls, decision), *arguments)
+                return committed.position
 
         return asyncio.run(run())
 
@@ -162,16 +162,16 @@ class Office:
 
     def eventually(self, look: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + BOUND_S
-        while not (found := look()):
+        while not (result := look()):
             assert time.monotonic() < deadline, "it did not come to be"
             time.sleep(0.1)
-        return found
+        return result
 
     def parked(self, name: str, count: int) -> list[Any]:
-        """The events that are parked, once there are so many."""
+        """Return the quarantined events, once there are so many."""
 
         def look() -> list[Any]:
-            found = self.json("quarantine", "list", name)
-            return found if len(found) == count else []
+            entries = self.json("quarantine", "list", name)
+            return entries if len(entries) == count else []
 
         return self.eventually(look)

@@ -1,4 +1,4 @@
-"""The command line of an app that acts: its processes, reactors and commands, watched, paused and decided about."""
+"""The command line of an app with processes, reactors and commands: watched, paused and resolved."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Acting:
         async def run() -> None:
             async with self.app.connect(servers=self.url) as jet:
                 until = datetime.now(UTC) + timedelta(seconds=seconds)
-                asked = jet.repository(Transfer)
-                await asked.execute(name, Transfer.request, name, source, target, Decimal(4), until=until)
+                transfers = jet.repository(Transfer)
+                await transfers.execute(name, Transfer.request, name, source, target, Decimal(4), until=until)
 
         asyncio.run(run())
 
@@ -78,10 +78,10 @@ class Acting:
 
     def eventually(self, look: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + BOUND_S
-        while not (found := look()):
+        while not (result := look()):
             assert time.monotonic() < deadline, "it did not come to be"
             time.sleep(0.1)
-        return found
+        return result
 
 
 @pytest.fixture
@@ -100,53 +100,53 @@ def acting(tmp_path: Path, eventjet_nats: NatsServer) -> Acting:
     return Acting(Program(tmp_path, environ), app, eventjet_nats.url)
 
 
-def test_a_worker_without_cursors_says_what_to_do(acting: Acting) -> None:
+def test_a_worker_without_its_cursors_says_what_to_do(acting: Acting) -> None:
     async def declare() -> None:
         async with App(acting.app.name, aggregates=[Account]).connect(servers=acting.url) as jet:
             await jet.init()
 
     asyncio.run(declare())
-    done = acting("worker")
-    assert done.status == 3
-    assert done.is_one_paragraph()
-    assert "The cursor of 'receipts'" in done.said()
-    assert "Run `eventjet init` once." in done.said()
+    result = acting("worker")
+    assert result.status == 3
+    assert result.is_one_paragraph()
+    assert "The cursor of 'receipts'" in result.message()
+    assert "Run `eventjet init` once." in result.message()
     assert "it has no cursor: run `eventjet init`" in acting("status").out
 
 
 def test_processes_and_reactors_are_watched_paused_and_set(
     acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
 ) -> None:
-    made = acting.json("init")
-    assert made["cursors"] == {"receipts": 0, "transfer": 0}
+    report = acting.json("init")
+    assert report["cursors"] == {"receipts": 0, "transfer": 0}
     assert acting.json("init")["cursors"] == {}
     acting.decide("ada", Account.deposit, Decimal(10))
     acting.decide("bob", Account.freeze)
     worker = acting.program.start("worker")
     ended_processes(worker)
     acting.ask("t-1", "ada", "bob", 3_600)
-    waiting = acting.eventually(lambda: acting.json("deadlines", "list"))
-    assert {(one["process"], one["id"]) for one in waiting} == {("transfer", "t-1")}
+    deadlines = acting.eventually(lambda: acting.json("deadlines", "list"))
+    assert {(deadline["process"], deadline["id"]) for deadline in deadlines} == {("transfer", "t-1")}
 
-    def shown() -> Any:
-        one = acting.json("process", "show", "transfer", "t-1")
-        return one if one["state"]["stage"] == "waiting" else None
+    def waiting_process() -> Any:
+        process = acting.json("process", "show", "transfer", "t-1")
+        return process if process["state"]["stage"] == "waiting" else None
 
-    found = acting.eventually(shown)
-    assert (found["process"], found["id"], found["step"]) == ("transfer", "t-1", None)
-    assert [one["decision"] for one in found["deadlines"]] == ["try_again", "gave_up"]
-    assert found["version"] >= 3
+    process = acting.eventually(waiting_process)
+    assert (process["process"], process["id"], process["step"]) == ("transfer", "t-1", None)
+    assert [deadline["decision"] for deadline in process["deadlines"]] == ["try_again", "gave_up"]
+    assert process["version"] >= 3
     assert acting("process", "show", "transfer", "nobody").status == 1
     paused = acting.json("pause", "transfer", "receipts")
-    assert {one["name"]: one["state"] for one in paused} == {"transfer": "paused", "receipts": "paused"}
-    states = {one["name"]: (one["kind"], one["state"]) for one in acting.json("status")}
+    assert {status["name"]: status["state"] for status in paused} == {"transfer": "paused", "receipts": "paused"}
+    states = {status["name"]: (status["kind"], status["state"]) for status in acting.json("status")}
     assert states == {"receipts": ("reactor", "paused"), "transfer": ("process", "paused")}
     lines = acting("status").out.splitlines()
     assert lines[0].split()[0] == "name"
     assert all(len(line.rstrip()) <= 80 for line in lines)
     acting("resume", "transfer", "receipts")
     again = acting("resume", "transfer")
-    assert (again.status, "is active, not paused. Nothing to resume." in again.said()) == (2, True)
+    assert (again.status, "is active, not paused. Nothing to resume." in again.message()) == (2, True)
     acting.decide("bob", Account.thaw)
     acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
     end = json.loads(acting("tail", "--limit", "1", "--json").out)["position"]
@@ -156,16 +156,16 @@ def test_processes_and_reactors_are_watched_paused_and_set(
     assert synced == {"woken": 1, "steps": 0, "failed": 0, "examples": []}
     refused = acting("cursor", "set", "receipts", "100000", "--yes")
     assert refused.status == 2
-    assert "the log ends at" in refused.said()
+    assert "the log ends at" in refused.message()
     acting.eventually(lambda: "mail receipts/" in read_some(worker))
     assert acting.json("cursor", "set", "receipts", "0", "--yes")["position"] == 0
-    acting.eventually(lambda: "mail receipts/" in read_some(worker))  # told again, under the same key
+    acting.eventually(lambda: "mail receipts/" in read_some(worker))  # again, under the same key
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(BOUND_S) == 0
 
 
 def read_some(process: subprocess.Popen[str]) -> str:
-    """A line of what it has printed."""
+    """Read a line of what the process has printed."""
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -188,8 +188,8 @@ def test_commands_are_served_until_a_signal(
 
         return asyncio.run(connected())
 
-    done = run(lambda accounts: accounts.execute("ada", Account.deposit, Decimal(5)))
-    assert done.version == 1
+    committed = run(lambda accounts: accounts.execute("ada", Account.deposit, Decimal(5)))
+    assert committed.version == 1
     with pytest.raises(InsufficientFunds):
         run(lambda accounts: accounts.execute("ada", Account.withdraw, Decimal(9)))
     service.send_signal(signal.SIGTERM)

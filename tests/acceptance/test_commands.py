@@ -28,7 +28,7 @@ Keep = Callable[[subprocess.Popen[str]], None]
 
 
 class Bank:
-    """What a test does to the app behind the commands."""
+    """The app behind the commands, driven in this process."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -45,7 +45,7 @@ class Bank:
         return asyncio.run(run())
 
     def deposit(self, account: str, *amounts: int) -> int:
-        """Open and fill an account; the position of its last event."""
+        """Open and fill an account; return the position of its last event."""
 
         async def work(jet: Jet, module: Any) -> int:
             accounts = jet.repository(module.Account)
@@ -84,14 +84,14 @@ def test_init_creates_once_and_then_agrees(bank: Program) -> None:
     assert (again["created"], again["drifts"], again["log"]) == ([], [], first["log"])
 
 
-def test_history_shows_one_aggregate_and_says_when_there_is_nothing(bank: Program, ready: Bank) -> None:
+def test_history_shows_an_aggregate_and_says_when_there_is_nothing(bank: Program, ready: Bank) -> None:
     ready.deposit("a-1", 5, 7)
     ready.deposit("a-2", 1)
     lines = bank("history", "account", "a-1").out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line.split("  ")[-1] for line in lines if "deposited" in line] == ['{"amount":"5"}', '{"amount":"7"}']
-    found = json.loads(bank("history", "account", "a-1", "--json").out)
-    assert [(one["version"], one["type"]) for one in found] == [
+    events = json.loads(bank("history", "account", "a-1", "--json").out)
+    assert [(event["version"], event["type"]) for event in events] == [
         (1, "account.opened"),
         (2, "account.deposited"),
         (3, "account.deposited"),
@@ -104,7 +104,7 @@ def test_history_shows_one_aggregate_and_says_when_there_is_nothing(bank: Progra
         (("--after", "2", "--newest-first", "--limit", "9"), [3]),
     ]:
         part = json.loads(bank("history", "account", "a-1", "--json", *options).out)
-        assert [one["version"] for one in part] == versions
+        assert [event["version"] for event in part] == versions
     later = bank("history", "account", "a-1", "--after", "3")
     assert (later.status, later.out) == (1, "")
     nobody = bank("history", "account", "nobody")
@@ -112,12 +112,12 @@ def test_history_shows_one_aggregate_and_says_when_there_is_nothing(bank: Progra
     assert nobody.is_one_paragraph()
 
 
-def test_tail_shows_the_last_events_or_begins_where_told(bank: Program, ready: Bank) -> None:
+def test_tail_shows_the_last_events_or_begins_at_a_position(bank: Program, ready: Bank) -> None:
     ready.deposit("a-1", *range(1, 15))
     last = [json.loads(line) for line in bank("tail", "--json").out.splitlines()]
-    assert [one["position"] for one in last] == list(range(6, 16))
-    told = [json.loads(line) for line in bank("tail", "--json", "--from", "14").out.splitlines()]
-    assert [one["position"] for one in told] == [14, 15]
+    assert [event["position"] for event in last] == list(range(6, 16))
+    events = [json.loads(line) for line in bank("tail", "--json", "--from", "14").out.splitlines()]
+    assert [event["position"] for event in events] == [14, 15]
     for options, positions in [
         (("--limit", "2"), [14, 15]),
         (("--from", "3", "--limit", "2"), [3, 4]),
@@ -143,22 +143,22 @@ def test_tail_shows_an_event_that_the_app_cannot_read(bank: Program, ready: Bank
         await client.close()
 
     ready.record(stray)
-    shown = bank("tail")
-    assert shown.status == 0
-    assert "unreadable" in shown.out
-    assert "\x9b" not in shown.out
+    tail = bank("tail")
+    assert tail.status == 0
+    assert "unreadable" in tail.out
+    assert "\x9b" not in tail.out
     assert json.loads(bank("tail", "--json").out.splitlines()[-1])["fault"]
 
 
-def test_tail_follows_until_it_is_told_to_stop(bank: Program, ready: Bank, ended_processes: Keep) -> None:
+def test_tail_follows_until_it_is_interrupted(bank: Program, ready: Bank, ended_processes: Keep) -> None:
     process = bank.start("tail", "--follow", "--json")
     ended_processes(process)
     ready.deposit("a-1", 5)
     assert process.stdout is not None
-    found = [json.loads(process.stdout.readline())["position"] for _ in range(2)]
+    positions = [json.loads(process.stdout.readline())["position"] for _ in range(2)]
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
-    assert (found, process.returncode, errors) == ([1, 2], 130, "")
+    assert (positions, process.returncode, errors) == ([1, 2], 130, "")
 
 
 def test_a_reader_that_leaves_early_is_no_error(bank: Program, ready: Bank) -> None:
@@ -174,7 +174,7 @@ def test_a_reader_that_leaves_early_is_no_error(bank: Program, ready: Bank) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_keeps_the_table_until_it_is_told_to_stop(
+def test_a_worker_keeps_the_table_until_a_signal(
     bank: Program, ready: Bank, number: signal.Signals, ended_processes: Keep
 ) -> None:
     process = bank.start("worker", "balances")
@@ -183,10 +183,10 @@ def test_a_worker_keeps_the_table_until_it_is_told_to_stop(
     deadline = time.monotonic() + _END_S
     while True:
         (status,) = json.loads(bank("status", "--json").out)
-        found = (status["name"], status["state"], status["position"], status["lag_events"], status["owner"] is not None)
-        if found == ("balances", "active", 3, 0, True):
+        state = (status["name"], status["state"], status["position"], status["lag_events"], status["owner"] is not None)
+        if state == ("balances", "active", 3, 0, True):
             break
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, state
     process.send_signal(number)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 0
@@ -224,7 +224,7 @@ bells = App("NAME", aggregates=[Bell], reactors=[echo], deps=deps)
 
 
 @pytest.mark.slow
-def test_a_worker_whose_deps_block_their_closing_ends_all_the_same(bank: Program, ended_processes: Keep) -> None:
+def test_a_worker_ends_although_its_deps_block_their_closing(bank: Program, ended_processes: Keep) -> None:
     """Two of them at once, as both are waited for long."""
     waits = {"blocking": "time.sleep(3600)", "waiting": "await asyncio.to_thread(time.sleep, 3600)"}
     processes: dict[str, subprocess.Popen[str]] = {}
@@ -249,12 +249,12 @@ def test_status_says_how_far_behind_a_read_model_is(bank: Program, ready: Bank) 
     (status,) = json.loads(bank("status", "--json").out)
     assert (status["position"], status["log_position"], status["lag_events"]) == (0, 3, 3)
     assert status["lag_s"] >= 0
-    shown = bank("status").out.splitlines()
-    assert shown[0].split()[0] == "projection"
-    assert all(len(line.rstrip()) <= 80 for line in shown)
+    lines = bank("status").out.splitlines()
+    assert lines[0].split()[0] == "projection"
+    assert all(len(line.rstrip()) <= 80 for line in lines)
 
 
-def test_a_rebuild_fills_the_table_and_verify_finds_what_was_altered(bank: Program, ready: Bank) -> None:
+def test_a_rebuild_fills_the_table_and_verify_finds_an_altered_row(bank: Program, ready: Bank) -> None:
     ready.deposit("a-1", 5, 7)
     ready.deposit("a-2", 1)
     rebuilt = bank("rebuild", "balances", "--engine", "local")
@@ -268,8 +268,8 @@ def test_a_rebuild_fills_the_table_and_verify_finds_what_was_altered(bank: Progr
     other = bank("verify", "balances")
     assert (other.status, other.out.splitlines()[0]) == (1, "1 difference: balances at position 5, 2 rows")
     assert "a-2: owner is eve and should be owner of a-2" in " ".join(other.out.split())
-    found = json.loads(bank("verify", "balances", "--json").out)
-    assert (found["differences"], found["examples"][0]["key"]) == (1, "a-2")
+    report = json.loads(bank("verify", "balances", "--json").out)
+    assert (report["differences"], report["examples"][0]["key"]) == (1, "a-2")
 
 
 OWNERS = """
@@ -289,17 +289,17 @@ both = App(bank.name, aggregates=[Account], projections=[balances, owners])
 """
 
 
-def test_several_read_models_are_verified_whatever_comes_of_one_of_them(bank: Program, ready: Bank) -> None:
+def test_several_read_models_are_verified_although_one_fails(bank: Program, ready: Bank) -> None:
     ready.deposit("a-1", 5)
     with (bank.folder / "bank.py").open("a", encoding="utf-8") as source:
         source.write(OWNERS)
     both = Program(bank.folder, {**bank.environ, "EVENTJET_APP": "bank:both"})
     assert both("rebuild", "balances", "--engine", "local").status == 0
-    found = both("verify", "owners", "balances")
-    assert found.status == 1
-    assert "owners could not be verified: 'owners' has no live read model yet" in " ".join(found.out.split())
-    assert "0 differences: balances at position 2, 1 row" in found.out  # after the one that failed
-    table = [line.split() for line in found.out.splitlines()[-3:]]
+    result = both("verify", "owners", "balances")
+    assert result.status == 1
+    assert "owners could not be verified: 'owners' has no live read model yet" in " ".join(result.out.split())
+    assert "0 differences: balances at position 2, 1 row" in result.out  # after the one that failed
+    table = [line.split() for line in result.out.splitlines()[-3:]]
     assert table == [
         ["verified", "position", "rows", "differences"],
         ["owners", "–", "–", "not", "verified"],
@@ -316,7 +316,7 @@ def test_the_app_can_be_named_in_pyproject(bank: Program, ready: Bank) -> None:
     assert bank("status", EVENTJET_APP="").status == 0
 
 
-def test_version_and_help_are_told(bank: Program) -> None:
+def test_version_and_help_are_printed(bank: Program) -> None:
     assert bank("--version").out.strip() == "0.1.0"
     for arguments in (("--help",), ("worker", "--help"), ("rebuild", "--help")):
         ended = bank(*arguments)

@@ -1,4 +1,4 @@
-"""What a shell is offered for a line that is not finished."""
+"""What shell completion offers for an unfinished line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Complete = Callable[[str], list[str]]
 
 @pytest.fixture
 def complete(bank: Program) -> Complete:
-    def offered(line: str, program: Program = bank) -> list[str]:
+    def offers(line: str, program: Program = bank) -> list[str]:
         words = line.split()
         at = len(words) - (not line.endswith(" "))
         ended = program(_EVENTJET_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(at))
         assert (ended.status, ended.err) == (0, "")
         return ended.out.split()
 
-    return offered
+    return offers
 
 
 def test_commands_and_options_are_offered(complete: Complete) -> None:

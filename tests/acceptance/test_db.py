@@ -10,7 +10,7 @@ from tests.acceptance.conftest import Program
 
 
 def altered(bank: Program) -> None:
-    """The next deploy: another revision."""
+    """Write the app's next deploy, with another revision."""
     source = (bank.folder / "bank.py").read_text()
     assert '@projection("balances")' in source
     newer = source.replace('@projection("balances")', '@projection("balances", revision=2)')
@@ -22,10 +22,10 @@ def tables(bank: Program) -> set[str]:
         return {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
 
 
-def test_upgrade_says_what_it_did_and_needs_no_app(bank: Program) -> None:
-    said = bank("db", "upgrade", EVENTJET_APP="nothing:here")
-    assert said.status == 0
-    assert "created  table eventjet_projection" in said.out
+def test_upgrade_prints_its_changes_and_needs_no_app(bank: Program) -> None:
+    upgrade = bank("db", "upgrade", EVENTJET_APP="nothing:here")
+    assert upgrade.status == 0
+    assert "created  table eventjet_projection" in upgrade.out
     again = json.loads(bank("db", "upgrade", "--json").out)
     assert (again["before"], again["after"], again["tables"], again["columns"]) == ("0002", "0002", [], [])
     with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
@@ -33,33 +33,33 @@ def test_upgrade_says_what_it_did_and_needs_no_app(bank: Program) -> None:
     newer = bank("db", "upgrade")
     assert newer.status == 3
     assert newer.is_one_paragraph()
-    assert "upgrade eventjet here too" in newer.said()
+    assert "upgrade eventjet here too" in newer.message()
 
 
-def test_tables_whose_version_is_gone_are_neither_used_nor_made_again(bank: Program) -> None:
+def test_tables_without_their_version_are_neither_used_nor_recreated(bank: Program) -> None:
     assert bank("init").status == 0
     with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
         connection.execute("drop table eventjet_alembic_version")
     for command in (["worker"], ["db", "upgrade"], ["init"]):
         ended = bank(*command)
         assert (ended.status, ended.is_one_paragraph()) == (3, True)
-        assert "'eventjet_alembic_version' is gone or empty, and eventjet_action," in ended.said()
+        assert "'eventjet_alembic_version' is gone or empty, and eventjet_action," in ended.message()
 
 
-def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> None:
+def test_a_revision_is_built_promoted_rolled_back_and_dropped(bank: Program) -> None:
     altered(bank)
     newer = {"EVENTJET_APP": "newer:bank"}
     assert bank("init").status == 0
     assert bank("rebuild", "balances", "--engine", "local").status == 0
     missing = bank("worker", **newer)
     assert missing.status == 3
-    assert "revision 1 holds 'balances'. Run `eventjet init`" in missing.said()
+    assert "revision 1 holds 'balances'. Run `eventjet init`" in missing.message()
     assert "created  table balances__r2" in bank("init", **newer).out
     rebuilt = bank("rebuild", "balances", "--engine", "local", **newer)
     assert "eventjet db promote balances" in " ".join(rebuilt.out.split())
     refused = bank("db", "unused", "--drop", "balances:1", **newer)
     assert refused.status == 2
-    assert "readers see its rows until revision 2 takes over" in refused.said()
+    assert "readers see its rows until revision 2 takes over" in refused.message()
     assert "revision 1 is inactive now" in bank("db", "promote", "balances", **newer).out
     assert json.loads(bank("db", "promote", "balances", "--json").out)["left"] == [2]
     assert json.loads(bank("db", "promote", "balances", "--json", **newer).out)["left"] == [1]
@@ -74,23 +74,23 @@ def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> N
     assert 'dropped  balances:1: "balances__r1"' in bank("db", "unused", "--drop", "balances:1", **newer).out
     assert "balances__r1" not in tables(bank)
     assert bank("db", "unused", **newer).out == "There is nothing unused.\n"
-    for wrong in ("balances", "balances:x", "balances:1"):
-        ended = bank("db", "unused", "--drop", wrong, **newer)
+    for argument in ("balances", "balances:x", "balances:1"):
+        ended = bank("db", "unused", "--drop", argument, **newer)
         assert (ended.status, ended.is_one_paragraph()) == (2, True)
 
 
-def test_a_dropped_table_is_told_by_every_command_and_reset_when_asked(bank: Program) -> None:
+def test_a_dropped_table_is_reported_by_status_and_init_and_reset_when_asked(bank: Program) -> None:
     assert bank("init").status == 0
     assert bank("rebuild", "balances", "--engine", "local").status == 0
     with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
         connection.execute("drop table balances")
-    (shown,) = (one for one in json.loads(bank("status", "--json").out) if one["name"] == "balances")
-    assert shown["state"] == "failed"
-    assert "'balances' is not in the database" in shown["reason"]
+    (status,) = (status for status in json.loads(bank("status", "--json").out) if status["name"] == "balances")
+    assert status["state"] == "failed"
+    assert "'balances' is not in the database" in status["reason"]
     refused = bank("init")
     assert (refused.status, refused.is_one_paragraph()) == (1, True)
-    assert "has lost its rows: 'balances' is not in the database" in refused.said()
+    assert "has lost its rows: 'balances' is not in the database" in refused.message()
     assert bank("init", "--reset", "nothing").status == 2
     assert "created  table balances" in bank("init", "--reset", "balances").out
-    (shown,) = (one for one in json.loads(bank("status", "--json").out) if one["name"] == "balances")
-    assert (shown["state"], shown["position"], shown["reason"]) == ("new", 0, None)
+    (status,) = (status for status in json.loads(bank("status", "--json").out) if status["name"] == "balances")
+    assert (status["state"], status["position"], status["reason"]) == ("new", 0, None)

@@ -1,4 +1,4 @@
-"""`eventjet dev`: everything for one app on one machine, and nothing of it left running."""
+"""`eventjet dev` starts everything that one app needs on one machine, and leaves nothing of it running."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def app(empty: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
 
 
 def _exports(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:
-    """What another shell reads from the file it tells of, once it is ready. Nothing printed holds a password."""
-    found: dict[str, str] = {}
+    """Return what a shell reads from the file that `dev` names, once it is ready. Nothing printed has a password."""
+    exports: dict[str, str] = {}
     assert process.stdout is not None
     for line in iter(process.stdout.readline, ""):
         assert "@" not in line
         if line.startswith(". "):
-            for told in (folder / line[2:].strip()).read_text(encoding="utf-8").splitlines():
-                name, _, value = told.removeprefix("export ").partition("=")
-                found[name] = value.strip("'")
+            for export in (folder / line[2:].strip()).read_text(encoding="utf-8").splitlines():
+                name, _, value = export.removeprefix("export ").partition("=")
+                exports[name] = value.strip("'")
         if line.startswith("ready"):
-            return found
+            return exports
     raise AssertionError(process.communicate(timeout=_END_S))
 
 
@@ -78,22 +78,22 @@ def test_another_shell_reaches_it_and_it_keeps_data_and_ports(app: Program, ende
     _stopped(process)
 
 
-def test_a_second_one_in_the_same_folder_is_refused(app: Program, ended_processes: Keep) -> None:
+def test_a_second_dev_in_the_same_folder_is_refused(app: Program, ended_processes: Keep) -> None:
     process = app.start("dev")
     ended_processes(process)
     _exports(process, app.folder)
     second = app("dev")
     assert (second.status, second.is_one_paragraph()) == (2, True)
-    assert "--temporary" in second.said()
+    assert "--temporary" in second.message()
     _stopped(process)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_temporary_one_with_postgres_leaves_nothing(
+def test_a_temporary_dev_with_postgres_leaves_nothing(
     app: Program, number: signal.Signals, ended_processes: Keep
 ) -> None:
-    with traces() as left:
-        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
+    with traces() as leftovers:
+        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(leftovers.folder))
         ended_processes(process)
         exports = _exports(process, app.folder)
         assert exports["EVENTJET_DATABASE"].startswith("postgresql://")
@@ -101,14 +101,14 @@ def test_a_temporary_one_with_postgres_leaves_nothing(
         process.send_signal(number)
         process.communicate(timeout=_END_S)
         assert process.returncode == 0
-        assert (left.processes(), left.files()) == ([], [])
+        assert (leftovers.processes(), leftovers.files()) == ([], [])
     assert not (app.folder / ".eventjet").exists()
 
 
 @pytest.mark.slow
 def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processes: Keep) -> None:
-    with traces() as left:
-        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
+    with traces() as leftovers:
+        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(leftovers.folder))
         ended_processes(process)
         _exports(process, app.folder)
         process.send_signal(signal.SIGINT)
@@ -120,18 +120,18 @@ def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processe
             process.send_signal(signal.SIGINT)
         process.communicate(timeout=_END_S)
         assert process.returncode == 0
-        assert (left.processes(), left.files()) == ([], [])
+        assert (leftovers.processes(), leftovers.files()) == ([], [])
 
 
 @pytest.mark.slow
-def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) -> None:
-    with traces() as left:
-        process = app.start("dev", "--temporary", TMPDIR=str(left.folder))
+def test_its_servers_end_when_it_is_killed(app: Program, ended_processes: Keep) -> None:
+    with traces() as leftovers:
+        process = app.start("dev", "--temporary", TMPDIR=str(leftovers.folder))
         ended_processes(process)
         _exports(process, app.folder)
         process.kill()
         process.communicate(timeout=_END_S)
-        left.await_nothing(_END_S)
+        leftovers.await_nothing(_END_S)
 
 
 SHOP = """
@@ -193,7 +193,7 @@ def test_it_creates_the_streams_of_inboxes_and_publications_and_serves_commands(
     async def try_it() -> int:
         client = await nats.connect(exports["EVENTJET_SERVERS"])
         jetstream = client.jetstream()
-        assert (await jetstream.stream_info("told")).config.subjects == ["told.>"]  # of both, and they may not overlap
+        assert (await jetstream.stream_info("told")).config.subjects == ["told.>"]  # one for both: they may not overlap
         published = await jetstream.pull_subscribe("told.news.>", stream="told")
         await jetstream.publish("pay.captured.1", b'{"cents": 5}')
         (message,) = await published.fetch(1, timeout=_END_S)
@@ -211,27 +211,23 @@ def test_it_creates_the_streams_of_inboxes_and_publications_and_serves_commands(
     assert "Created the stream told for the inbox echo, the publication news" in errors
 
 
-def test_a_port_that_another_program_took_is_said_and_comes_back_afterwards(
-    app: Program, ended_processes: Keep
-) -> None:
+def test_a_port_in_use_is_replaced_and_reported_and_used_again_later(app: Program, ended_processes: Keep) -> None:
     ports = app.folder / ".eventjet" / "ports.json"
     with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
+        taken_port = other.getsockname()[1]
         ports.parent.mkdir()
-        ports.write_text(json.dumps({"nats": taken}), encoding="utf-8")
+        ports.write_text(json.dumps({"nats": taken_port}), encoding="utf-8")
         process = app.start("dev")
         ended_processes(process)
         instead = _exports(process, app.folder)["EVENTJET_SERVERS"]
-        assert instead != f"nats://127.0.0.1:{taken}"
-        said = " ".join(_stopped(process).split())
+        assert instead != f"nats://127.0.0.1:{taken_port}"
+        message = " ".join(_stopped(process).split())
         port = instead.rpartition(":")[2]
-        assert f"Another program has port {taken} of NATS, which is on port {port} this time." in said
-    assert json.loads(ports.read_text(encoding="utf-8"))["nats"] == taken
+        assert f"Another program has port {taken_port} of NATS, which is on port {port} this time." in message
+    assert json.loads(ports.read_text(encoding="utf-8"))["nats"] == taken_port
 
 
-def test_an_aggregate_that_was_renamed_is_named_before_anything_is_recorded(
-    app: Program, ended_processes: Keep
-) -> None:
+def test_a_renamed_aggregate_is_reported_before_anything_is_recorded(app: Program, ended_processes: Keep) -> None:
     """By `init`, `doctor`, `worker` and `dev`; a decision under the new name records nothing."""
     source = (app.folder / "bank.py").read_text(encoding="utf-8")
     (app.folder / "renamed.py").write_text(source.replace('@aggregate("account")', '@aggregate("acct")'))
@@ -264,15 +260,15 @@ def test_an_aggregate_that_was_renamed_is_named_before_anything_is_recorded(
     _stopped(process)
 
     refused = app("dev", EVENTJET_APP="renamed:bank")
-    said = " ".join(refused.err.split())
-    assert (refused.status, wanted in said) == (1, True)
-    assert "remove the folder .eventjet and begin anew" in said
+    message = " ".join(refused.err.split())
+    assert (refused.status, wanted in message) == (1, True)
+    assert "remove the folder .eventjet and begin anew" in message
     with sqlite3.connect(app.folder / ".eventjet" / "eventjet.db") as database:
         assert database.execute("select count(*) from balances").fetchone() == (1,)
     database.close()
 
 
-def test_a_server_alone_prints_its_url_and_keeps_its_data_where_it_is_told(app: Program, ended_processes: Keep) -> None:
+def test_a_server_alone_prints_its_url_and_keeps_its_data_in_its_store(app: Program, ended_processes: Keep) -> None:
     urls: list[str] = []
     for created in (True, False):
         process = app.start("server", "--port", urls[0].rpartition(":")[2] if urls else "0", "--store", "kept")
@@ -286,7 +282,7 @@ def test_a_server_alone_prints_its_url_and_keeps_its_data_where_it_is_told(app: 
             (("--store", "kept"), "runs on kept"),
         ):
             second = app("server", "--port", "0", *options)
-            assert (second.status, second.is_one_paragraph(), part in second.said()) == (2, True, True)
+            assert (second.status, second.is_one_paragraph(), part in second.message()) == (2, True, True)
         assert 'sync_interval: "always"' in (app.folder / "kept" / "nats.conf").read_text(encoding="utf-8")
         errors = _stopped(process)
         assert "For development and tests only" in errors
@@ -294,10 +290,10 @@ def test_a_server_alone_prints_its_url_and_keeps_its_data_where_it_is_told(app: 
     assert urls[0] == urls[1]
 
 
-def test_a_fault_in_the_app_is_told_before_anything_starts(app: Program) -> None:
+def test_a_fault_in_the_app_is_reported_before_anything_starts(app: Program) -> None:
     (app.folder / "bank.py").write_text("bank = 1\n")
-    ended = app("dev")
-    assert (ended.status, ended.is_one_paragraph()) == (2, True)
+    result = app("dev")
+    assert (result.status, result.is_one_paragraph()) == (2, True)
     assert not Path(app.folder / ".eventjet").exists()
 
 
@@ -307,14 +303,14 @@ def test_a_changed_source_starts_the_worker_again_and_an_error_waits_for_the_nex
 ) -> None:
     source = app.folder / "bank.py"
     text = source.read_text(encoding="utf-8")
-    with traces() as left:
-        process = app.start("dev", "--reload", "--temporary", TMPDIR=str(left.folder))
+    with traces() as leftovers:
+        process = app.start("dev", "--reload", "--temporary", TMPDIR=str(leftovers.folder))
         ended_processes(process)
         assert process.stderr is not None
-        said = iter(process.stderr.readline, "")
+        error_lines = iter(process.stderr.readline, "")
 
         def await_line(part: str) -> None:
-            assert any(part in line for line in said), process.poll()
+            assert any(part in line for line in error_lines), process.poll()
 
         await_line("ready: balances")
         source.write_text(text + "\nbroken = (\n", encoding="utf-8")
@@ -327,45 +323,45 @@ def test_a_changed_source_starts_the_worker_again_and_an_error_waits_for_the_nex
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=_END_S)
         assert process.returncode == 0
-        assert (left.processes(), left.files()) == ([], [])
+        assert (leftovers.processes(), leftovers.files()) == ([], [])
 
 
 def _watched(url: str) -> HTTPResponse:
-    """A live page that stays open."""
+    """Open a live page and leave it open."""
     stream = urlopen(f"{url}live/overview", timeout=_END_S)
     assert stream.readline().startswith(b"retry:")
     return stream
 
 
 @pytest.mark.parametrize("options", [(), ("--reload",)])
-def test_it_ends_with_the_reason_where_a_server_of_its_own_ends(
+def test_it_ends_with_the_reason_when_its_server_ends(
     app: Program, ended_processes: Keep, options: tuple[str, ...]
 ) -> None:
     process = app.start("dev", *options)
     ended_processes(process)
     assert process.stdout is not None
-    begun = "ready" if not options else ". "  # where it reloads, its worker says on standard error that it is ready
+    begun = "ready" if not options else ". "  # with --reload, the worker says on standard error that it is ready
     assert any(line.startswith(begun) for line in iter(process.stdout.readline, ""))
-    (told,) = (app.folder / ".eventjet" / "nats" / "ports").iterdir()
-    os.kill(int(told.stem.rpartition("_")[2]), signal.SIGKILL)
+    (ports_file,) = (app.folder / ".eventjet" / "nats" / "ports").iterdir()
+    os.kill(int(ports_file.stem.rpartition("_")[2]), signal.SIGKILL)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 3, errors
     assert "The embedded nats-server: it has ended;" in " ".join(errors.split())
 
 
 def _console_of(process: subprocess.Popen[str]) -> str:
-    """Where it is, once it answers."""
+    """Return the console's URL, once it answers."""
     assert process.stdout is not None
     return next(line for line in iter(process.stdout.readline, "") if line.startswith("console:")).split()[1]
 
 
 def _may_act(url: str) -> bool:
-    """Whether its pages say that the visitor may act."""
+    """Return whether its pages say that the visitor may act."""
     return b"may act" in urlopen(f"{url}actions", timeout=_END_S).read()
 
 
 @pytest.mark.slow
-def test_nobody_acts_in_its_console_unless_that_is_allowed(app: Program, ended_processes: Keep) -> None:
+def test_its_console_allows_actions_only_with_the_option(app: Program, ended_processes: Keep) -> None:
     for options, may_act in (((), False), (("--no-allow-actions",), False), (("--allow-actions",), True)):
         process = app.start("dev", "--temporary", "--ui", *options)
         ended_processes(process)
@@ -380,31 +376,31 @@ def test_nobody_acts_in_its_console_unless_that_is_allowed(app: Program, ended_p
 def test_it_asks_in_a_terminal_before_it_allows_actions(
     app: Program, ended_processes: Keep, answer: str, may_act: bool
 ) -> None:
-    ours, theirs = pty.openpty()
+    terminal, program_side = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "eventjet.cli", "dev", "--temporary", "--ui"],
         cwd=app.folder,
         env=dict(app.environ),
-        stdin=theirs,
+        stdin=program_side,
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=program_side,
         text=True,
         start_new_session=True,
     )
     ended_processes(process)
-    os.close(theirs)
-    said = b""
-    while b"[y/N]" not in said:
-        said += os.read(ours, 1024)
-    os.write(ours, f"{answer}\n".encode())
+    os.close(program_side)
+    output = b""
+    while b"[y/N]" not in output:
+        output += os.read(terminal, 1024)
+    os.write(terminal, f"{answer}\n".encode())
     assert _may_act(_console_of(process)) == may_act
     process.send_signal(signal.SIGINT)
     assert process.wait(_END_S) == 0
-    os.close(ours)
+    os.close(terminal)
 
 
 @pytest.mark.parametrize("before", [None, 0o777])
-def test_what_it_keeps_is_for_its_owner_only(app: Program, ended_processes: Keep, before: int | None) -> None:
+def test_its_files_are_readable_by_their_owner_only(app: Program, ended_processes: Keep, before: int | None) -> None:
     folder = app.folder / ".eventjet"
     if before is not None:
         (folder / "nats").mkdir(parents=True)
@@ -421,7 +417,7 @@ def test_what_it_keeps_is_for_its_owner_only(app: Program, ended_processes: Keep
 
 
 @pytest.mark.slow
-def test_with_a_console_it_ends_at_once_though_somebody_looks(app: Program, ended_processes: Keep) -> None:
+def test_with_a_console_it_ends_at_once_despite_an_open_page(app: Program, ended_processes: Keep) -> None:
     process = app.start("dev", "--temporary", "--ui")
     ended_processes(process)
     with _watched(_console_of(process)):
@@ -431,7 +427,7 @@ def test_with_a_console_it_ends_at_once_though_somebody_looks(app: Program, ende
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_console_ends_at_once_though_somebody_looks(
+def test_a_console_ends_at_once_despite_an_open_page(
     app: Program, number: signal.Signals, ended_processes: Keep
 ) -> None:
     process = app.start("dev")

@@ -1,4 +1,4 @@
-"""`eventjet doctor`: the real program, its exit statuses, its width, and that it tells no secret."""
+"""`eventjet doctor`: the real program, its exit statuses, its width, and that it prints no secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.acceptance.conftest import Program
 REMOTE = {"SPARK_REMOTE": "sc://127.0.0.1"}
 
 
-def test_it_says_what_each_fault_costs_and_what_mends_it(bank: Program, eventjet_nats: NatsServer) -> None:
+def test_it_says_what_each_fault_costs_and_how_to_mend_it(bank: Program, eventjet_nats: NatsServer) -> None:
     before = bank("doctor", **REMOTE)
     assert before.status == 1
     assert "fix   `eventjet init`" in before.out
@@ -28,20 +28,20 @@ def test_it_says_what_each_fault_costs_and_what_mends_it(bank: Program, eventjet
     assert "jetstream { sync_interval: always }" in unsafe.out
 
 
-def test_what_is_away_is_told_and_the_rest_too(bank: Program) -> None:
+def test_an_unreachable_part_is_reported_with_the_others(bank: Program) -> None:
     assert bank("init").status == 0
     away = {"EVENTJET_DATABASE": "postgresql://ada:opensesame@127.0.0.1:1/read", **REMOTE}
     ended = bank("doctor", "--json", **away)
     assert ended.status == 3
-    told = json.loads(ended.out)
-    assert (told["status"], told["counts"]["unreachable"]) == (3, 1)
-    assert {one["part"] for one in told["found"] if one["level"] == "unreachable"} == {"database"}
-    assert [one["level"] for one in told["found"] if one["check"] == "stream"] == ["ok", "ok"]
+    report = json.loads(ended.out)
+    assert (report["status"], report["counts"]["unreachable"]) == (3, 1)
+    assert {finding["part"] for finding in report["found"] if finding["level"] == "unreachable"} == {"database"}
+    assert [finding["level"] for finding in report["found"] if finding["check"] == "stream"] == ["ok", "ok"]
     assert "opensesame" not in ended.out + ended.err
 
 
-def test_a_monitoring_url_that_is_none_is_not_shown(bank: Program) -> None:
-    for wrong in ("http://ada:opensesame@host:8222", "nats://host:4222", "http://host:8222/varz", "opensesame"):
-        ended = bank("doctor", "--monitoring", wrong)
+def test_a_wrong_monitoring_url_is_not_printed(bank: Program) -> None:
+    for url in ("http://ada:opensesame@host:8222", "nats://host:4222", "http://host:8222/varz", "opensesame"):
+        ended = bank("doctor", "--monitoring", url)
         assert (ended.status, ended.is_one_paragraph()) == (2, True)
         assert "opensesame" not in ended.out + ended.err

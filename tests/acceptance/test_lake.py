@@ -44,7 +44,7 @@ def rows(folder: Path) -> list[int]:
     return sorted(positions)
 
 
-def test_a_lake_is_kept_looked_at_and_verified(filled: Program) -> None:
+def test_a_lake_is_synced_listed_and_verified(filled: Program) -> None:
     url = filled.folder / "lake"
     report = answer(filled, "lake", "sync", str(url), "--to", "20", "--batch-events", "7", "--personal")
     assert (report["position"], report["events"]) == (20, 20)
@@ -55,11 +55,11 @@ def test_a_lake_is_kept_looked_at_and_verified(filled: Program) -> None:
 
     status = answer(filled, "lake", "status", str(url), "--format", "delta")
     assert {(table["position"], table["behind"], table["personal"]) for table in status["tables"]} == {(20, 10, True)}
-    shown = filled("lake", "status", str(url))
-    assert (shown.status, "account_deposited" in shown.out) == (0, True)
+    status_text = filled("lake", "status", str(url))
+    assert (status_text.status, "account_deposited" in status_text.out) == (0, True)
 
-    done = filled("lake", "sync", str(url), "--personal")
-    assert (done.status, "up to position 30" in done.out) == (0, True)
+    synced = filled("lake", "sync", str(url), "--personal")
+    assert (synced.status, "up to position 30" in synced.out) == (0, True)
     assert "Up to date" in filled("lake", "sync", str(url), "--personal").out
     verified = answer(filled, "lake", "verify", str(url), "--range-events", "9", "--format", "delta")
     assert verified["sound"]
@@ -71,17 +71,17 @@ def test_a_lake_is_kept_looked_at_and_verified(filled: Program) -> None:
     assert "balances" in filled("lake", "status", str(url)).out
     wrong = pa.table({"account_id": ["a-9"], "owner": ["Ada"], "amount": pa.array([1], pa.decimal128(12, 2))})
     write_deltalake(url / "balances", wrong, mode="append")
-    found = filled("lake", "verify", str(url))
-    assert found.status == 1
+    result = filled("lake", "verify", str(url))
+    assert result.status == 1
     assert "balances has 1 rows, and the log gives 0 up to position 30: the row is there twice" in " ".join(
-        found.out.split()
+        result.out.split()
     )
 
     twice = pa.table({"position": pa.array([5], pa.int64())})
     write_deltalake(url / "account_deposited", twice, mode="append", schema_mode="merge")
-    found = filled("lake", "verify", str(url))
-    assert found.status == 1
-    assert "account_deposited: positions 1 to 30 have 31 rows, and the log gives 30." in " ".join(found.out.split())
+    result = filled("lake", "verify", str(url))
+    assert result.status == 1
+    assert "account_deposited: positions 1 to 30 have 31 rows, and the log gives 30." in " ".join(result.out.split())
 
 
 def test_the_past_comes_from_an_archive(filled: Program, eventjet_nats: NatsServer) -> None:
@@ -100,7 +100,7 @@ def test_the_past_comes_from_an_archive(filled: Program, eventjet_nats: NatsServ
     assert filled("lake", "verify", str(url)).status == 1
 
 
-def test_iceberg_tables_are_in_the_catalog_that_is_named(filled: Program) -> None:
+def test_iceberg_tables_are_in_the_named_catalog(filled: Program) -> None:
     url, catalog = filled.folder / "tables", f"sqlite:///{filled.folder}/company.db"
     named = {
         "PYICEBERG_CATALOG__COMPANY__TYPE": "sql",
@@ -126,17 +126,17 @@ def test_iceberg_tables_are_in_the_catalog_that_is_named(filled: Program) -> Non
     assert answer(filled, "lake", "verify", str(url), "--format", "iceberg", "--catalog", "company", **named)["sound"]
 
 
-def test_what_is_wrong_is_said_in_a_paragraph(filled: Program) -> None:
+def test_faults_are_reported_in_a_paragraph(filled: Program) -> None:
     url = str(filled.folder / "lake")
     ended = filled("lake", "sync", url, "--format", "hudi")
     assert (ended.status, ended.is_one_paragraph()) == (2, True)
-    assert "Use delta or iceberg" in ended.said()
+    assert "Use delta or iceberg" in ended.message()
     assert "`eventjet lake sync` makes them" in filled("lake", "status", url).out
     ended = filled("lake", "verify", url)
     assert (ended.status, ended.is_one_paragraph()) == (1, True)
-    assert "`eventjet lake sync` makes it" in ended.said()
+    assert "`eventjet lake sync` makes it" in ended.message()
     for kind, module in (("delta", "deltalake"), ("iceberg", "pyiceberg")):
         ended = filled("lake", "sync", url, "--format", kind, without=(module,))
         assert (ended.status, ended.is_one_paragraph()) == (3, True)
-        assert 'pip install "eventjet[lake]"' in ended.said()
-        assert module in ended.said()
+        assert 'pip install "eventjet[lake]"' in ended.message()
+        assert module in ended.message()

@@ -1,4 +1,4 @@
-"""An app of which one publication cannot be told: `init`, `worker`, `status` and `doctor` all the same."""
+"""An app with one publication that cannot be published: `init`, `worker`, `status` and `doctor` work all the same."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def health(url: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
-def said_until(process: subprocess.Popen[str], word: str) -> str:
-    """What it has said on standard error when the word came."""
+def errors_until(process: subprocess.Popen[str], word: str) -> str:
+    """Return what the process wrote to standard error up to the line with the word."""
     assert process.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if word in line:
-            return "".join(said)
-    raise AssertionError(f"it ended before it said {word!r}: {''.join(said)}")
+            return "".join(lines)
+    raise AssertionError(f"it ended before it said {word!r}: {''.join(lines)}")
 
 
 def test_a_publication_without_a_stream_keeps_no_projection_from_work(bank: Program, ended_processes: Keep) -> None:
@@ -62,31 +62,31 @@ def test_a_publication_without_a_stream_keeps_no_projection_from_work(bank: Prog
     stream = f"pub-{time.time_ns()}"
     source = source.replace("\nbank = App(", _PUBLICATION.replace("STREAM", stream))
     module.write_text(source.replace("projections=[", "publications=[growth], projections=["), encoding="utf-8")
-    begun = bank("init", "--json")
-    assert begun.status == 1
-    made = json.loads(begun.out)
-    assert len(made["faults"]) == 1
-    assert f"The stream '{stream}' of the publication 'growth'" in made["faults"][0]
-    assert "balances" in made["created"]
-    assert made["cursors"] == {"growth": 0}
+    init = bank("init", "--json")
+    assert init.status == 1
+    report = json.loads(init.out)
+    assert len(report["faults"]) == 1
+    assert f"The stream '{stream}' of the publication 'growth'" in report["faults"][0]
+    assert "balances" in report["created"]
+    assert report["cursors"] == {"growth": 0}
 
     worker = bank.start("worker", "--http", "127.0.0.1:0")
     ended_processes(worker)
-    said = said_until(worker, "ready: ")
-    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", said)
+    errors = errors_until(worker, "ready: ")
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", errors)
     ready = Bank(bank)
     ready.await_balance(ready.deposit("a-1", 5, 7))
-    found = {one["name"]: one for one in json.loads(bank("status", "--json").out)}
-    assert (found["balances"]["state"], found["balances"]["reason"]) == ("active", None)
-    assert found["growth"]["state"] == "failed"
-    assert "it does not exist. Create it with the subject" in found["growth"]["reason"]
+    statuses = {status["name"]: status for status in json.loads(bank("status", "--json").out)}
+    assert (statuses["balances"]["state"], statuses["balances"]["reason"]) == ("active", None)
+    assert statuses["growth"]["state"] == "failed"
+    assert "it does not exist. Create it with the subject" in statuses["growth"]["reason"]
     assert "it does not exist" in bank("doctor").out
-    until = time.monotonic() + _END_S
+    deadline = time.monotonic() + _END_S
     while not ((answer := health(url))[1]["reason"] or "").startswith("growth: failed: The stream"):
-        assert time.monotonic() < until, answer
+        assert time.monotonic() < deadline, answer
         time.sleep(0.1)
     assert answer[0] == 503
     worker.send_signal(signal.SIGTERM)
     _, err = worker.communicate(timeout=_END_S)
     assert worker.returncode == 0
-    assert (said + err).count("does not exist") == 1
+    assert (errors + err).count("does not exist") == 1

@@ -1,4 +1,4 @@
-"""`eventjet new`: what it makes passes its own tests and every check, and runs."""
+"""`eventjet new` makes a project that passes its own tests and every check, and runs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TOOLS = {
 }
 
 
-def made(folder: Path, name: str = "shop", *options: str) -> subprocess.CompletedProcess[str]:
+def new_project(folder: Path, name: str = "shop", *options: str) -> subprocess.CompletedProcess[str]:
     return forked.run("eventjet.cli", ("new", name, *options), folder=folder, environ=os.environ, timeout_s=120)
 
 
-def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
-    (tmp_path / "shop").mkdir()  # an empty folder is taken
-    assert made(tmp_path).returncode == 0
-    files = [one for one in (tmp_path / "shop").rglob("*") if one.is_file()]
-    assert {".gitignore", "ci.yaml", "compose.yaml", "app.py", "test_tasks.py"} <= {one.name for one in files}
-    assert not [one for one in files if "starter" in one.read_text(encoding="utf-8") or "starter" in str(one)]
-    assert [one.name for one in tmp_path.iterdir()] == ["shop"]
+def test_a_project_has_no_other_name_than_its_own(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()  # an empty folder is accepted
+    assert new_project(tmp_path).returncode == 0
+    files = [file for file in (tmp_path / "shop").rglob("*") if file.is_file()]
+    assert {".gitignore", "ci.yaml", "compose.yaml", "app.py", "test_tasks.py"} <= {file.name for file in files}
+    assert not [file for file in files if "starter" in file.read_text(encoding="utf-8") or "starter" in str(file)]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["shop"]
 
 
-def test_caches_that_tools_have_left_in_the_template_are_not_copied(tmp_path: Path) -> None:
+def test_caches_of_tools_in_the_template_are_not_copied(tmp_path: Path) -> None:
     package = tmp_path / "places/eventjet"
     shutil.copytree(Path(eventjet.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
     for cache in (".ruff_cache/0.17", "starter/__pycache__"):
@@ -54,18 +54,18 @@ def test_caches_that_tools_have_left_in_the_template_are_not_copied(tmp_path: Pa
     assert (ended.returncode, list((tmp_path / "shop").rglob("*cache*"))) == (0, []), ended.stderr
 
 
-def test_a_project_has_a_pipeline_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_project_has_a_pipeline_with_the_option(tmp_path: Path) -> None:
     with_pipeline = forked.run(
         "eventjet.cli", ("new", "shop", "--pipeline"), folder=tmp_path, environ=os.environ, timeout_s=120
     )
-    assert made(tmp_path, "plain").returncode == with_pipeline.returncode == 0
+    assert new_project(tmp_path, "plain").returncode == with_pipeline.returncode == 0
     assert not list(tmp_path.glob("plain/**/*pipeline*"))
     assert "duckdb" not in (tmp_path / "plain/pyproject.toml").read_text()
     files = {str(file.relative_to(tmp_path / "shop")): file for file in (tmp_path / "shop").rglob("*pipeline*/**/*")}
     assert {"pipeline/spark-pipeline.yml", "pipeline/transformations/tasks.py", "pipeline/.gitignore"} <= set(files)
     written = "".join(file.read_text() for file in files.values() if file.is_file())
     assert "/path/to" not in written
-    # Spark takes no relative folder.
+    # Spark refuses a relative folder.
     assert f"storage: {(tmp_path / 'shop/pipeline/storage').as_uri()}\n" in written
     assert f"databaseName={tmp_path}/shop/pipeline/catalog;" in written
     project = tomllib.loads((tmp_path / "shop/pyproject.toml").read_text())["project"]
@@ -97,24 +97,24 @@ def test_a_folder_without_a_pipeline_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_that_is_no_package_is_refused(tmp_path: Path, name: str, says: str) -> None:
-    ended = made(tmp_path, name)
+    ended = new_project(tmp_path, name)
     assert ended.returncode == 2
     assert says in " ".join(ended.stderr.split())
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/mine").touch()
-    ended = made(tmp_path)
+    ended = new_project(tmp_path)
     assert (ended.returncode, "not empty" in ended.stderr) == (2, True)
-    assert [one.name for one in tmp_path.rglob("*")] == ["shop", "mine"]
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["shop", "mine"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_project_passes_its_tests_and_every_check(tmp_path: Path) -> None:
-    assert made(tmp_path, "shop", "--pipeline").returncode == 0
+    assert new_project(tmp_path, "shop", "--pipeline").returncode == 0
     environ = {**os.environ, "SPARK_TESTING": "1"}  # a port of its own for Spark Connect
     for name, command in TOOLS.items():
         done = subprocess.run(
@@ -125,7 +125,7 @@ def test_the_project_passes_its_tests_and_every_check(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_project_runs(tmp_path: Path, bank: Program) -> None:
-    assert made(tmp_path).returncode == 0
+    assert new_project(tmp_path).returncode == 0
     where = {name: bank.environ[name] for name in ("EVENTJET_SERVERS", "EVENTJET_DATABASE")}
     environ = {**os.environ, **where}
     environ.pop("EVENTJET_APP", None)

@@ -39,7 +39,7 @@ async def test_objects_are_counted_swept_verified_and_brought_back(
 ) -> None:
     missing = files("objects", "status")
     assert missing.status == 3
-    assert f"The object store '{name}_objects'" in missing.said()
+    assert f"The object store '{name}_objects'" in missing.message()
     assert missing.is_one_paragraph()
     async with documents(name).connect(servers=eventjet_nats.url) as jet:
         assert f"OBJ_{name}_objects" in (await jet.init()).created

@@ -1,4 +1,4 @@
-"""Looking at read models and holding them still, as a person and as a program do it."""
+"""Looking at read models and pausing them, as a person and as a program do it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import Bank, Keep
-from tests.acceptance.test_neighbours import said_until
+from tests.acceptance.test_neighbours import errors_until
 from tests.acceptance.test_restore import name_of
 
 _END_S = 60.0
@@ -34,15 +34,15 @@ def ready(bank: Program) -> Bank:
 
 @pytest.fixture
 def worker(bank: Program, ready: Bank, ended_processes: Keep) -> subprocess.Popen[str]:
-    """One at work, with a page for health and metrics on a free port."""
+    """A worker with a page for health and metrics on a free port."""
     process = bank.start("worker", "--http", "127.0.0.1:0")
     ended_processes(process)
     return process
 
 
-def listed(bank: Program) -> dict[str, Any]:
-    (found,) = json.loads(bank("status", "--json").out)
-    return found
+def status_of(bank: Program) -> dict[str, Any]:
+    (status,) = json.loads(bank("status", "--json").out)
+    return status
 
 
 def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: subprocess.Popen[str]) -> None:
@@ -50,8 +50,8 @@ def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: 
     paused = bank("pause", "balances")
     assert (paused.status, paused.out) == (0, "balances revision 1 is paused at position 3\n")
     last = ready.deposit("a-2", 1)
-    found = listed(bank)
-    assert (found["state"], found["position"], found["owner"]) == ("paused", 3, None)
+    status = status_of(bank)
+    assert (status["state"], status["position"], status["owner"]) == ("paused", 3, None)
     again = json.loads(bank("pause", "balances", "--json").out)
     assert again == [{"name": "balances", "revision": 1, "state": "paused", "position": 3, "changed": False}]
     resumed = bank("resume", "balances")
@@ -60,32 +60,30 @@ def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: 
     refused = bank("resume", "balances")
     assert refused.status == 2
     assert refused.is_one_paragraph()
-    assert "not paused. Nothing to resume." in refused.said()
+    assert "not paused. Nothing to resume." in refused.message()
     stranger = bank("pause", "nope")
-    assert (stranger.status, "has no 'nope'" in stranger.said()) == (2, True)
+    assert (stranger.status, "has no 'nope'" in stranger.message()) == (2, True)
     for command in ("pause", "resume"):
         other = bank(command, "balances", "--revision", "9")
-        assert (other.status, "no revision 9" in other.said()) == (2, True)
+        assert (other.status, "no revision 9" in other.message()) == (2, True)
 
 
-def test_the_line_of_a_worker_that_is_ready_names_what_does_not_work(
-    bank: Program, ready: Bank, ended_processes: Keep
-) -> None:
+def test_the_ready_line_of_a_worker_names_what_does_not_work(bank: Program, ready: Bank, ended_processes: Keep) -> None:
     assert bank("pause", "balances").status == 0
     worker = bank.start("worker")
     ended_processes(worker)
-    said = said_until(worker, "says why")
-    assert said.splitlines()[-1] == "ready: balances; paused: balances; `eventjet status` says why"
+    errors = errors_until(worker, "says why")
+    assert errors.splitlines()[-1] == "ready: balances; paused: balances; `eventjet status` says why"
 
 
-def test_status_measures_the_pace_where_something_lags(bank: Program, ready: Bank) -> None:
-    found = listed(bank)
-    assert (found["events_per_s"], found["eta_s"]) == (None, 0.0)  # one look is enough
+def test_status_measures_the_rate_of_a_lagging_projection(bank: Program, ready: Bank) -> None:
+    status = status_of(bank)
+    assert (status["events_per_s"], status["eta_s"]) == (None, 0.0)  # nothing lags, so one look is enough
     ready.deposit("a-1", 5, 7)
     bank("pause", "balances")
     bank("resume", "balances")
-    found = listed(bank)
-    assert (found["state"], found["lag_events"], found["eta_s"]) == ("new", 3, None)
+    status = status_of(bank)
+    assert (status["state"], status["lag_events"], status["eta_s"]) == ("new", 3, None)
     lines = bank("status").out.splitlines()
     assert lines[0].split() == ["projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker"]
     assert all(len(line.rstrip()) <= 80 for line in lines)
@@ -116,8 +114,8 @@ def test_watching_prints_a_line_for_each_change(bank: Program, ready: Bank, ende
     line = texts.stdout.readline()
     assert "state=paused" in line
     assert 'reason="paused while new"' in line
-    found = json.loads(objects.stdout.readline())
-    assert (found["state"], found["reason"], found["owner"]) == ("paused", "paused while new", None)
+    status = json.loads(objects.stdout.readline())
+    assert (status["state"], status["reason"], status["owner"]) == ("paused", "paused while new", None)
     for process in (texts, objects):
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=_END_S)
@@ -138,56 +136,54 @@ def test_watching_on_a_terminal_keeps_one_table_current(bank: Program, ready: Ba
     )
     os.close(slave)
     ended_processes(process)
-    shown = read_until(screen, "balances")
+    screen_text = read_until(screen, "balances")
     bank("pause", "balances")
-    shown += read_until(screen, "paused")
+    screen_text += read_until(screen, "paused")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
     assert (process.returncode, errors) == (130, "")
     os.close(screen)
-    lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown)) if line]
+    lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen_text)) if line]
     assert lines[0].startswith("projection")
     assert all(len(line) <= 80 for line in lines)
 
 
 def read_until(screen: int, wanted: str) -> str:
-    found = ""
+    text = ""
     deadline = time.monotonic() + _END_S
-    while wanted not in found:
-        assert select.select([screen], [], [], deadline - time.monotonic())[0], found
-        found += os.read(screen, 65_536).decode()
-    return found
+    while wanted not in text:
+        assert select.select([screen], [], [], deadline - time.monotonic())[0], text
+        text += os.read(screen, 65_536).decode()
+    return text
 
 
-def test_a_worker_tells_health_and_metrics_where_it_is_asked_to(
+def test_a_worker_serves_health_and_metrics_at_its_address(
     bank: Program, ready: Bank, worker: subprocess.Popen[str]
 ) -> None:
     assert worker.stderr is not None
-    said: Iterator[str] = iter(worker.stderr.readline, "")
-    url = next(found[0] for line in said if (found := re.search(r"http://[\d.:]+", line)))
+    lines: Iterator[str] = iter(worker.stderr.readline, "")
+    url = next(match[0] for line in lines if (match := re.search(r"http://[\d.:]+", line)))
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         assert b"# TYPE eventjet_events_total counter" in answer.read()
-    taken = url.rpartition(":")[2]
-    second = bank("worker", EVENTJET_WORKER_HTTP=f"127.0.0.1:{taken}")
+    port = url.rpartition(":")[2]
+    second = bank("worker", EVENTJET_WORKER_HTTP=f"127.0.0.1:{port}")
     assert second.status == 3
-    assert f"The address 127.0.0.1:{taken}: nothing can listen there" in second.said()
+    assert f"The address 127.0.0.1:{port}: nothing can listen there" in second.message()
     wrong = bank("worker", "--http", "8080")
-    assert (wrong.status, "Write HOST:PORT" in wrong.said()) == (2, True)
+    assert (wrong.status, "Write HOST:PORT" in wrong.message()) == (2, True)
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=_END_S)
     assert worker.returncode == 0
 
 
-def test_every_line_of_a_worker_is_one_object_where_its_log_is_json(
-    bank: Program, ready: Bank, ended_processes: Keep
-) -> None:
+def test_every_line_of_a_json_log_is_an_object(bank: Program, ready: Bank, ended_processes: Keep) -> None:
     worker = bank.start("worker", "--log-format", "json")
     ended_processes(worker)
     ready.await_balance(ready.deposit("a-1", 5))
     worker.send_signal(signal.SIGTERM)
-    _, said = worker.communicate(timeout=_END_S)
-    lines = [json.loads(line) for line in said.splitlines()]
-    assert all({"at", "level", "logger", "event", "message"} <= line.keys() for line in lines), said
+    _, errors = worker.communicate(timeout=_END_S)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert all({"at", "level", "logger", "event", "message"} <= line.keys() for line in lines), errors
     assert {"eventjet.took_lease", "eventjet.note"} <= {line["event"] for line in lines}
     assert next(line for line in lines if line["event"] == "eventjet.took_lease")["name"] == "balances"
     refused = bank("worker", "--log-format", "json", "nobody")

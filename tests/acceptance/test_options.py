@@ -1,4 +1,4 @@
-"""Every option of every command: that a test uses it, and what those do that no other test is about."""
+"""Every option of every command is used by a test; options that no other test is about are tested here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.acceptance.test_commands import Bank
 
 TESTS = Path(__file__).parents[1]
 SHARED = ("--app", "--app-dir", "--servers", "--database", "--json", "--log-format")
-"""Declared in one place for all commands (`cli/target.py`, `cli/terminal.py`), so one use of each is enough."""
+"""Options that are declared once for all commands (`cli/target.py`, `cli/terminal.py`): one use of each is enough."""
 
 HELPERS = {"serving": "ui", "serving_process": "ui", "on_spark": "--master"}
-"""A word that a helper of the tests adds to a command."""
+"""Words that helpers of the tests add to a command."""
 
 
 def options() -> Iterator[tuple[tuple[str, ...], str]]:
-    """The words of each command, with each of its options that is not hidden."""
+    """Yield the words of each command, with each of its options that is not hidden."""
 
     def below(command: object, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
         for name, member in getattr(command, "commands", {}).items():
@@ -40,42 +40,42 @@ def options() -> Iterator[tuple[tuple[str, ...], str]]:
 
 @cache
 def words_of_tests() -> list[set[str]]:
-    """The words that each statement of the tests gives to something, where an option is among them."""
+    """Return the words that each statement of the tests passes on, where an option is among them."""
     files = (file.read_text(encoding="utf-8") for file in TESTS.rglob("*.py"))
-    statements = (given for text in files if "--" in text for given in words_given(text))
-    return [given for given in statements if any(word.startswith("--") for word in given)]
+    statements = (words for text in files if "--" in text for words in words_in(text))
+    return [words for words in statements if any(word.startswith("--") for word in words)]
 
 
-def words_given(source: str) -> Iterator[set[str]]:
-    """Of each statement in a function, with the command that a helper runs; a loop is one statement.
+def words_in(source: str) -> Iterator[set[str]]:
+    """Yield the words of each statement in a function, with the command that a helper runs; a loop is one statement.
 
-    What a docstring says, or a text that is compared with, gives nothing to anybody.
+    The text of a docstring, or one that is compared with, is not passed to anything.
     """
     dashed = {number for number, line in enumerate(source.splitlines(), 1) if "--" in line}
 
     def below(parent: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
         for node in (node for node in ast.walk(parent) if isinstance(node, kinds)):
-            at: Any = node.context_expr if isinstance(node, ast.withitem) else node
-            if not dashed.isdisjoint(range(at.lineno, at.end_lineno + 1)):
+            place: Any = node.context_expr if isinstance(node, ast.withitem) else node
+            if not dashed.isdisjoint(range(place.lineno, place.end_lineno + 1)):
                 yield node
 
     functions = below(ast.parse(source), (ast.FunctionDef, ast.AsyncFunctionDef))
     for statement in (node for function in functions for node in below(function, STATEMENTS)):
-        given: set[str] = set()
+        words: set[str] = set()
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and node.id in HELPERS:
-                given.add(HELPERS[node.id])
+                words.add(HELPERS[node.id])
             elif not isinstance(node, ast.Compare | ast.Expr):
                 texts = (part.value for part in ast.iter_child_nodes(node) if isinstance(part, ast.Constant))
-                given.update(word for text in texts if isinstance(text, str) for word in text.split())
-        yield given
+                words.update(word for text in texts if isinstance(text, str) for word in text.split())
+        yield words
 
 
 STATEMENTS = (ast.For, ast.Assign, ast.Assert, ast.Return, ast.Expr, ast.withitem)
 
 
-def is_used(words: tuple[str, ...], option: str, given: list[set[str]]) -> bool:
-    return any(option in each and (option in SHARED or each.issuperset(words)) for each in given)
+def is_used(words: tuple[str, ...], option: str, uses: list[set[str]]) -> bool:
+    return any(option in each and (option in SHARED or each.issuperset(words)) for each in uses)
 
 
 def test_every_option_of_every_command_is_used_by_a_test() -> None:
@@ -94,8 +94,8 @@ def test_every_option_of_every_command_is_used_by_a_test() -> None:
         ('bank("pause", "balances"); bank("resume", "balances", "--revision", "9")', False),
     ],
 )
-def test_an_option_is_used_where_it_is_given_to_its_command(body: str, is_use: bool) -> None:
-    assert is_used(("pause",), "--revision", list(words_given(f"def test() -> None:\n    {body}"))) == is_use
+def test_an_option_counts_as_used_only_with_its_command(body: str, is_use: bool) -> None:
+    assert is_used(("pause",), "--revision", list(words_in(f"def test() -> None:\n    {body}"))) == is_use
 
 
 def amounts(program: Program) -> Bank:
@@ -121,12 +121,12 @@ def on_spark(program: Program, *words: str, **environ: str) -> Ended:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_archive_up_to_a_position_is_what_read_models_are_made_and_verified_from(bank: Program) -> None:
+def test_read_models_are_built_and_verified_from_an_archive_up_to_a_position(bank: Program) -> None:
     log = amounts(bank)
     url = (bank.folder / "archive").as_uri()
-    made = on_spark(bank, "archive", url, "--to", "4", "--json")
-    assert made.status == 0, made.err
-    assert json.loads(made.out)["last"] == 4
+    archived = on_spark(bank, "archive", url, "--to", "4", "--json")
+    assert archived.status == 0, archived.err
+    assert json.loads(archived.out)["last"] == 4
     log.deposit("a-1", 4)
     for command in ("rebuild", "verify"):
         words = (command, "balances", "--from-archive", url, "--no-ship")
@@ -157,7 +157,7 @@ def test_schemas_are_exported_with_asyncapi_and_compared_in_the_folder_of_a_comm
     assert (elsewhere.status, elsewhere.is_one_paragraph()) == (2, True)
 
 
-def test_the_doctor_waits_as_long_as_it_is_told_to(bank: Program) -> None:
+def test_the_doctor_waits_for_its_timeout(bank: Program) -> None:
     assert bank("init").status == 0
     away = {"EVENTJET_DATABASE": "postgresql://ada@127.0.0.1:1/read"}
     ended = bank("doctor", "--timeout", "1", "--json", **away)
@@ -165,7 +165,7 @@ def test_the_doctor_waits_as_long_as_it_is_told_to(bank: Program) -> None:
     assert bank("doctor", "--timeout", "0").status == 2
 
 
-def test_what_runs_left_behind_is_dropped_when_asked(bank: Program) -> None:
+def test_leftovers_of_rebuilds_are_dropped_when_asked(bank: Program) -> None:
     amounts(bank)
     assert bank("db", "unused", "--drop-runs").status == 0
 
@@ -173,7 +173,7 @@ def test_what_runs_left_behind_is_dropped_when_asked(bank: Program) -> None:
 def test_snapshots_are_built_of_aggregates_with_so_many_events(bank: Program) -> None:
     keep_snapshots(bank, every=100)
     amounts(bank)
-    for least, written in (("4", 0), ("3", 1), ("2", 1)):  # the last time, of the one that has none
+    for least, written in (("4", 0), ("3", 1), ("2", 1)):  # the last time, of the aggregate without a snapshot
         ended = bank("snapshots", "build", "account", "--engine", "local", "--min-events", least, "--json")
         assert ended.status == 0, ended.err
         assert json.loads(ended.out)["written"] == written

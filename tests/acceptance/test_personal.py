@@ -1,4 +1,4 @@
-"""A secret in a personal field, and fields of half a megabyte, in whatever eventjet prints, logs, answers and keeps."""
+"""A secret in a personal field, and fields of half a megabyte, in all that eventjet prints, logs, answers and keeps."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def people(tmp_path: Path, eventjet_nats: NatsServer) -> Program:
 
 
 class Running:
-    """A long command, and everything it says."""
+    """A long command, and all that it has printed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -172,7 +172,7 @@ class Running:
         self.lines.extend(iter(self.process.stderr.readline, ""))
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(list(self.lines))
 
     def close(self) -> None:
@@ -180,12 +180,12 @@ class Running:
         self.process.communicate()
 
     def until(self, *patterns: str) -> list[str]:
-        """What each pattern found, once all of them have."""
+        """Return what each pattern matched, once all of them have."""
         deadline = time.monotonic() + BOUND_S
-        while not all(found := [re.search(pattern, self.said) for pattern in patterns]):
-            assert time.monotonic() < deadline, self.said
+        while not all(matches := [re.search(pattern, self.output) for pattern in patterns]):
+            assert time.monotonic() < deadline, self.output
             time.sleep(0.1)
-        return [one[0] for one in found if one is not None]
+        return [match[0] for match in matches if match is not None]
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: 
         r"http://[\d.:]+", *(rf"{name}[^\n]*(stopped|quarantined)" for name in projections), "mails[^\n]*quarantined",
         "visit[^\n]*quarantined",
     )  # fmt: skip
-    told = {"log": running.said, **{path: _answered(f"{address}{path}") for path in ("/healthz", "/metrics")}}
+    outputs = {"log": running.output, **{path: _answered(f"{address}{path}") for path in ("/healthz", "/metrics")}}
     for command in (
         "status", "history person p-1", "tail", "quarantine list", "quarantine show parking 1",
         "quarantine show mails 1", "process show visit v-1", "process sync visit", "audit", "deadlines list",
@@ -235,18 +235,18 @@ def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: 
         "rebuild byhand --engine local", "rebuild narrow --engine local",
         "rebuild twins --engine local",
     ):  # fmt: skip
-        for given in ([*command.split(), "--json"], command.split()):
-            done = people(*given)
-            told[" ".join(given)] = done.out + done.err
-    assert {where: text for where, text in told.items() if SECRET in text} == {}
-    assert "free" in told["history person p-1"]
-    assert "<personal>" in told["history person p-1"]
-    assert "LookupError" in told["quarantine show parking 1"]
-    assert "the row is not shown" in told["rebuild twins --engine local"]
-    whole = json.loads(told["history person p-1 --json"])
+        for arguments in ([*command.split(), "--json"], command.split()):
+            ended = people(*arguments)
+            outputs[" ".join(arguments)] = ended.out + ended.err
+    assert {where: text for where, text in outputs.items() if SECRET in text} == {}
+    assert "free" in outputs["history person p-1"]
+    assert "<personal>" in outputs["history person p-1"]
+    assert "LookupError" in outputs["quarantine show parking 1"]
+    assert "the row is not shown" in outputs["rebuild twins --engine local"]
+    whole = json.loads(outputs["history person p-1 --json"])
     assert len(whole[0]["data"]["note"]) == LONG
     assert whole[0]["data"]["home"] == {"street": "<personal>", "country": "GB"}
-    long = {where: len(text) for where, text in told.items() if len(text) > 20_000 and not where.endswith("--json")}
+    long = {where: len(text) for where, text in outputs.items() if len(text) > 20_000 and not where.endswith("--json")}
     assert long == {}
     for command in ("history person p-1", "tail", "quarantine show parking 1"):
         assert SECRET in people(*command.split(), "--show-personal").out

@@ -1,4 +1,4 @@
-"""A pipeline on Spark, as `spark-pipelines run` runs it: every event once, whatever is killed, and only of one log."""
+"""A pipeline on Spark, as `spark-pipelines run` runs it: every event once, whatever is killed, and of one log only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Pipeline:
             process.wait(60)
 
     def run(self, nats: NatsServer) -> int:
-        """The exit status of a run."""
+        """Return the exit status of a run."""
         with self.running(nats) as process:
             return process.wait(RUN_S)
 
@@ -99,7 +99,7 @@ class Pipeline:
 
 
 async def filled(nats: NatsServer, first: int, last: int) -> int:
-    """Accounts with some events each; the last position of the log."""
+    """Write accounts with some events each; return the last position of the log."""
     async with bank.connect(servers=nats.url) as jet:
         await jet.init()
         accounts = jet.repository(Account)
@@ -139,9 +139,9 @@ async def test_a_killed_run_loses_and_repeats_nothing_and_another_log_is_refused
     with NatsServer(tmp_path / "other", sync_interval="1m") as other:
         await filled(other, 0, 40)
         assert pipeline.run(other) == 1
-        said = " ".join(pipeline.log.split()).rpartition("eventjet: ")[2]
-        assert said.startswith("The pipeline has not finished. A streaming query of 'bank' was refused: its checkpoint")
-        assert "eventjet pipeline --full-refresh" in said
+        text = " ".join(pipeline.log.split()).rpartition("eventjet: ")[2]
+        assert text.startswith("The pipeline has not finished. A streaming query of 'bank' was refused: its checkpoint")
+        assert "eventjet pipeline --full-refresh" in text
         assert len(pipeline.rows("events")) == last
 
 
@@ -183,7 +183,7 @@ people = App("people", aggregates=[Person], upcasters=[city_of], projections=[ci
 """
 
 
-async def test_what_an_older_schema_has_is_upcast_and_shown_in_no_table(tmp_path: Path) -> None:
+async def test_bodies_of_an_older_schema_are_upcast_and_personal_fields_are_hidden(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     (tmp_path / "people.py").write_text(PEOPLE)
     declaring = "from people import people\nfrom eventjet.spark import pipelines\n\npipelines.declare(people)\n"
@@ -203,12 +203,12 @@ async def test_what_an_older_schema_has_is_upcast_and_shown_in_no_table(tmp_path
     moved = {row["position"]: row["city"] for row in pipeline.rows("person_moved")}
     assert moved == {1: "Ulm", 2: "Ulm", 3: "Bonn"}
     assert key_sorted(pipeline.rows("cities")) == [{"city": "Bonn", "moves": 1}, {"city": "Ulm", "moves": 2}]
-    shown = {row["position"]: row["body"] for row in pipeline.rows("events")}
-    assert shown == {1: '{"address":"<personal>"}', 2: '{"city":"Ulm"}', 3: '{"city":"Bonn"}'}
+    bodies_shown = {row["position"]: row["body"] for row in pipeline.rows("events")}
+    assert bodies_shown == {1: '{"address":"<personal>"}', 2: '{"city":"Ulm"}', 3: '{"city":"Bonn"}'}
 
 
 async def folded(nats: NatsServer, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the read models, as a rebuild makes them."""
+    """Return the rows of the read models as a rebuild makes them."""
     settings = Settings.load({"servers": nats.url, "database": f"sqlite:///{folder}/read.db"}, {})
     engine = Database(settings.database).sync_engine()
     create_tables(engine, bank.projections.values())

@@ -1,4 +1,4 @@
-"""`eventjet pipeline` with a program in the place of Spark's: how it ends, and what is said of an error."""
+"""`eventjet pipeline` with a script in place of Spark's program: how it ends, and what it says of an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "NameError: name app is not defined"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with a pipeline, of which the tables are in it."""
+    """A folder with a pipeline and its tables."""
     (tmp_path / "pipeline").mkdir()
     storage = (tmp_path / "pipeline/storage").as_uri()
     (tmp_path / "pipeline/spark-pipeline.yml").write_text(f"name: shop\nstorage: {storage}\n")
@@ -33,7 +33,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def environ(project: Path, script: str) -> dict[str, str]:
-    """An environment in which Spark's program is this script."""
+    """Return an environment in which Spark's program is this script."""
     program = project / "spark/bin/spark-pipelines"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -42,7 +42,7 @@ def environ(project: Path, script: str) -> dict[str, str]:
 
 
 def run(project: Path, script: str) -> tuple[int, str]:
-    """The exit status, and what is said on standard error in one line."""
+    """Return the exit status, and standard error in one line."""
     ended = forked.run(
         "eventjet.cli", ("pipeline",), folder=project, environ=environ(project, script), timeout_s=ENDS_S
     )
@@ -51,12 +51,12 @@ def run(project: Path, script: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.Signals) -> None:
-    # What is read from the program ends when the last process that writes has ended.
+    # Its output ends when the last process that writes to it has ended.
     command, script = (
         [sys.executable, "-m", "eventjet.cli", "pipeline"],
         'trap "" INT HUP; echo begun; sleep 1000 & wait',
     )
-    # What ignores a signal, as `nohup` does, hands that on to the programs that it starts.
+    # A program that ignores a signal, as `nohup` does, passes that on to the programs it starts.
     handled = signal.signal(number, signal.default_int_handler)
     with subprocess.Popen(
         command,
@@ -72,11 +72,11 @@ def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.
         try:
             assert process.stdout.readline() == "begun\n"
             process.send_signal(number)
-            _, said = process.communicate(timeout=ENDS_S)
+            _, errors = process.communicate(timeout=ENDS_S)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert (process.returncode, said.startswith("Interrupted. The next run goes on")) == (130, True)
+    assert (process.returncode, errors.startswith("Interrupted. The next run goes on")) == (130, True)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_a_signal_ends_all_that_spark_has_started(project: Path, number: signal.
         (["Traceback (most recent call last):", NAME, "  at java.base/Thread.run"], "name app is not defined"),
     ],
 )
-def test_the_reason_of_an_error_is_said_at_its_end(project: Path, lines: list[str], says: str) -> None:
+def test_the_reason_of_an_error_is_its_last_words(project: Path, lines: list[str], says: str) -> None:
     script = "; ".join(f"echo '{line}'" for line in lines)
-    status, said = run(project, f"{script}; exit 1")
-    assert (status, said.startswith("eventjet: The pipeline has not finished. "), says in said) == (1, True, True)
+    status, message = run(project, f"{script}; exit 1")
+    assert (status, message.startswith("eventjet: The pipeline has not finished. "), says in message) == (1, True, True)
 
 
 @pytest.mark.parametrize("corrected", [(), ("spark-pipeline.yml",)])
@@ -108,13 +108,13 @@ def test_a_copy_that_names_the_tables_of_the_first_project_is_refused(
     for name in corrected:
         file = copied / "pipeline" / name
         file.write_text(file.read_text().replace(str(project), str(copied)))
-    status, said = run(copied, "touch has_run")
-    assert (status, f"names tables in {project}/pipeline" in said) == (2, True)
-    assert "conf/spark-defaults.conf" in said
+    status, message = run(copied, "touch has_run")
+    assert (status, f"names tables in {project}/pipeline" in message) == (2, True)
+    assert "conf/spark-defaults.conf" in message
     assert not (copied / "has_run").exists()
 
 
-def test_in_the_pipelines_own_folder_the_one_above_is_named(project: Path) -> None:
+def test_a_run_in_the_pipelines_own_folder_is_pointed_to_the_one_above(project: Path) -> None:
     ended = forked.run(
         "eventjet.cli", ("pipeline",), folder=project / "pipeline", environ=clean_environ(), timeout_s=ENDS_S
     )

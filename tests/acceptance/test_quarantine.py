@@ -24,7 +24,7 @@ POISON = 'if isinstance(event.data, Deposited) and event.data.amount == 666:\n  
 
 
 class Books:
-    """The bank, its balances quarantining, with a log that two events of hold it up."""
+    """The bank with a projection that quarantines, and a log in which two events are poison."""
 
     def __init__(self, bank: Program) -> None:
         self.program = bank
@@ -45,7 +45,7 @@ class Books:
         self._file.write_text(source.replace(*change, 1))
 
     def deposit(self, account: str, *amounts: int) -> int:
-        """Open and fill an account; the position of its last event."""
+        """Open and fill an account; return the position of its last event."""
         module: Any = _imported(self._file)
 
         async def work() -> int:
@@ -62,7 +62,7 @@ class Books:
 
     @contextmanager
     def working(self, position: int) -> Iterator[None]:
-        """A worker process, caught up."""
+        """Run a worker process for the block, caught up."""
         process = self.program.start("worker")
         module: Any = _imported(self._file)
         try:
@@ -74,8 +74,8 @@ class Books:
             process.communicate(timeout=_END_S)
 
     def resolutions(self) -> dict[int, str]:
-        found = json.loads(self.program("quarantine", "list", "--all", "--json").out)
-        return {one["position"]: one["resolution"] for one in found}
+        entries = json.loads(self.program("quarantine", "list", "--all", "--json").out)
+        return {entry["position"]: entry["resolution"] for entry in entries}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def books(bank: Program) -> Books:
     return Books(bank)
 
 
-def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books: Books) -> None:
+def test_quarantined_events_are_listed_shown_retried_and_dropped(bank: Program, books: Books) -> None:
     assert bank("quarantine", "list").out == "Nothing is quarantined.\n"
     books.deposit("a-1", 1, 666, 2, 3)
     last = books.deposit("a-2", 666, 5)
@@ -95,13 +95,13 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
     (first, second) = json.loads(bank("quarantine", "list", "--json").out)
     assert (first["position"], first["blocked"], first["resolution"]) == (3, 2, "parked")
     assert (second["aggregate"], second["aggregate_id"], second["blocked"]) == ("account", "a-2", 1)
-    shown = bank("quarantine", "show", "balances", "3").out
-    assert '{"amount": "666"}' in shown
-    assert "raise ValueError" in shown
-    told = json.loads(bank("quarantine", "show", "balances", "4", "--json").out)
-    assert (told["resolution"], told["blocked_by"], told["payload"]) == ("blocked", 3, None)
+    text = bank("quarantine", "show", "balances", "3").out
+    assert '{"amount": "666"}' in text
+    assert "raise ValueError" in text
+    entry = json.loads(bank("quarantine", "show", "balances", "4", "--json").out)
+    assert (entry["resolution"], entry["blocked_by"], entry["payload"]) == ("blocked", 3, None)
     status = json.loads(bank("status", "--json").out)
-    assert [one["parked"] for one in status if one["name"] == "balances"] == [2]
+    assert [projection["parked"] for projection in status if projection["name"] == "balances"] == [2]
     assert "2 events quarantined" in bank("status").out
 
     with books.working(last):
@@ -113,14 +113,14 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
     books.mend()
     with books.working(last):
         retried = json.loads(bank("quarantine", "retry", "balances", "--all", "--json", *PATIENTLY).out)
-        assert [(one["position"], one["resolution"], one["next"]) for one in retried] == [(7, "retried", None)]
+        assert [(entry["position"], entry["resolution"], entry["next"]) for entry in retried] == [(7, "retried", None)]
     assert books.resolutions() == {3: "dropped", 7: "retried"}
     assert bank("quarantine", "list").out == "Nothing is quarantined.\n"
     assert bank("quarantine", "retry", "balances", "--all").out == "Nothing is quarantined.\n"
     assert bank("verify", "balances").status == 0
 
 
-def test_without_a_worker_it_is_said_who_will_do_it(bank: Program, books: Books) -> None:
+def test_a_retry_without_a_worker_says_that_the_next_worker_does_it(bank: Program, books: Books) -> None:
     last = books.deposit("a-1", 666, 1)
     with books.working(last):
         pass
@@ -166,7 +166,7 @@ WRONG = [
 ]
 
 
-def test_a_wrong_name_or_position_is_said(bank: Program, books: Books) -> None:
+def test_a_wrong_name_or_position_is_reported(bank: Program, books: Books) -> None:
     last = books.deposit("a-1", 666, 1)
     with books.working(last):
         pass
@@ -175,5 +175,5 @@ def test_a_wrong_name_or_position_is_said(bank: Program, books: Books) -> None:
         ended = bank("quarantine", *arguments)
         assert (ended.status, ended.out) == (2, ""), ended
         assert ended.is_one_paragraph(), ended
-        assert part in ended.said(), arguments
+        assert part in ended.message(), arguments
     assert books.resolutions() == before

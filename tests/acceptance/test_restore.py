@@ -39,7 +39,7 @@ def name_of(bank: Program) -> str:
 
 
 def records_for(name: str, count: int) -> list[RawRecord]:
-    """Deposits on a hundred accounts, a second apart, some weeks ago."""
+    """Return deposits on a hundred accounts, a second apart, some weeks ago."""
     return [
         (
             position,
@@ -60,7 +60,7 @@ def last_of(url: str, name: str) -> int:
 
 
 def await_stop(process: subprocess.Popen[str], fired: Path) -> None:
-    """Wait until its failpoint has stopped it."""
+    """Wait until its failpoint has stopped the process."""
     deadline = time.monotonic() + 60
     while not (fired.exists() and Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"):
         assert process.poll() is None
@@ -87,13 +87,15 @@ def test_a_restore_killed_anywhere_is_finished_by_the_next(
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
         killed.append(last_of(server.url, name))
-        assert [lasting(one) for one in records_of(server.url, name)] == [lasting(one) for one in records[: killed[-1]]]
+        assert [lasting(record) for record in records_of(server.url, name)] == [
+            lasting(record) for record in records[: killed[-1]]
+        ]
     assert 0 < killed[0] < killed[-1] < EVENTS
-    done = bank("restore", url, "--json", EVENTJET_SERVERS=server.url)
-    assert (done.status, done.err) == (0, "") or "phase=" in done.err, done.err
-    report = json.loads(done.out)
+    restored = bank("restore", url, "--json", EVENTJET_SERVERS=server.url)
+    assert (restored.status, restored.err) == (0, "") or "phase=" in restored.err, restored.err
+    report = json.loads(restored.out)
     assert (report["log"], report["events"], report["published"]) == (LOG, EVENTS, EVENTS - killed[-1])
-    assert [lasting(one) for one in records_of(server.url, name)] == [lasting(one) for one in records]
+    assert [lasting(record) for record in records_of(server.url, name)] == [lasting(record) for record in records]
 
 
 def test_an_interrupted_restore_says_that_it_can_go_on(
@@ -117,18 +119,18 @@ def test_an_interrupted_restore_says_that_it_can_go_on(
     assert "Traceback" not in err
 
 
-def test_a_restored_log_shows_its_first_times_and_what_cannot_be_restored_is_said(
+def test_a_restored_log_has_its_original_times_and_other_archives_are_refused(
     bank: Program, server: NatsServer, tmp_path: Path
 ) -> None:
     name = name_of(bank)
     url = seal(tmp_path / "archive", records_for(name, 300), LOG, name=name)
     at = {"EVENTJET_SERVERS": server.url}
-    done = bank("restore", url, "--master", "local[1]", **at)
-    assert done.status == 0, done.err
-    said = " ".join(done.out.split())
-    assert said.startswith(f"{name} is restored: 300 events at positions 1 to 300, log {LOG} published in ")
-    shown = json.loads(bank("history", "account", "a-1", "--json", **at).out)
-    assert [one["recorded_at"] for one in shown] == [
+    restored = bank("restore", url, "--master", "local[1]", **at)
+    assert restored.status == 0, restored.err
+    text = " ".join(restored.out.split())
+    assert text.startswith(f"{name} is restored: 300 events at positions 1 to 300, log {LOG} published in ")
+    events = json.loads(bank("history", "account", "a-1", "--json", **at).out)
+    assert [event["recorded_at"] for event in events] == [
         "2023-11-14T22:13:21Z",
         "2023-11-14T22:15:01Z",
         "2023-11-14T22:16:41Z",
@@ -141,11 +143,11 @@ def test_a_restored_log_shows_its_first_times_and_what_cannot_be_restored_is_sai
     other = seal(tmp_path / "other", records_for(name, 200), LOG, name=name)
     refused = bank("restore", other, **at)
     assert (refused.status, refused.out) == (2, "")
-    assert "holds 300 events at positions 1 to 300, and the archive 1 to 200" in refused.said()
+    assert "holds 300 events at positions 1 to 300, and the archive 1 to 200" in refused.message()
     nothing = bank("restore", str(tmp_path / "nowhere"), **at)
     assert nothing.status == 1
-    assert "nothing is in it" in nothing.said()
+    assert "nothing is in it" in nothing.message()
     away = bank("restore", url, EVENTJET_SERVERS="nats://127.0.0.1:1")
     assert away.status == 3
-    for one in (refused, nothing, away):
-        assert one.is_one_paragraph()
+    for ended in (refused, nothing, away):
+        assert ended.is_one_paragraph()

@@ -1,4 +1,4 @@
-"""`eventjet schema` as a program: an export in git, a change that is judged, a log that is read."""
+"""`eventjet schema` as a program: an export in git, a check of a change, and a check against a log."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def test_a_change_is_judged_against_a_commit_and_against_the_log(bank: Program) 
     assert "account.deposited schema 1 at position " in renamed.out
     written = (bank.folder / "found.sarif").read_text()
     assert unknown_in(Sarif.model_validate_json(written)) == {"columnKind"}  # of a run (3.14), which the models lack
-    found = json.loads(written)["runs"][0]["results"]
-    places = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in found]
-    assert places == ["bank.py"] * len(found)
-    assert {one["ruleId"] for one in found} == {"breaks-old-events", "breaks-old-readers"}
+    results = json.loads(written)["runs"][0]["results"]
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results]
+    assert places == ["bank.py"] * len(results)
+    assert {result["ruleId"] for result in results} == {"breaks-old-events", "breaks-old-readers"}
     change(bank, '@event("account.credited")', '@event("account.credited", formerly=("account.deposited",))')
-    told = json.loads(bank("schema", "check", "--against", "schemas", "--json").out)
-    assert {one["event"]: one["verdict"] for one in told["events"]}["account.deposited"] == "breaks old readers"
+    report = json.loads(bank("schema", "check", "--against", "schemas", "--json").out)
+    assert {event["event"]: event["verdict"] for event in report["events"]}["account.deposited"] == "breaks old readers"
     stopped = bank("schema", "check", "--against", "schemas", "--against-log", "5", "--readers-stopped")
     assert stopped.status == 0, stopped.out + stopped.err
 
 
-def test_a_served_command_that_breaks_its_callers_is_named(bank: Program) -> None:
+def test_a_change_of_a_served_command_that_breaks_its_callers_is_reported(bank: Program) -> None:
     source = (bank.folder / "bank.py").read_text()
     declared = f'bank = App("{name_of(bank)}", aggregates=[Account], served=[served(Account, Account.deposit)])'
     (bank.folder / "bank.py").write_text(f"{source}\nfrom eventjet import served\n\n{declared}\n")
@@ -76,7 +76,7 @@ def test_a_served_command_that_breaks_its_callers_is_named(bank: Program) -> Non
 
 
 def unknown_in(value: object) -> set[str]:
-    """Names that SARIF 2.1.0 does not have, as far as the models of another library know it."""
+    """Return the names that SARIF 2.1.0 does not have, by the models of another library."""
     if isinstance(value, list):
         return set().union(*map(unknown_in, value))
     if not isinstance(value, BaseModel):
@@ -85,17 +85,17 @@ def unknown_in(value: object) -> set[str]:
     return set(value.model_extra or {}).union(*map(unknown_in, known))
 
 
-def test_init_says_what_this_release_cannot_read(bank: Program) -> None:
+def test_init_names_events_that_this_release_cannot_read(bank: Program) -> None:
     assert bank("init").status == 0
     newer = "account.a-1", block("account.deposited", schema=7), b"{}"
     append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [newer])
-    said = bank("init")
-    assert said.status == 1
-    assert "'account.deposited' schema 7" in " ".join(said.out.split())
-    assert "so a newer release recorded the event. Deploy that release here" in " ".join(said.out.split())
+    result = bank("init")
+    assert result.status == 1
+    assert "'account.deposited' schema 7" in " ".join(result.out.split())
+    assert "so a newer release recorded the event. Deploy that release here" in " ".join(result.out.split())
 
 
-def test_what_cannot_be_compared_is_wrong_usage(bank: Program) -> None:
+def test_schema_check_refuses_arguments_it_cannot_compare(bank: Program) -> None:
     for arguments, why in (
         (["--against", "nowhere"], "neither a folder, nor a file, nor a commit"),
         ([], "--against main, or --against-log 100"),
@@ -104,4 +104,4 @@ def test_what_cannot_be_compared_is_wrong_usage(bank: Program) -> None:
     ):
         ended = bank("schema", "check", *arguments)
         assert (ended.status, ended.is_one_paragraph()) == (2, True), ended.err
-        assert why in ended.said()
+        assert why in ended.message()

@@ -21,8 +21,8 @@ def test_garbage_is_skipped_and_its_aggregate_goes_on(bank: Program) -> None:
         refused = bank("skip", str(position), "--reason", "no", "--yes")
         assert refused.status == 2
         assert reason in " ".join(refused.err.split())
-    said = json.loads(bank("skip", str(last), "--reason", "a stray answer", "--yes", "--json").out)
-    assert said == {"position": last, "void": True, "recorded": True}
+    report = json.loads(bank("skip", str(last), "--reason", "a stray answer", "--yes", "--json").out)
+    assert report == {"position": last, "void": True, "recorded": True}
     assert "was skipped already" in bank("skip", str(last), "--reason", "again", "--yes").out
     assert "skipped: a stray answer" in " ".join(bank("history", "account", "a-1").out.split())
     assert "unreadable" not in bank("tail").out
@@ -48,8 +48,8 @@ def test_an_event_of_a_renamed_aggregate_is_not_skipped(bank: Program) -> None:
     file.write_text(file.read_text().replace('@aggregate("account")', '@aggregate("konto")'))
     refused = bank("skip", str(position), "--reason", "it stops a projection", "--yes")
     assert refused.status != 0
-    assert "does not declare its aggregate 'account'" in refused.said()
-    assert "give it its name back, whatever its class is called: @aggregate('account')" in refused.said()
+    assert "does not declare its aggregate 'account'" in refused.message()
+    assert "give it its name back, whatever its class is called: @aggregate('account')" in refused.message()
     assert bank("skip", str(stray), "--reason", "a stray answer", "--yes").status == 0
     file.write_text(file.read_text().replace('@aggregate("konto")', '@aggregate("account")'))
     assert [event.get("void") for event in json.loads(bank("history", "account", "a-1", "--json").out)].count(None) == 2

@@ -1,4 +1,4 @@
-"""What the command line tells of an app that acts, where something failed, waits, ended or is gone."""
+"""What the command line says of an app that acts, when something failed, waits, ended or is gone."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_retry_that_fails_again_ends_at_once_though_others_wait_behind(office: Office) -> None:
+def test_a_retry_that_fails_again_ends_at_once_with_events_blocked_behind(office: Office) -> None:
     office.declare("reactors=[letters]")
     office.breaks()
     office("init")
     with office.working():
-        first = office.has("Box", "b", "fill", 1)
-        second = office.has("Box", "b", "fill", 2)
-        office.eventually(lambda: [one for one in office.json("quarantine", "list") if one["blocked"] == 1])
+        first = office.execute("Box", "b", "fill", 1)
+        second = office.execute("Box", "b", "fill", 2)
+        office.eventually(lambda: [entry for entry in office.json("quarantine", "list") if entry["blocked"] == 1])
         # It would take all of the bound if it waited for what is blocked.
         again = office("quarantine", "retry", "letters", str(first), "--timeout", "3000")
         assert (again.status, again.out) == (1, f"{first}: failed again: ValueError: no stamp\n")
         blocked = office("quarantine", "retry", "letters", str(second))
-        assert (blocked.status, "waits behind a quarantined one of the same" in blocked.said()) == (2, True)
+        assert (blocked.status, "waits behind a quarantined one of the same" in blocked.message()) == (2, True)
         dropped = office("quarantine", "drop", "letters", str(first), "--yes", *PATIENTLY)
         assert (dropped.status, "position 2, which it blocked, failed" in dropped.out) == (1, True)
     gone = office("quarantine", "retry", "letters", str(first))
     assert gone.status == 2
-    assert f"position {first} of 'letters' was dropped already" in gone.said()
-    assert "is not in the quarantine" in office("quarantine", "drop", "letters", "99", "--yes").said()
+    assert f"position {first} of 'letters' was dropped already" in gone.message()
+    assert "is not in the quarantine" in office("quarantine", "drop", "letters", "99", "--yes").message()
 
 
-def test_a_retry_that_is_not_over_in_time_says_so_and_is_listed_as_to_be_tried(office: Office) -> None:
+def test_a_retry_that_times_out_says_so_and_stays_listed(office: Office) -> None:
     office.declare("reactors=[letters]")
     office.breaks()
     office("init")
     with office.working():
-        office.has("Box", "b", "fill", 1)
+        office.execute("Box", "b", "fill", 1)
         office.parked("letters", 1)
     waiting = office("quarantine", "retry", "letters", "1", "--timeout", "0.3")
     assert waiting.status == 1
@@ -78,7 +78,7 @@ def test_a_retry_that_is_not_over_in_time_says_so_and_is_listed_as_to_be_tried(o
     assert done.status == 0
 
 
-def test_an_event_of_the_quarantine_is_shown_as_it_is_stored(office: Office) -> None:
+def test_a_quarantined_event_is_shown_as_it_is_stored(office: Office) -> None:
     stream = f"{office.name}_post"
 
     async def ask(subject: str, body: object) -> None:
@@ -88,32 +88,32 @@ def test_an_event_of_the_quarantine_is_shown_as_it_is_stored(office: Office) -> 
         finally:
             await client.close()
 
-    def says(subject: str, body: object) -> None:
+    def send(subject: str, body: object) -> None:
         asyncio.run(ask(subject, body))
 
     office.declare("reactors=[letters, post]")
     office.breaks()
-    says(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
+    send(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
     office("init")
     cloud = {"specversion": "1.0", "id": "m-1", "source": "s", "type": "door.rung", "data": {"n": 1}}
     with office.working():
-        position = office.has("Box", "b", "fill", 7)
-        says(f"{stream}.a", cloud)
+        position = office.execute("Box", "b", "fill", 7)
+        send(f"{stream}.a", cloud)
         office.parked("letters", 1)
         (rung,) = office.parked("post", 1)
     assert (rung["event_type"], rung["position"]) == ("message", 1)
-    shown = office.json("quarantine", "show", "letters", str(position))
-    assert (shown["payload"], shown["event_type"], shown["missing"]) == ({"n": 7}, "box.filled", None)
+    entry = office.json("quarantine", "show", "letters", str(position))
+    assert (entry["payload"], entry["event_type"], entry["missing"]) == ({"n": 7}, "box.filled", None)
     assert '{"n": 7}' in office("quarantine", "show", "letters", str(position)).out
-    told = office.json("quarantine", "show", "post", "1")
-    assert (told["payload"], told["event_type"]) == (cloud, "door.rung")
-    says(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": 1})
+    post_entry = office.json("quarantine", "show", "post", "1")
+    assert (post_entry["payload"], post_entry["event_type"]) == (cloud, "door.rung")
+    send(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": 1})
     gone = flat(office("quarantine", "show", "post", "1").out)
     assert f"the stream '{stream}' no longer has this event at position 1: nothing is there" in gone
-    says(f"$JS.API.STREAM.DELETE.{stream}", None)
+    send(f"$JS.API.STREAM.DELETE.{stream}", None)
     assert office.json("quarantine", "show", "post", "1")["missing"] == f"the stream '{stream}' does not exist"
-    says(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
-    says(f"{stream}.a", cloud)
+    send(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
+    send(f"{stream}.a", cloud)
     another = office.json("quarantine", "show", "post", "1")
     assert (another["payload"], "another one is there" in another["missing"]) == (None, True)
 
@@ -128,11 +128,11 @@ UNFOLDED = (
 )
 
 
-def test_processes_that_cannot_be_woken_are_named_and_the_others_are(office: Office) -> None:
+def test_sync_names_processes_it_cannot_wake_and_wakes_the_others(office: Office) -> None:
     office.declare("processes=[Trip]")
     office("init")
     for name in ("a", "raise", "step", "unfolded"):
-        office.has("Trip", name, "begin", name)
+        office.execute("Trip", name, "begin", name)
     office.breaks()
     done = office("process", "sync", "trip")
     assert done.status == 1
@@ -151,18 +151,18 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
     office.declare("processes=[Trip]")
     office("init")
     for name in ("a", "raise", "step", "unfolded"):
-        office.has("Trip", name, "begin", name)
+        office.execute("Trip", name, "begin", name)
     office.breaks()
-    shown = office.json("process", "show", "trip", "a")
-    assert {key: shown[key] for key in ("process", "id", "version", "step", "parked")} == {
+    process = office.json("process", "show", "trip", "a")
+    assert {key: process[key] for key in ("process", "id", "version", "step", "parked")} == {
         "process": "trip",
         "id": "a",
         "version": 1,
         "step": None,
         "parked": None,
     }
-    assert shown["state"] == {"name": "a", "at": "2030-01-01T00:00:00Z", "weight": "2.50"}
-    assert shown["deadlines"] == [
+    assert process["state"] == {"name": "a", "at": "2030-01-01T00:00:00Z", "weight": "2.50"}
+    assert process["deadlines"] == [
         {"at": "2080-01-01T00:00:00Z", "decision": "end"},
         {"at": "2090-01-01T00:00:00Z", "decision": "give_up"},
     ]
@@ -186,12 +186,12 @@ def test_a_process_that_is_parked_or_paused_says_so(office: Office, monkeypatch:
     fewer = "from eventjet.subscriptions import handlers\nhandlers.Retry = lambda: Retry(tries=1)\n\napp = App("
     source.write_text(text.replace("\napp = App(", f"\n{fewer}"), encoding="utf-8")
     with office.working():
-        position = office.has("Trip", "step", "begin", "step")
+        position = office.execute("Trip", "step", "begin", "step")
         office.parked("trip", 1)
         office("pause", "trip")
-    shown = office.json("process", "show", "trip", "step")
-    assert shown["step"] == 'box b: take("2.50")'
-    assert shown["parked"] == {"position": position, "reason": "LookupError: no box"}
+    process = office.json("process", "show", "trip", "step")
+    assert process["step"] == 'box b: take("2.50")'
+    assert process["parked"] == {"position": position, "reason": "LookupError: no box"}
     lines = flat(office("process", "show", "trip", "step").out)
     see = f"see `eventjet quarantine show trip {position}`"
     assert f"waits behind the quarantined event at position {position}: LookupError: no box; {see}" in lines
@@ -201,31 +201,31 @@ def test_a_process_that_is_parked_or_paused_says_so(office: Office, monkeypatch:
 def test_deadlines_that_are_overdue_are_listed(office: Office) -> None:
     office.declare("processes=[Trip]")
     office("init")
-    office.has("Trip", "far", "begin", "far")
-    office.has("Trip", "soon", "begin", "soon")
+    office.execute("Trip", "far", "begin", "far")
+    office.execute("Trip", "soon", "begin", "soon")
     assert office.json("process", "sync", "trip")["woken"] == 2
-    late = office.eventually(lambda: [one for one in office.json("deadlines", "list") if one["due"]])
-    assert [(one["id"], one["until"] > "2026") for one in late] == [("soon", True)]
-    assert [(one["id"], one["due"]) for one in office.json("deadlines", "list")] == [("soon", True), ("far", False)]
-    assert f"due since {late[0]['until']}, no worker has dealt with it" in flat(office("deadlines", "list").out)
+    overdue = office.eventually(lambda: [row for row in office.json("deadlines", "list") if row["due"]])
+    assert [(deadline["id"], deadline["until"] > "2026") for deadline in overdue] == [("soon", True)]
+    assert [(row["id"], row["due"]) for row in office.json("deadlines", "list")] == [("soon", True), ("far", False)]
+    assert f"due since {overdue[0]['until']}, no worker has dealt with it" in flat(office("deadlines", "list").out)
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed_is_not_called_the_owner(office: Office) -> None:
+def test_a_killed_worker_is_not_called_the_owner(office: Office) -> None:
     office.declare("reactors=[letters], processes=[Trip]")
     office("init")
 
     def owners(key: str) -> list[str]:
-        return [one[key] for one in office.json("status") if one[key] is not None]
+        return [status[key] for status in office.json("status") if status[key] is not None]
 
     with office.working():
-        (owner,) = set(office.eventually(lambda: found if len(found := owners("owner")) == 2 else []))
-    assert office.eventually(lambda: found if len(found := owners("lost_owner")) == 2 else []) == [owner] * 2
+        (owner,) = set(office.eventually(lambda: names if len(names := owners("owner")) == 2 else []))
+    assert office.eventually(lambda: names if len(names := owners("lost_owner")) == 2 else []) == [owner] * 2
     assert owners("owner") == []
     assert f"letters: its worker {owner} has not been seen for" in flat(office("status").out)
 
 
-def test_an_app_that_declares_nothing_is_told_so(office: Office) -> None:
+def test_an_app_that_declares_nothing_is_reported(office: Office) -> None:
     office.declare("")
     assert office("init").status == 0
     done = office("status")
@@ -234,7 +234,7 @@ def test_an_app_that_declares_nothing_is_told_so(office: Office) -> None:
     assert office.json("status") == []
 
 
-def test_an_app_without_cursors_is_made_by_its_own_admin(office: Office) -> None:
+def test_an_app_without_cursors_is_initialised_by_its_own_admin(office: Office) -> None:
     """The roles of such an app may look at no cursors."""
     office.declare("")
     roles = [role for role in roles_of(office.name, ("box",), ()) if role.name in (ADMIN, READER)]
@@ -251,25 +251,25 @@ def test_an_app_without_cursors_is_made_by_its_own_admin(office: Office) -> None
 
 
 @pytest.mark.slow
-def test_a_cursor_that_is_no_longer_declared_is_told_of_and_dropped(office: Office) -> None:
+def test_an_undeclared_cursor_is_reported_and_dropped(office: Office) -> None:
     office.declare("reactors=[letters], processes=[Trip]")
     office.breaks()
     office("init")
     declared = office("cursor", "drop", "letters", "--yes")
-    assert (declared.status, "The app declares 'letters'" in declared.said()) == (2, True)
+    assert (declared.status, "The app declares 'letters'" in declared.message()) == (2, True)
     with office.working():
-        office.has("Box", "b", "fill", 1)
+        office.execute("Box", "b", "fill", 1)
         office.parked("letters", 1)
         office.declare("processes=[Trip]")
-        held = office("cursor", "drop", "letters", "--yes")
-        assert (held.status, "is at 'letters', and was seen" in held.said()) == (2, True)
-    told = office.json("init")
-    assert told["undeclared"] == [{"name": "letters", "position": 1}]
-    said = flat(office("init").out)
-    assert "letters is no longer declared and stands at 1: `eventjet cursor set NEW 1` lets another go on there" in said
-    office.eventually(lambda: [one for one in office.json("status") if one["lost_owner"] and one["name"] == "letters"])
+        refused = office("cursor", "drop", "letters", "--yes")
+        assert (refused.status, "is at 'letters', and was seen" in refused.message()) == (2, True)
+    report = office.json("init")
+    assert report["undeclared"] == [{"name": "letters", "position": 1}]
+    text = flat(office("init").out)
+    assert "letters is no longer declared and stands at 1: `eventjet cursor set NEW 1` lets another go on there" in text
+    office.eventually(lambda: [row for row in office.json("status") if row["lost_owner"] and row["name"] == "letters"])
     unanswered = office("cursor", "drop", "letters")
-    assert (unanswered.status, "Nothing was removed" in unanswered.said()) == (2, True)
+    assert (unanswered.status, "Nothing was removed" in unanswered.message()) == (2, True)
     assert office.json("cursor", "drop", "letters", "--yes") == {"name": "letters", "position": 1, "parked": 1}
     assert office.json("init")["undeclared"] == []
     assert office("cursor", "drop", "letters", "--yes").status == 2
@@ -282,7 +282,7 @@ def test_instances_are_counted_and_listed_by_stage_and_age(office: Office) -> No
     office.declare("processes=[Trip]")
     office("init")
     for name in ("a", "b"):
-        office.has("Trip", name, "begin", name)
+        office.execute("Trip", name, "begin", name)
     listed = office.json("process", "list", "trip")
     assert [(stage["stage"], stage["open"]) for stage in listed["stages"]] == [("trip.begun", 2)]
     assert [(each["id"], each["waits_for"]) for each in listed["instances"]] == [("a", "worker"), ("b", "worker")]

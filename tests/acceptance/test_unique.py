@@ -1,4 +1,4 @@
-"""`eventjet unique` as a program: a log of before is claimed, what two have is told, and a check finds what is lost."""
+"""`eventjet unique` as a program: it claims an older log, reports shared values, and finds what is lost."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def club(eventjet_nats: NatsServer, tmp_path: Path, name: str) -> Program:
 
 
 def record(club: Program, name: str, user: str, email: str) -> None:
-    """What a release that does not know the constraint writes."""
+    """Write an event as a release without the constraint does."""
     body = json.dumps({"email": email}).encode()
     append(Endpoint((club.environ["EVENTJET_SERVERS"],)), name, [(f"user.{user}", block("user.called"), body)])
 
 
-def test_a_log_of_before_is_claimed_and_what_does_not_fit_is_told(club: Program, name: str) -> None:
+def test_an_older_log_is_claimed_and_shared_values_are_reported(club: Program, name: str) -> None:
     assert club("init").status == 0, "there is nothing to claim yet"
     for user, email in (("ada", "ada@x"), ("bob", "bob@x"), ("twin", "ADA@x")):
         record(club, name, user, email)
@@ -63,14 +63,14 @@ def test_a_log_of_before_is_claimed_and_what_does_not_fit_is_told(club: Program,
     assert club("unique", "build", "user", "email").status == 0
     sound = club("unique", "check")
     assert sound.status == 0, sound.out
-    shown = club("history", "eventjet_unique", "user-email")
-    assert "eventjet.unique_built" in shown.out
+    history = club("history", "eventjet_unique", "user-email")
+    assert "eventjet.unique_built" in history.out
     audited = club("audit")
     assert audited.status == 0, audited.out
     assert "`eventjet unique check` compares" in " ".join(audited.out.split())
 
 
-def test_what_the_app_does_not_have_is_said(club: Program) -> None:
+def test_unknown_names_are_reported(club: Program) -> None:
     for arguments, reason in (
         (("build", "nobody"), "has no aggregate 'nobody'"),
         (("check", "user", "name"), "has no unique name. It has email, phone."),
@@ -78,4 +78,4 @@ def test_what_the_app_does_not_have_is_said(club: Program) -> None:
         refused = club("unique", *arguments)
         assert refused.status == 2
         assert refused.is_one_paragraph()
-        assert reason in refused.said()
+        assert reason in refused.message()

@@ -1,4 +1,4 @@
-"""`docs/reference/commands.md`, made from what the program itself knows: `python -m tests.docs.commands` writes it."""
+"""`docs/reference/commands.md`, made from the program itself: `python -m tests.docs.commands` writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventjet.cli.main import EXAMPLES, app, commands_of
 
 PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 SHARED = ("--json", "--app", "--app-dir", "--servers", "--database")
-"""Told once, at the top."""
+"""Options that are described once, at the top."""
 _WIDTH = 120
 _HEAD = """\
 # Commands: arguments, options, examples
@@ -29,11 +29,13 @@ Most commands take these as well; their own help says which.
 
 
 def page() -> str:
-    """The whole page."""
-    found = {name: _parsed(name) for name, _ in commands_of(app)}
-    options = {one.opts[0]: one for command in found.values() for one in command.params if one.opts[0] in SHARED}
-    parts = [_HEAD.format(shared="\n".join(_told(options[name]) for name in SHARED))]
-    parts += ["\n".join(_section(name, command)) for name, command in found.items()]
+    """Return the whole page."""
+    commands = {name: _parsed(name) for name, _ in commands_of(app)}
+    options = {
+        option.opts[0]: option for command in commands.values() for option in command.params if option.opts[0] in SHARED
+    }
+    parts = [_HEAD.format(shared="\n".join(_described(options[name]) for name in SHARED))]
+    parts += ["\n".join(_section(name, command)) for name, command in commands.items()]
     return "\n".join(parts)
 
 
@@ -50,23 +52,23 @@ def _section(name: str, command: Any) -> Iterator[str]:
     yield f"`eventjet {name} {usage}`\n"
     for paragraph in inspect.cleandoc(command.help).split("\n\n"):
         yield textwrap.fill(" ".join(paragraph.split()), _WIDTH, break_on_hyphens=False) + "\n"
-    own = [one for one in command.params if one.opts[0] not in SHARED and not getattr(one, "hidden", False)]
+    own = [option for option in command.params if option.opts[0] not in SHARED and not getattr(option, "hidden", False)]
     if own:
-        yield "\n".join(map(_told, own)) + "\n"
+        yield "\n".join(map(_described, own)) + "\n"
     yield "\n".join(["```text", *EXAMPLES[name], "```", ""])
 
 
-def _told(one: Any) -> str:
-    is_option = one.param_type_name == "option"
-    called = " ".join(filter(None, [", ".join(one.opts), one.metavar])) if is_option else str(one.metavar)
-    default = one.default if one.default not in (None, False, ()) and one.show_default else None
-    told = [
-        one.help or "",
+def _described(option: Any) -> str:
+    is_option = option.param_type_name == "option"
+    called = " ".join(filter(None, [", ".join(option.opts), option.metavar])) if is_option else str(option.metavar)
+    default = option.default if option.default not in (None, False, ()) and option.show_default else None
+    sentences = [
+        option.help or "",
         "" if default is None or callable(default) else f"Default: `{default}`.",
-        f"Environment: `{one.envvar}`." if one.envvar else "",
-        "Required." if is_option and one.required else "",
+        f"Environment: `{option.envvar}`." if option.envvar else "",
+        "Required." if is_option and option.required else "",
     ]
-    text = f"* `{called}`: {' '.join(filter(None, told))}"
+    text = f"* `{called}`: {' '.join(filter(None, sentences))}"
     return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 

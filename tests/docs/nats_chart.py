@@ -1,7 +1,7 @@
-"""What the official NATS chart, 1.x, makes of values: nats.conf. By its templates, for what `deploy` sets.
+"""Make nats.conf of values as the official NATS chart, 1.x, does, for the values that `deploy` sets.
 
-`helm template` is the real thing, and this page of it is for machines without one: `files/config/*.yaml` of the chart,
-merged with what `merge` says, keys in order, `<< … >>` bare, and `…$include` as the server's own directive.
+`helm template` is the real program; this module is for machines without it. It follows `files/config/*.yaml` of the
+chart: merged with `merge`, keys in order, `<< … >>` bare, and `…$include` as the server's own directive.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ KNOWN = {
     "podTemplate.topologySpreadConstraints",
     "natsBox.enabled",
 }
-"""Values of the chart, as its values.yaml has them. Helm takes any other without a word, so it would do nothing."""
+"""Values of the chart, as its values.yaml has them. Helm accepts any other silently, and it would do nothing."""
 _FREE = ("merge", "env", "topologySpreadConstraints")
-"""Below them stands what is somebody else's: the server's, Kubernetes'."""
+"""Values below these belong to the server or to Kubernetes."""
 CERTIFICATES = "/etc/nats-certs"
 CA = "/etc/nats-ca-cert/ca.crt"
 
 
 def named(values: dict[str, Any], above: str = "") -> set[str]:
-    """Which of the chart's values these set."""
-    found: set[str] = set()
+    """Return the names of the chart's values that are set."""
+    names: set[str] = set()
     for key, value in values.items():
         path = f"{above}{key}"
-        found |= named(value, f"{path}.") if isinstance(value, dict) and key not in _FREE else {path}
-    return found
+        names |= named(value, f"{path}.") if isinstance(value, dict) and key not in _FREE else {path}
+    return names
 
 
 def nats_conf(values: dict[str, Any], release: str = "nats") -> str:
-    """The chart's nats.conf for these values."""
+    """Return the chart's nats.conf for these values."""
     config = values["config"]
     count = config["cluster"]["replicas"]
-    made: dict[str, Any] = {
+    conf: dict[str, Any] = {
         "server_name": "<< $SERVER_NAME >>",
         "lame_duck_grace_period": "10s",
         "lame_duck_duration": "30s",
@@ -75,7 +75,7 @@ def nats_conf(values: dict[str, Any], release: str = "nats") -> str:
         },
         **config["merge"],
     }
-    text = json.dumps(made, indent=2, sort_keys=True)
+    text = json.dumps(conf, indent=2, sort_keys=True)
     return re.sub(r'"<<\s+(.*)\s+>>"', r"\1", re.sub(r'".*\$include": "(.*)",?', r"include \1;", text))
 
 

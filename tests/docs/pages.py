@@ -2,13 +2,15 @@
 
 A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language. Other
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
-`await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
-and workers in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
-`eventjet`, `python`, `pytest` and `node` to their end, which must be success; once `python` with `&` has printed a
-line, the page goes on, and that program has to end by itself. Of `nats-server` only the configuration is tested, since
-each page is run beside a server; with `&` it is started, on free ports in place of those that the page names, and
-`pkill` ends those that the page has started like this, or the workers. A block of text after a block that printed
-something must be in what that printed, apart from numbers and durations.
+`await` may stand at its top, and tests that it defines are called.
+
+Lines of shell blocks run one by one. `eventjet dev` and workers run in the background until the page is done. `export`,
+`. file` and `cd` act on the page's environment. `eventjet`, `python`, `pytest` and `node` run to their end, which must
+be success. A `python` with `&` runs on once it has printed a line, and has to end by itself. Of `nats-server` only the
+configuration is tested, since each page runs beside a server; with `&` it is started, on free ports in place of those
+that the page names, and `pkill` ends servers started like this, or the workers.
+
+A block of text after a block that printed something must be in what was printed, apart from numbers and durations.
 """
 
 from __future__ import annotations
@@ -41,45 +43,45 @@ _LEFT_RUNNING = re.compile(
     r"eventjet (dev|worker)|python manage.py eventjet worker|python -m celery .* worker|python .*&$"
 )
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3", "nats"})
-"""What a reader does and a test has done already, or, by the program `nats`, does in another way."""
+"""Programs that a reader runs and a test does not: they have run already, or the program `nats` does it otherwise."""
 _LINE_S = 600.0
 _STOP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block."""
+    """A fenced block."""
 
     line: int
     language: str
     text: str
     note: str | None
-    """What the comment before it says: `file` or `from`."""
+    """The kind of the comment before the block: `file` or `from`."""
     path: str | None
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """All fenced blocks of a page."""
+    """Return all fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(text.count("\n", 0, found.start(4)) + 1, found[3], found[4], found[1], found[2])
-        for found in _BLOCK.finditer(text)
+        Block(text.count("\n", 0, match.start(4)) + 1, match[3], match[4], match[1], match[2])
+        for match in _BLOCK.finditer(text)
     ]
 
 
 @dataclass(slots=True)
 class Running:
-    """A page being run."""
+    """The state of a page that is being run."""
 
     page: Path
     folder: Path
     environ: dict[str, str]
     module: types.ModuleType = field(init=False)
     printed: str | None = None
-    """By the shell block just before, if there was one."""
+    """The output of the shell block just before, if there was one."""
     background: list[subprocess.Popen[str]] = field(default_factory=list[subprocess.Popen[str]])
     programs: list[subprocess.Popen[str]] = field(default_factory=list[subprocess.Popen[str]])
-    """Those of the background that end by themselves."""
+    """Processes of the background that end by themselves."""
     servers: list[tuple[str, subprocess.Popen[bytes]]] = field(
         default_factory=list[tuple[str, subprocess.Popen[bytes]]]
     )
@@ -92,7 +94,7 @@ class Running:
         sys.modules[self.module.__name__] = self.module
 
     def run(self, block: Block) -> None:
-        """One block; raises whatever is wrong with it."""
+        """Run a block; raise whatever is wrong with it."""
         printed, self.printed = self.printed, None
         if block.note == "part":
             return
@@ -113,7 +115,9 @@ class Running:
 
     def close(self) -> None:
         """End what runs in the background, with SIGINT as a reader does."""
-        own = [name for name, one in sys.modules.items() if str(self.folder) in str(getattr(one, "__file__", None))]
+        own = [
+            name for name, module in sys.modules.items() if str(self.folder) in str(getattr(module, "__file__", None))
+        ]
         for name in (self.module.__name__, *own):
             sys.modules.pop(name, None)
         vars(self.module).clear()
@@ -148,9 +152,9 @@ class Running:
         try:
             known = set(vars(self.module))
             with chdir(self.folder), redirect_stdout(printed):
-                made = eval(code, vars(self.module))
-                if inspect.iscoroutine(made):
-                    asyncio.run(made)
+                value = eval(code, vars(self.module))
+                if inspect.iscoroutine(value):
+                    asyncio.run(value)
             for name in [name for name in vars(self.module) if name.startswith("test_") and name not in known]:
                 tested = vars(self.module)[name]()
                 if inspect.iscoroutine(tested):
@@ -227,16 +231,16 @@ class Running:
         )
         self.background.append(process)
         assert process.stdout is not None
-        said: list[str] = []
+        lines: list[str] = []
         if is_program:
             self.programs.append(process)
-        while not (said and (is_program or said[-1].startswith("ready") or said[-1].endswith(" ready.\n"))):
-            said.append(process.stdout.readline())
-            assert said[-1], f"{shlex.join(words)} ended before it was ready\n{''.join(said)}"
+        while not (lines and (is_program or lines[-1].startswith("ready") or lines[-1].endswith(" ready.\n"))):
+            lines.append(process.stdout.readline())
+            assert lines[-1], f"{shlex.join(words)} ended before it was ready\n{''.join(lines)}"
 
 
 def _command(words: list[str]) -> list[str]:
-    """The same program of this environment, wherever that is."""
+    """Return the same program in this environment."""
     if words[0] == "nats-server":
         return [str(nats_program()), *words[1:], "-t"]
     modules = {"eventjet": ["-P", "-m", "eventjet.cli"], "pytest": ["-P", "-m", "pytest", "-q"], "python": []}
@@ -244,6 +248,6 @@ def _command(words: list[str]) -> list[str]:
 
 
 def _plain(text: str) -> list[str]:
-    """Lines without numbers, durations (`0.4s`, `2m16s`) and spacing, which differ from run to run."""
+    """Return the lines without numbers, durations (`0.4s`, `2m16s`) and spacing, which differ from run to run."""
     number = re.compile(r"(?:[\d.,]+[dhmsy])+\b|[\d.,:-]+")
     return [number.sub("0", " ".join(line.split())) for line in text.splitlines() if line.strip()]

@@ -19,7 +19,7 @@ _FORMAT_WITHOUT_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def screen_of(command: list[str]) -> str:
-    """What stands on a terminal when the program has ended; a bar that was drawn over is not on it."""
+    """Return the text on a terminal when the program has ended; a progress bar that was overwritten is not on it."""
     printed = bytearray()
 
     def read(descriptor: int) -> bytes:
@@ -44,7 +44,7 @@ def screen_of(command: list[str]) -> str:
 
 
 def draw(text: str) -> str:
-    """An SVG that names no font on the web."""
+    """Return an SVG that names no font on the web."""
     console = Console(record=True, width=80, file=io.StringIO())
     console.print(Text.from_ansi(text))
     return _FORMAT_WITHOUT_FONTS.sub("", console.export_svg(title="eventjet demo", theme=MONOKAI))

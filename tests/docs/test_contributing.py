@@ -1,4 +1,4 @@
-"""What a newcomer is told to type, and what the forge and pre-commit read, fits what is there."""
+"""The commands for newcomers, and the files for the forge and pre-commit, fit the repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.pages import blocks_of
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
-TOLD = ("README.md", "CONTRIBUTING.md", "tests/README.md")
+NEWCOMER_PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md")
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -22,8 +22,8 @@ def loaded(file: Path) -> Any:
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", TOLD)
-def test_every_make_target_that_a_page_names_is_one(page: str) -> None:
+@pytest.mark.parametrize("page", NEWCOMER_PAGES)
+def test_every_make_target_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     commands = re.findall(r"(?:`|^)make ([a-z -]+)", text, re.MULTILINE)
     named = {word for command in commands for word in command.split() if not word.startswith("-")}
@@ -36,7 +36,7 @@ def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
     assert first.text.splitlines() == ["make demo", "make test"]
 
 
-def test_what_the_contributing_page_runs_and_links_to_is_there() -> None:
+def test_commands_and_links_of_the_contributing_page_exist() -> None:
     page = ROOT / "CONTRIBUTING.md"
     text = page.read_text(encoding="utf-8")
     tests = re.findall(r'-m pytest "?([\w./-]+)(?:::(\w+)\[([\w./-]+)\])?', text)

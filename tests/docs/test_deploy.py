@@ -1,4 +1,4 @@
-"""What `deploy` holds is what systemd and Kubernetes take, and runs commands that there are."""
+"""The files of `deploy` are accepted by systemd and Kubernetes, and run commands that exist."""
 
 from __future__ import annotations
 
@@ -14,54 +14,60 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 VALUES = "nats-values.yaml"
-"""Of a chart, not a manifest: `test_nats_on_kubernetes.py`."""
+"""Values of a chart, not a manifest: `test_nats_on_kubernetes.py`."""
 MANIFESTS = sorted(path for path in (ROOT / "deploy/kubernetes").glob("*.yaml") if path.name != VALUES)
 KINDS = ["CronJob", "Job", "NetworkPolicy", "ConfigMap", "Deployment", "PodDisruptionBudget"]
 VERSIONS = ("1.31", "1.37")
-"""Of Kubernetes: an old one that is still about, and the newest that the schemas know."""
+"""Versions of Kubernetes: an old one that is still in use, and the newest that the schemas know."""
 
 
 def documents() -> list[dict[str, Any]]:
-    return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_every_manifest(version: str) -> None:
-    found = documents()
-    assert [one["kind"] for one in found] == KINDS
-    for one in found:
-        kubernetes_validate.validate(one, version, strict=True)
+def test_kubernetes_accepts_every_manifest(version: str) -> None:
+    manifests = documents()
+    assert [manifest["kind"] for manifest in manifests] == KINDS
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def pods() -> list[dict[str, Any]]:
-    """The templates of all pods."""
-    held = [one["spec"]["jobTemplate"] if one["kind"] == "CronJob" else one for one in documents()]
-    return [one["spec"]["template"]["spec"] for one in held if "template" in one.get("spec", {})]
+    """Return the templates of all pods."""
+    templated = [
+        document["spec"]["jobTemplate"] if document["kind"] == "CronJob" else document for document in documents()
+    ]
+    return [document["spec"]["template"]["spec"] for document in templated if "template" in document.get("spec", {})]
 
 
-def test_each_pod_knows_whose_inbox_it_hears_and_whom_it_trusts() -> None:
-    found = pods()
-    assert len(found) == 3
-    for pod in found:
+def test_each_pod_has_its_roles_inbox_prefix_and_the_ca() -> None:
+    pod_specs = pods()
+    assert len(pod_specs) == 3
+    for pod in pod_specs:
         (container,) = pod["containers"]
-        given = {one["name"]: one.get("value") for one in container["env"]}
-        (role,) = [one["secretRef"]["name"].removeprefix("bank-") for one in container["envFrom"] if "secretRef" in one]
-        assert given["EVENTJET_INBOX_PREFIX"] == f"_INBOX_{role}"
+        environ = {variable["name"]: variable.get("value") for variable in container["env"]}
+        (role,) = [
+            source["secretRef"]["name"].removeprefix("bank-")
+            for source in container["envFrom"]
+            if "secretRef" in source
+        ]
+        assert environ["EVENTJET_INBOX_PREFIX"] == f"_INBOX_{role}"
         (mounted,) = container["volumeMounts"]
-        (volume,) = [one for one in pod["volumes"] if one["name"] == mounted["name"]]
+        (volume,) = [volume_of_pod for volume_of_pod in pod["volumes"] if volume_of_pod["name"] == mounted["name"]]
         (item,) = volume["secret"]["items"]
-        (settings,) = [one["data"] for one in documents() if one["kind"] == "ConfigMap"]
+        (settings,) = [document["data"] for document in documents() if document["kind"] == "ConfigMap"]
         assert settings["EVENTJET_TLS_CA"] == f"{mounted['mountPath']}/{item['path']}"
 
 
-def test_a_manifest_that_is_wrong_is_seen() -> None:
-    (worker,) = [one for one in documents() if one["kind"] == "Deployment"]
+def test_a_wrong_manifest_is_detected() -> None:
+    (worker,) = [document for document in documents() if document["kind"] == "Deployment"]
     worker["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(worker, VERSIONS[-1], strict=True)
 
 
-def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")

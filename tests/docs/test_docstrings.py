@@ -1,4 +1,4 @@
-"""What a public name's docstring promises: an example that runs, and the errors that are raised."""
+"""The docstring of a public name has an example that runs, and names the errors that are raised."""
 
 from __future__ import annotations
 import __future__
@@ -29,7 +29,7 @@ from eventjet.examples.transfer import transfers
 
 RAISED = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 ALIASES = {"Key", "Personal"}
-"""Annotations, which have no docstring: pages show them."""
+"""Annotations, which have no docstring: pages describe them."""
 NAMES = {
     f"{package.__name__}.{name}": getattr(package, name)
     for package in (eventjet, eventjet.testing)
@@ -39,7 +39,7 @@ NAMES = {
     "eventjet.alembic.include_object": eventjet.alembic.include_object,
     "eventjet.console.console": eventjet.console.console,
 }
-MADE = {
+MADE_BY = {
     "BlockingCommand": "BlockingRepository",
     "Command": "Repository",
     "Committed": "Repository",
@@ -59,7 +59,7 @@ MADE = {
     "Topology": "Jet",
     "Upcaster": "upcaster",
 }
-"""What nobody makes by hand, and the name whose example shows where it comes from."""
+"""Classes that nobody instantiates by hand, and the name whose example shows where they come from."""
 _FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -68,7 +68,7 @@ def examples(value: object) -> list[str]:
 
 
 def known() -> dict[str, Any]:
-    """What every example may use: all public names, the bank of the tutorial, and the library's own."""
+    """Return what every example may use: all public names, the bank of the tutorial, and the library's own."""
     packages = (eventjet, eventjet.testing)
     public = {name: getattr(package, name) for package in packages for name in package.__all__}
     library = {"Decimal": Decimal, "UTC": UTC, "datetime": datetime, "timedelta": timedelta}
@@ -80,7 +80,7 @@ def known() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_has_an_example(name: str) -> None:
-    value, maker = NAMES[name], MADE.get(name.rpartition(".")[2])
+    value, maker = NAMES[name], MADE_BY.get(name.rpartition(".")[2])
     if maker is None:
         assert examples(value), f"{name} has no example"
     else:
@@ -89,7 +89,7 @@ def test_a_public_name_has_an_example(name: str) -> None:
 
 
 def members() -> dict[str, Any]:
-    """The public names, and the methods of those that are classes."""
+    """Return the public names, and the methods of those that are classes."""
     methods = {
         f"{name}.{member}": function
         for name, value in NAMES.items()
@@ -100,49 +100,51 @@ def members() -> dict[str, Any]:
     return NAMES | methods
 
 
-SHOWN = {name: value for name, value in members().items() if examples(value)}
+WITH_EXAMPLE = {name: value for name, value in members().items() if examples(value)}
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
 async def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("shown")
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | __future__.annotations.compiler_flag
     async with wired.bank.in_memory() as jet:
-        for example in examples(SHOWN[name]):
+        for example in examples(WITH_EXAMPLE[name]):
             vars(module).update(known(), jet=jet)
-            # In a thread, for what blocks.
-            made = await asyncio.to_thread(eval, compile(example, name, "exec", flags), vars(module))
-            if inspect.iscoroutine(made):
-                await asyncio.wait_for(made, 60)
+            # In a thread, for code that blocks.
+            value = await asyncio.to_thread(eval, compile(example, name, "exec", flags), vars(module))
+            if inspect.iscoroutine(value):
+                await asyncio.wait_for(value, 60)
 
 
 def described() -> Iterator[tuple[str, Any, str]]:
-    """Functions and methods of the public names, each with what its docstring, and that of its class, say."""
+    """Yield functions and methods of the public names, each with its docstring and that of its class."""
     jobs = {f"eventjet.rebuild.{name}": getattr(eventjet.rebuild, name) for name in eventjet.rebuild.__all__}
     for name, value in (NAMES | jobs).items():
-        told = inspect.getdoc(value) or ""
+        doc = inspect.getdoc(value) or ""
         if inspect.isfunction(value):
-            yield name, value, told
+            yield name, value, doc
         elif inspect.isclass(value) and value.__module__.startswith("eventjet"):
             for member, function in vars(value).items():
                 function = getattr(function, "__func__", function)
                 if inspect.isfunction(function) and not member.startswith("_") and inspect.getdoc(function):
-                    yield f"{name}.{member}", function, f"{told} {inspect.getdoc(function)}"
+                    yield f"{name}.{member}", function, f"{doc} {inspect.getdoc(function)}"
 
 
 def raised_in(function: Any) -> set[str]:
-    """The errors that a function raises itself: what it calls is not followed."""
+    """Return the errors that a function raises itself: the functions it calls are not followed."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
     named = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
     return {name for name in named if name in RAISED or name.endswith("Error")} - {"AssertionError"}
 
 
-def test_what_is_raised_is_told() -> None:
-    found = list(described())
-    assert len(found) > 60
-    silent = [f"{name}: {one}" for name, function, told in found for one in raised_in(function) if one not in told]
+def test_a_docstring_names_the_errors_that_are_raised() -> None:
+    functions = list(described())
+    assert len(functions) > 60
+    silent = [
+        f"{name}: {error}" for name, function, doc in functions for error in raised_in(function) if error not in doc
+    ]
     assert silent == []
 
 

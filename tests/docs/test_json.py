@@ -1,4 +1,4 @@
-"""What `docs/reference/cli.md` says of the JSON of commands: each field of an answer is named where its command is."""
+"""`docs/reference/cli.md` names each field of a command's JSON where it describes the command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ANSWERS: dict[str, tuple[type[Any], ...]] = {
     "db upgrade": (Upgraded,),
     "db unused": (Unused,),
 }
-"""The classes whose fields are the answer of a command, by the words that begin its paragraph."""
+"""The classes whose fields a command prints, by the words that begin its paragraph."""
 
 
 @pytest.mark.parametrize("command", ANSWERS)

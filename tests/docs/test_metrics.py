@@ -1,4 +1,4 @@
-"""The page of metrics says what the code declares, and dashboard and alert rules ask for nothing else."""
+"""The page of metrics says what the code declares, and dashboard and alert rules query nothing else."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ SCRAPED = {"job", "instance"}
 """Labels that Prometheus adds."""
 
 
-def told_rows() -> list[str]:
+def rows_of_page() -> list[str]:
     return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
 
 
 def named(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{one}`" for one in names) or "–"
+    return ", ".join(f"`{name}`" for name in names) or "–"
 
 
 def test_the_page_lists_every_metric_and_span_as_it_is_declared() -> None:
-    declared = [f"| `{one.name}` | {one.kind} | {named(one.labels)} | {one.help} |" for one in METRICS]
+    declared = [f"| `{metric.name}` | {metric.kind} | {named(metric.labels)} | {metric.help} |" for metric in METRICS]
     declared += [
-        f"| `{one.name}` | {one.kind} | {named(one.labels)} | {named(one.attributes)} | {one.help} |"
-        for one in spans.SPANS
+        f"| `{span.name}` | {span.kind} | {named(span.labels)} | {named(span.attributes)} | {span.help} |"
+        for span in spans.SPANS
     ]
-    rows = told_rows()
+    rows = rows_of_page()
     assert rows[: len(declared)] == declared
     events = [
-        f"| `{one.name}` | {logging.getLevelName(one.level).lower()} | {named(fields_of(one))} |"
-        for one in logs.LOG_EVENTS
+        f"| `{event.name}` | {logging.getLevelName(event.level).lower()} | {named(fields_of(event))} |"
+        for event in logs.LOG_EVENTS
     ]
     assert [row.rsplit("|", 2)[0] + "|" for row in rows[len(declared) :]] == events
 
@@ -54,33 +54,35 @@ def fields_of(event: logs.LogEvent) -> tuple[str, ...]:
 
 
 def known_labels() -> dict[str, set[str]]:
-    """Every name that a query may ask for, with its labels."""
+    """Return every name that a query may have, with its labels."""
     known: dict[str, set[str]] = {}
-    declared = [(one.name, one.labels, one.kind == "histogram") for one in METRICS]
-    declared += [(one.prometheus, tuple(label.replace(".", "_") for label in one.labels), True) for one in spans.SPANS]
+    declared = [(metric.name, metric.labels, metric.kind == "histogram") for metric in METRICS]
+    declared += [
+        (span.prometheus, tuple(label.replace(".", "_") for label in span.labels), True) for span in spans.SPANS
+    ]
     declared.append((spans.CONFLICTS_PROMETHEUS, ("eventjet_aggregate",), False))
     for name, labels, is_histogram in declared:
         names = [f"{name}_{part}" for part in ("bucket", "sum", "count")] if is_histogram else [name]
-        known |= {each: {*labels, *SCRAPED, *({"le"} if each.endswith("_bucket") else ())} for each in names}
+        known |= {series: {*labels, *SCRAPED, *({"le"} if series.endswith("_bucket") else ())} for series in names}
     return known
 
 
-def asked(node: Any) -> list[tuple[str, set[str]]]:
-    """The metrics of an expression, each with the labels that are asked of it."""
+def queried(node: Any) -> list[tuple[str, set[str]]]:
+    """Return the metrics of an expression, each with the labels that it queries."""
     match node:
         case promql_parser.VectorSelector():
-            return [(node.name, {one.name for one in node.matchers.matchers})]
+            return [(node.name, {matcher.name for matcher in node.matchers.matchers})]
         case promql_parser.MatrixSelector():
-            return asked(node.vector_selector)
+            return queried(node.vector_selector)
         case promql_parser.AggregateExpr():
             by = set(node.modifier.labels) if node.modifier is not None else set[str]()
-            return [(name, labels | by) for name, labels in asked(node.expr)]
+            return [(name, labels | by) for name, labels in queried(node.expr)]
         case promql_parser.BinaryExpr():
-            return asked(node.lhs) + asked(node.rhs)
+            return queried(node.lhs) + queried(node.rhs)
         case promql_parser.Call():
-            return [one for each in node.args for one in asked(each)]
+            return [query for argument in node.args for query in queried(argument)]
         case promql_parser.ParenExpr() | promql_parser.UnaryExpr() | promql_parser.SubqueryExpr():
-            return asked(node.expr)
+            return queried(node.expr)
         case promql_parser.NumberLiteral() | promql_parser.StringLiteral():
             return []
     raise AssertionError(type(node))
@@ -96,21 +98,23 @@ def expressions() -> list[str]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_what_is_asked_of_prometheus_is_declared(expression: str) -> None:
-    found = asked(promql_parser.parse(expression))
-    assert found
+def test_queries_use_declared_metrics_and_labels(expression: str) -> None:
+    queries = queried(promql_parser.parse(expression))
+    assert queries
     known = known_labels()
-    assert [(name, labels - known.get(name, set())) for name, labels in found if labels - known.get(name, set())] == []
-    assert {name for name, _ in found} <= known.keys()
+    assert [
+        (name, labels - known.get(name, set())) for name, labels in queries if labels - known.get(name, set())
+    ] == []
+    assert {name for name, _ in queries} <= known.keys()
 
 
-def test_a_query_for_what_nobody_tells_is_noticed() -> None:
-    ((name, labels),) = asked(promql_parser.parse('sum by (who) (rate(eventjet_nothing_total{a="b"}[5m]))'))
+def test_a_query_for_an_undeclared_metric_is_detected() -> None:
+    ((name, labels),) = queried(promql_parser.parse('sum by (who) (rate(eventjet_nothing_total{a="b"}[5m]))'))
     assert (name, labels) == ("eventjet_nothing_total", {"who", "a"})
     assert name not in known_labels()
 
 
-def test_grafana_reads_the_dashboard_and_would_write_it_alike() -> None:
+def test_grafana_reads_and_writes_the_dashboard_unchanged() -> None:
     register_default_plugins()
     stored = DASHBOARD.read_text(encoding="utf-8")
     read = Dashboard.from_json(json.loads(stored))
@@ -119,8 +123,8 @@ def test_grafana_reads_the_dashboard_and_would_write_it_alike() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels) == len({panel["title"] for panel in panels})
 
 
-def test_every_alert_is_a_rule_that_says_what_to_look_at() -> None:
-    """As Prometheus reads rules, which refuses what it does not know."""
+def test_every_alert_is_a_rule_with_a_description() -> None:
+    """Read the rules as Prometheus does, which refuses unknown keys."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert [group.keys() - {"name", "rules", "interval"} for group in groups] == [set()] * len(groups)

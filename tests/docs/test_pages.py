@@ -1,4 +1,4 @@
-"""What README and docs show is what happens: every block of Python runs, and the commands beside it too."""
+"""Every block of Python and every command in README and docs runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ ON_SPARK = {
 }
 """Pages that start Spark."""
 READ_BY_OTHERS = {"nats-clients.md", "publications.md", "wire-format.md"}
-"""Pages whose readers are programs of other people's: FastStream, and node with what `make test-slow` installs."""
+"""Pages whose readers are other programs: FastStream, and node with what `make test-slow` installs."""
 
 
 @pytest.fixture
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
     """A page in an empty folder, beside a server of its own and an empty database: every page has a bank."""
     with NatsServer(sync_interval="1m") as nats, pytest.MonkeyPatch.context() as patch:
-        # A page may set OpenTelemetry's provider, which is for the whole process, where other tests run after it.
+        # A page may set OpenTelemetry's provider, which is for the whole process, and other tests run in it.
         patch.setattr(trace, "_TRACER_PROVIDER", None)
         patch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
         patch.setattr(tracing, "_active", None)
         yield from _running(request.param, tmp_path, nats)
 
 
-def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]:
+def _running(path: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
     environ |= {
         "EVENTJET_SERVERS": nats.url,
@@ -85,11 +85,11 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
         # Otherwise every Spark Connect server of this machine takes the same port.
         "SPARK_TESTING": "1",
     }
-    page = Running(shown, tmp_path, environ)
+    page = Running(path, tmp_path, environ)
     try:
         with ExitStack() as stack:
             # The ports that configurations on the page name may be taken on this machine.
-            named = {port for block in blocks_of(shown) for port in re.findall(r"127\.0\.0\.1:(43\d\d)\b", block.text)}
+            named = {port for block in blocks_of(path) for port in re.findall(r"127\.0\.0\.1:(43\d\d)\b", block.text)}
             page.ports = {port: str(stack.enter_context(reserved_port())) for port in sorted(named)}
             yield page
     finally:
@@ -130,7 +130,7 @@ def test_the_cells_of_the_notebook_page_run_in_a_kernel(running: Running) -> Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
+def test_a_block_that_is_copied_from_a_file_is_in_that_file(page: Path) -> None:
     for block in blocks_of(page):
         if block.note in ("from", "part"):
             source = (ROOT / str(block.path)).read_text(encoding="utf-8")
@@ -139,32 +139,37 @@ def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_the_text_before_a_file_names_it(page: Path) -> None:
-    """The comment that names it for the tests is shown to no reader."""
+    """The comment that names the file for the tests is not visible to readers."""
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"<!-- file: (\S+) -->", text):
-        shown = text[: found.start()].rpartition("\n```\n")[2]
-        assert f"`{found[1]}`" in shown, f"{page} names no {found[1]}"
+    for comment in re.finditer(r"<!-- file: (\S+) -->", text):
+        preceding = text[: comment.start()].rpartition("\n```\n")[2]
+        assert f"`{comment[1]}`" in preceding, f"{page} names no {comment[1]}"
 
 
 def test_the_readme_and_the_demo_have_one_bank() -> None:
-    (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
-    assert shown == (ROOT / "examples/demo_bank.py").read_text(encoding="utf-8")
+    (block_text,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
+    assert block_text == (ROOT / "examples/demo_bank.py").read_text(encoding="utf-8")
 
 
 def test_the_reference_names_every_command_and_option() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
-    found = [("", command) for command in app.registered_commands]
+    commands = [("", command) for command in app.registered_commands]
     for group in app.registered_groups:
         assert group.typer_instance is not None
         named = group.name if isinstance(group.name, str) else group.typer_instance.info.name
-        found += [(f"{named} ", one) for one in group.typer_instance.registered_commands]
-    for group_name, command in found:
+        commands += [(f"{named} ", registered) for registered in group.typer_instance.registered_commands]
+    for group_name, command in commands:
         assert command.callback is not None
         assert f"`eventjet {group_name}{command.name or command.callback.__name__.replace('_', '-')}" in page
         for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
-            for said in getattr(parameter.annotation, "__metadata__", ()):
-                options = [one for one in getattr(said, "param_decls", ()) or () if one.startswith("--")]
-                assert said.hidden or all(one in page for one in options), (command.callback.__name__, name)
+            for declaration in getattr(parameter.annotation, "__metadata__", ()):
+                options = [
+                    option for option in getattr(declaration, "param_decls", ()) or () if option.startswith("--")
+                ]
+                assert declaration.hidden or all(option in page for option in options), (
+                    command.callback.__name__,
+                    name,
+                )
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -174,10 +179,10 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_the_tutorial_is_the_example_in_files_of_the_readers_own() -> None:
-    shown = {block.path: block.text for block in blocks_of(ROOT / "docs/tutorial/bank.md")}
+    blocks = {block.path: block.text for block in blocks_of(ROOT / "docs/tutorial/bank.md")}
     files = {"account.py": "account.py", "read_models.py": "read_models.py", "bank.py": "app.py"}
     for name, path in (files | {"test_bank.py": "tests/test_bank.py"}).items():
         source = (ROOT / "examples/bank" / path).read_text(encoding="utf-8")
         for own, module in files.items():
             source = source.replace(f"eventjet.examples.bank.{module[:-3]} ", f"{own[:-3]} ")
-        assert shown[name] == source
+        assert blocks[name] == source

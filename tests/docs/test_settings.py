@@ -1,4 +1,4 @@
-"""The page of settings says what `Settings` has: every keyword, its variable and its default."""
+"""The page of settings has every field of `Settings`: its keyword, its variable and its default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTS = ("tls", "user_jwt_cb", "signature_cb")
 """Settings that no variable can have."""
 
 
-def shown(default: object) -> str:
+def written(default: object) -> str:
     if default is None:
         return "–"
     return f"`{','.join(default) if isinstance(default, tuple) else default}`"
@@ -26,7 +26,7 @@ def test_the_page_lists_every_setting_as_it_is_declared() -> None:
     listed = re.findall(r"^\| `(\w+)` \| `(EVENTJET_\w+)` \| ([^|]+) \|", PAGE, re.MULTILINE)
     names = [each.name for each in fields(Settings)]
     assert listed == [
-        (each.name, f"EVENTJET_{each.name.upper()}", shown(each.default))
+        (each.name, f"EVENTJET_{each.name.upper()}", written(each.default))
         for each in fields(Settings)
         if each.name not in OBJECTS
     ]

@@ -1,4 +1,4 @@
-"""The site that `make docs` makes: whole, without a warning, read without a network; and every public name is in it."""
+"""The site of `make docs` is whole, without a warning, and works without a network; every public name is in it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ VALUES = {
     "eventjet.rebuild.EngineName",
     "eventjet.rebuild.Kind",
 }
-"""Names that are no classes and no functions; pages name what they hold."""
+"""Names that are neither classes nor functions; pages name what they contain."""
 ELSEWHERE = {"eventjet.rebuild.AppRef", "eventjet.spark.AppRef"}
-"""The same as `eventjet.AppRef`."""
+"""Other names of `eventjet.AppRef`."""
 
 
 def described() -> list[str]:
@@ -46,35 +46,35 @@ def public() -> set[str]:
 
 
 def test_the_reference_describes_every_public_name_once() -> None:
-    found = described()
-    assert sorted(set(found)) == sorted(found)
+    names = described()
+    assert sorted(set(names)) == sorted(names)
     in_modules = {"eventjet.alembic.include_object", "eventjet.console.console", "eventjet.spark.pipelines.declare"}
-    assert set(found) - public() == in_modules
-    assert public() - set(found) == set()
+    assert set(names) - public() == in_modules
+    assert public() - set(names) == set()
 
 
 class Links(HTMLParser):
-    """What a page loads."""
+    """The files that a page loads, and its links."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        held = dict(attrs)
-        if tag in ("script", "img", "iframe") and held.get("src"):
-            self.loaded.append(str(held["src"]))
-        if tag == "link" and held.get("rel") in ("stylesheet", "icon", "preload"):
-            self.loaded.append(str(held["href"]))
+        attributes = dict(attrs)
+        if tag in ("script", "img", "iframe") and attributes.get("src"):
+            self.loaded.append(str(attributes["src"]))
+        if tag == "link" and attributes.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(str(attributes["href"]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
-    made = tmp_path / "site"
+    site = tmp_path / "site"
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--doctree-dir", str(tmp_path / "doctrees")]
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, "--conf-dir", "docs/site", ".", str(made)],
+        [sys.executable, "-m", "sphinx", *options, "--conf-dir", "docs/site", ".", str(site)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -82,20 +82,20 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     pages = [path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")]
-    assert [str(page) for page in pages if not (made / page.with_suffix(".html")).is_file()] == []
-    for page in made.rglob("*.html"):
+    assert [str(page) for page in pages if not (site / page.with_suffix(".html")).is_file()] == []
+    for page in site.rglob("*.html"):
         links = Links()
         links.feed(page.read_text(encoding="utf-8"))
-        assert [one for one in links.loaded if "//" in one] == []
-        assert [one for one in links.loaded if not (page.parent / one.partition("?")[0]).is_file()] == []
-    assert (made / "searchindex.js").stat().st_size > 100_000
-    shown = (made / "docs/reference/api/declare.html").read_text(encoding="utf-8")
-    assert 'id="eventjet.App.connect"' in shown
-    listed = (made / "llms.txt").read_text(encoding="utf-8")
+        assert [link for link in links.loaded if "//" in link] == []
+        assert [link for link in links.loaded if not (page.parent / link.partition("?")[0]).is_file()] == []
+    assert (site / "searchindex.js").stat().st_size > 100_000
+    page_text = (site / "docs/reference/api/declare.html").read_text(encoding="utf-8")
+    assert 'id="eventjet.App.connect"' in page_text
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)]+)\)", listed)
     assert len(targets) > 50
-    assert [one for one in targets if not (made / one).is_file()] == []
-    whole = (made / "llms-full.txt").read_text(encoding="utf-8")
+    assert [target for target in targets if not (site / target).is_file()] == []
+    whole = (site / "llms-full.txt").read_text(encoding="utf-8")
     assert "# Tutorial: a bank" in whole
     assert "### eventjet.App(" in whole
     assert "<!-- api:" not in whole

@@ -29,7 +29,7 @@ from tests.faults.scene import NAMES
 from tests.faults.tally import Added, tally_app
 from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.integration.rebuild_log import remains
 from tests.logs import fresh_name
 
@@ -270,7 +270,7 @@ def stage(server: str, database: str, folder: Path, *, events: int = 2_000, rate
         f"from tests.faults.tally import tally_app\n\napp = tally_app({app.name!r})\n"
     )
     ledger = Ledger(Settings(servers=(server,), database=database), app.name, app.catalog, dict(app.projections))
-    made(database, *app.projections.values())
+    database_with(database, *app.projections.values())
     ledger.create()
     with ExitStack() as stack:
         feed = stack.enter_context(Feed(ledger, entities=200))

@@ -21,7 +21,7 @@ from tests.faults.feed import Feed
 from tests.faults.processes import await_it
 from tests.faults.tally import Seen, Truth, Verdict, judge, snapshot, tally_app
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.logs import fresh_name
 
 NAMES = ("totals", "journal")
@@ -174,7 +174,7 @@ def scene(server: str, database: str, folder: Path, entities: int = 1_000) -> Ge
     """A log of its own on the server, with read models in the database, audited."""
     app = tally_app(fresh_name("tally"))
     ledger = Ledger(Settings(servers=(server,), database=database), app.name, app.catalog, dict(app.projections))
-    made(database, *app.projections.values())
+    database_with(database, *app.projections.values())
     audit.install(database)
     ledger.create()
     with Feed(ledger, entities) as feed:

@@ -17,7 +17,7 @@ from tests.faults.audit import install
 from tests.faults.bad_events import Mixture, position_of, state_of, wary_log
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 
 BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
 EVENTS = 100 * BAD
@@ -39,7 +39,7 @@ def test_bad_events_are_parked_once_and_all_others_applied(
     stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
 ) -> None:
     ledger, mixture = stored
-    made(database, *ledger.projections.values())
+    database_with(database, *ledger.projections.values())
     install(database)
     ledger = replace(ledger, settings=replace(ledger.settings, database=database))
 

@@ -14,10 +14,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.writing import WRITING, truth, writing
-from tests.integration.by_hand import found
+from tests.integration.by_hand import table_rows
 from tests.integration.by_hand_writing import writes
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.logs import fresh_name
 
 KILLS = int(os.environ.get("EVENTJET_TEST_BATCH_KILLS", "4"))
@@ -32,7 +32,7 @@ TURNS = 4
 @pytest.fixture
 def ledger(eventjet_nats: NatsServer, database: str) -> Iterator[Ledger]:
     there = writing(Settings(servers=(eventjet_nats.url,), database=database), fresh_name("ledger"))
-    made(database, WRITING)
+    database_with(database, WRITING)
     there.create()
     yield there
     there.delete()
@@ -50,7 +50,7 @@ async def test_workers_killed_around_a_call_take_every_event_once(ledger: Ledger
         with WorkerProcess(ledger, tmp_path, fault, batch_max=20, module=module) as process:
             await_it(process.reached, lambda: f"{fault}\n{process.logged()}")  # noqa: B023 - within the turn
         position = (await ledger.status()).position or 0
-        assert found(ledger.where) == truth(ledger.recorded(position)), f"after {fault}"
+        assert table_rows(ledger.where) == truth(ledger.recorded(position)), f"after {fault}"
     async with ledger.working():
         await ledger.caught_up(last, WRITING)
-    assert found(ledger.where) == truth(ledger.recorded(last))
+    assert table_rows(ledger.where) == truth(ledger.recorded(last))

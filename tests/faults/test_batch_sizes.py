@@ -17,7 +17,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, database_with, folded, rows_of
 from tests.tables import reading
 
 SIZES = (1, 7, 1_000)
@@ -73,7 +73,7 @@ async def test_batches_of_any_size_end_alike(
     found: list[tuple[Any, ...]] = []
     for size in SIZES:
         url = new_database()
-        engine = made(url, BALANCES, MOVEMENTS).sync_engine()
+        engine = database_with(url, BALANCES, MOVEMENTS).sync_engine()
         with engine.begin() as connection:
             connection.execute(text("create unique index one_u on balances (owner) where owner = 'u'"))
         engine.dispose()

@@ -19,7 +19,7 @@ from eventjet.settings import Settings
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.tally import Added, Noted, Tally, Truth, judge, snapshot, tally_app
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.logs import fresh_name
 
 WRITERS = 10
@@ -75,7 +75,7 @@ async def test_what_ten_writers_append_is_applied_once(
     settings = Settings(servers=(eventjet_nats.url,), database=live)
     ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))
     for database in (live, later):
-        made(database, *app.projections.values())
+        database_with(database, *app.projections.values())
     # The stream must exist before its workers.
     async with tally_app(ledger.name).connect(servers=settings.servers[0]) as jet:
         await jet.init()

@@ -21,7 +21,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
 from tests.faults.worker import work
 from tests.integration import by_hand_writing
-from tests.integration.by_hand import Found, accounts_table, bound_with
+from tests.integration.by_hand import TableRows, accounts_table, bound_with
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Closed, Opened
 
@@ -50,7 +50,7 @@ async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
 WRITING = bound_with(opened, added, closed)
 
 
-def truth(events: list[Recorded[Any]]) -> Found:
+def truth(events: list[Recorded[Any]]) -> TableRows:
     """What the tables must hold, by the plainest loop."""
     accounts: dict[str, tuple[Any, ...]] = {}
     lines: list[tuple[int, str, Decimal]] = []

@@ -1,4 +1,4 @@
-"""What the tests of archives share: a server, one Spark session that knows a file system of its own, and a log."""
+"""Helpers for the tests of archives: a log to archive, archives to open, and tables to compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.rebuild_log import ALL, Book
 
 
 def book_of(nats: NatsServer, folder: Path) -> Book:
-    """An app over an empty log, with its tables in SQLite."""
+    """Return an app over an empty log, with its tables in SQLite."""
     folder.mkdir(exist_ok=True)
     book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{folder}/read.db"}, {}), folder)
     create_tables(book.where.sync_engine(), book.projections.values())
@@ -25,22 +25,22 @@ def book_of(nats: NatsServer, folder: Path) -> Book:
 
 
 async def sealed(book: Book, url: object, to: int | None = None, segment_events: int = 1_000_000) -> ArchiveReport:
-    """Archive the log of `book`, in the session that runs."""
+    """Archive the log of `book` with the running Spark session."""
     return await archive(book.ref, str(url), book.settings, to=to, segment_events=segment_events)
 
 
 def opened(url: object) -> ArchiveReader:
-    """An archive in a folder of this machine."""
+    """Open an archive in a local folder."""
     return ArchiveReader(FolderFiles(str(url)))
 
 
 def log_records(book: Book, last: int, first: int = 1) -> list[RawRecord]:
-    """As JetStream has them."""
-    return [one for batch in read_range(book.endpoint, book.name, first, last + 1) for one in batch]
+    """Return the records of the log from JetStream."""
+    return [record for batch in read_range(book.endpoint, book.name, first, last + 1) for record in batch]
 
 
-async def made(book: Book, **options: Any) -> dict[str, list[Any]]:
-    """All tables after a rebuild."""
+async def rebuilt_tables(book: Book, **options: Any) -> dict[str, list[Any]]:
+    """Rebuild all tables, and return their rows."""
     await rebuild(book.ref, ALL, book.settings, **options)
     return tables(book)
 
@@ -50,7 +50,7 @@ def tables(book: Book) -> dict[str, list[Any]]:
 
 
 def purge(book: Book, first: int) -> None:
-    """Take the log's past away, so that it begins at `first`."""
+    """Purge the events before `first`."""
     with NatsConnection.open(book.endpoint) as link:
         link.api(f"STREAM.PURGE.{book.name}", {"seq": first})
 

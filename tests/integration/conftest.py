@@ -1,4 +1,4 @@
-"""Fixtures of many tests here: apps over empty logs, and the session of Spark."""
+"""Fixtures for many tests of this folder: apps over empty logs, and the Spark session."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.by_hand import log_of
-from tests.integration.doctored import Sick
+from tests.integration.doctored import Deployment
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import BALANCES, MOVEMENTS, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, database_with
 from tests.integration.rebuild_log import Book
 from tests.integration.shared_spark import SharedSpark
 
@@ -22,14 +22,14 @@ SPARK = SharedSpark()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Files that want no Spark are to find none; those that do take the session that runs."""
+    """Close the Spark session before the tests of a file that does not use it."""
     if SPARK.running is not None and (nextitem is None or not shares_spark(nextitem)):
         SPARK.close()
 
 
 def shares_spark(item: pytest.Item) -> bool:
-    """Whether a test of its file wants the session."""
-    return any("spark" in getattr(one, "fixturenames", ()) for one in item.session.items if one.path == item.path)
+    """Return whether a test in the item's file uses the Spark session."""
+    return any("spark" in getattr(other, "fixturenames", ()) for other in item.session.items if other.path == item.path)
 
 
 @pytest.fixture(scope="session")
@@ -39,13 +39,13 @@ def endpoint(nats: NatsServer) -> Endpoint:
 
 @pytest.fixture(scope="session")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `viewfs://archives/there` is: a file system of Hadoop's that no path of this machine names."""
+    """Return the folder behind `viewfs://archives/there`, a file system of Hadoop that no local path names."""
     return tmp_path_factory.mktemp("mounted")
 
 
 @pytest.fixture(scope="module")
 def spark(mounted: Path) -> Started:
-    """The session that runs: rebuilds and archives use it by themselves."""
+    """Return the running Spark session, which rebuilds and archives use by themselves."""
     return SPARK.started(mounted)
 
 
@@ -63,7 +63,7 @@ def postgres_book(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> B
 @pytest.fixture
 def ledger(nats: NatsServer, database: str) -> Ledger:
     """The app of `projecting` over an empty log, with its tables."""
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=database))
     ledger.create()
     return ledger
@@ -77,11 +77,11 @@ def log(nats: NatsServer, database: str) -> Ledger:
 
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM is not asked for its version at each look of the doctor's."""
+    """Keep the doctor from starting a JVM to ask for its version."""
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1")
 
 
 @pytest.fixture
-def sick(nats: NatsServer, tmp_path: Path) -> Sick:
-    """An installation of which nothing is made yet."""
-    return Sick(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)
+def deployment(nats: NatsServer, tmp_path: Path) -> Deployment:
+    """Return a deployment that has no streams and no tables yet."""
+    return Deployment(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)

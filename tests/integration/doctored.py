@@ -1,4 +1,4 @@
-"""An installation for `eventjet doctor` to look at: an app of every kind over a log of its own, and faults to plant."""
+"""A deployed app for `eventjet doctor` to examine, with work of every kind and a log of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.logs import fresh_name
 from tests.tables import execute
 
 BOUND_S = 120.0
-"""For all of an examination, on a machine seven times overloaded; where nothing hangs it is not waited for."""
+"""Bounds a whole examination, also on an overloaded machine. Only an examination that hangs takes so long."""
 UNLUCKY = Decimal(13)
 
 OK, NOTE, UNKNOWN, WARNING, FAULT, UNREACHABLE = Level
@@ -48,7 +48,7 @@ ALONE: frozenset[Kind] = frozenset(
         ("reactions", "worker", NOTE),
     }
 )
-"""What is told of one server whose monitoring nobody named, while no worker runs."""
+"""Findings for a single server without a monitoring URL, while no worker runs."""
 
 metadata = MetaData()
 deposits_table = Table(
@@ -80,14 +80,14 @@ DEPOSITS, NEWER = (
 
 
 def app_of(name: str, **declared: Any) -> App:
-    """All kinds of work; `declared` adds to it and replaces."""
-    given = {"projections": [DEPOSITS], "reactors": [receipts], **declared}
-    return App(name, aggregates=[Account, Book], processes=[Transfer], deps=outside, **given)
+    """Return an app with work of every kind; `declared` adds to it or replaces it."""
+    work = {"projections": [DEPOSITS], "reactors": [receipts], **declared}
+    return App(name, aggregates=[Account, Book], processes=[Transfer], deps=outside, **work)
 
 
 @dataclass
-class Sick:
-    """One installation; whole once `made`."""
+class Deployment:
+    """A deployment of an app; it has its streams and tables after `init`."""
 
     settings: Settings
     folder: Path
@@ -100,23 +100,23 @@ class Sick:
     def endpoint(self) -> Endpoint:
         return Endpoint.of(self.settings)
 
-    async def made(self) -> Sick:
-        """What `eventjet init` makes."""
+    async def init(self) -> Deployment:
+        """Create what `eventjet init` creates."""
         async with self.app.connect(self.settings) as jet:
             await jet.init()
         if self.app.projections:
             create_tables(Database(self.settings.database).sync_engine(), self.app.projections.values())
         return self
 
-    async def begun(self, *amounts: Decimal) -> Sick:
-        """With events that a worker has dealt with, and let go."""
-        last = await self.deposited(*(amounts or (Decimal(5), Decimal(7))))
+    async def deposit_and_process(self, *amounts: Decimal) -> Deployment:
+        """Deposit amounts, and let a worker process the events before it ends."""
+        last = await self.deposit(*(amounts or (Decimal(5), Decimal(7))))
         async with self.app.connect(self.settings) as jet, working(self.app, self.settings):
             await jet.caught_up("deposits", position=last, timeout_s=BOUND_S)
         return self
 
-    async def deposited(self, *amounts: Decimal) -> int:
-        """One account each; the last position."""
+    async def deposit(self, *amounts: Decimal) -> int:
+        """Deposit each amount in an account of its own; return the last position."""
         last = 0
         async with self.app.connect(self.settings) as jet:
             for number, amount in enumerate(amounts):
@@ -124,7 +124,7 @@ class Sick:
                 last = done.position
         return last
 
-    # What is planted.
+    # Plant faults.
 
     def api(self, subject: str, body: object = None) -> dict[str, Any]:
         with NatsConnection.open(self.endpoint) as link:
@@ -138,7 +138,7 @@ class Sick:
         self.api(f"STREAM.UPDATE.{stream}", {**self.config(stream), **settings})
 
     def remake(self, stream: str, **settings: Any) -> None:
-        """As another program would have made it: what cannot be changed is different from the first."""
+        """Make the stream again with settings that an update cannot change."""
         before = self.config(stream)
         self.delete(stream)
         self.api(f"STREAM.CREATE.{stream}", {**before, **settings})
@@ -153,13 +153,13 @@ class Sick:
     def execute(self, *statements: str) -> list[Any]:
         return execute(self.settings.database, *statements)
 
-    # What is found.
+    # Examine.
 
     async def examined(self) -> Examined:
         installation = Installation(self.app, self.settings, self.monitoring, self.timeout_s, self.clock)
         return await asyncio.to_thread(examine, installation)
 
-    async def found(self) -> tuple[Finding, ...]:
+    async def findings(self) -> tuple[Finding, ...]:
         examined = await self.examined()
         if examined.own_fault is not None:
             raise examined.own_fault
@@ -168,17 +168,17 @@ class Sick:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """The URL of a port where connections are taken and nothing is ever said."""
+    """Yield the URL of a port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def kinds(found: tuple[Finding, ...]) -> set[Kind]:
-    """What is not as it should be, by part and check."""
-    return {(one.part, one.check, one.level) for one in found if one.level is not Level.OK}
+def kinds(findings: tuple[Finding, ...]) -> set[Kind]:
+    """Return part, check and level of each finding that is not OK."""
+    return {(finding.part, finding.check, finding.level) for finding in findings if finding.level is not Level.OK}
 
 
-async def newer(sick: Sick) -> None:
-    """The next deploy, with another revision of the fold."""
-    sick.app = app_of(sick.app.name, projections=[NEWER])
-    await sick.made()
+async def newer(deployment: Deployment) -> None:
+    """Deploy the app with the next revision of its projection."""
+    deployment.app = app_of(deployment.app.name, projections=[NEWER])
+    await deployment.init()

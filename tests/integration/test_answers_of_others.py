@@ -1,4 +1,4 @@
-"""Whoever hears what is published may answer it. Only the acknowledgement of the stream that was meant counts."""
+"""Any subscriber may answer a published message. Only the acknowledgement of the intended stream counts."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.logs import block, fresh_name, records_of
 
 Answers: TypeAlias = Callable[[str], Iterable[bytes]]
-"""What is answered to a publish for a stream."""
+"""Returns the answers to a publish, given the name of the stream that it is for."""
 
 
 def hostile(stream: str) -> list[bytes]:
-    """What may not be believed, an answer each."""
-    told: list[Any] = [
+    """Return answers that are no acknowledgement of the stream."""
+    answers: list[Any] = [
         {"seq": 99},
         {"stream": "elsewhere", "seq": 99},
         {"stream": stream, "domain": "hub", "seq": 99},
@@ -65,11 +65,11 @@ def hostile(stream: str) -> list[bytes]:
     ]
     whole = b'{"stream":"%b","seq":99}' % stream.encode()
     parts = (whole[:9], whole[9:])
-    return [*map(orjson.dumps, told), *parts, b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70)]
+    return [*map(orjson.dumps, answers), *parts, b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70)]
 
 
 def error(code: int) -> Answers:
-    """A namesake's error, which looks like the stream's own."""
+    """Answer with an error that looks like the stream's own."""
     return lambda stream: [
         orjson.dumps({"error": {"code": 400, "err_code": code, "description": "no"}, "stream": stream, "seq": 0})
     ]
@@ -94,7 +94,7 @@ def app() -> App:
 
 @asynccontextmanager
 async def rogue(settings: Settings, subjects: str, stream: str, answers: Answers) -> AsyncIterator[None]:
-    """A subscriber that answers whatever comes on some subjects."""
+    """Subscribe to subjects, and answer every message on them."""
     client = await connect(settings)
 
     def heard(frame: Frame) -> None:
@@ -111,20 +111,20 @@ async def rogue(settings: Settings, subjects: str, stream: str, answers: Answers
 
 @asynccontextmanager
 async def relayed(settings: Settings) -> AsyncIterator[tuple[NatsProxy, Settings]]:
-    """A relay before the server, and the settings of who is connected through it."""
+    """Start a relay before the server; yield it with settings that connect through it."""
     async with NatsProxy(settings.servers[0]) as relay:
         yield relay, replace(settings, servers=(relay.url,))
 
 
-def by_others(
+def answered_by_others(
     prefix: str, stream: str, answers: Answers, client: Client, *, stored: bool, times: int = 1
 ) -> Callable[[Publish], Fate]:
-    """What is published below a prefix is stored, or lost on its way; of its answers those of others alone arrive."""
+    """Let a message below the prefix be stored or lost, and let only the answers of others arrive."""
 
     def choose(publish: Publish) -> Fate:
         async def answer() -> None:
-            for told in list(answers(stream)) * times if publish.reply else ():
-                client.publish(publish.reply, told)
+            for body in list(answers(stream)) * times if publish.reply else ():
+                client.publish(publish.reply, body)
 
         if not publish.subject.startswith(prefix):
             return PASS
@@ -143,7 +143,7 @@ async def a_batch(jet: Jet) -> int:
         users.decide("eve", User.call, "e@bank"),
         users.decide("bob", User.call, "b@bank"),
     )
-    return max(one.position for one in done)
+    return max(outcome.position for outcome in done)
 
 
 async def an_import(jet: Jet) -> int:
@@ -162,14 +162,16 @@ async def test_an_answer_of_another_stream_or_subscriber_is_no_acknowledgement(
 ) -> None:
     async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=True)
+        relay.choose = answered_by_others(f"{app.name}.", app.name, hostile, client, stored=True)
         assert await action(jet) == (await jet.log()).last
 
 
-async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings: Settings, client: Client) -> None:
+async def test_a_unique_value_is_claimed_once_though_others_answer(
+    app: App, settings: Settings, client: Client
+) -> None:
     async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=True)
+        relay.choose = answered_by_others(f"{app.name}.", app.name, hostile, client, stored=True)
         users = jet.repository(User)
         await users.execute("ada", User.call, "a@bank")
         with pytest.raises(NotUnique):
@@ -177,12 +179,12 @@ async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings
 
 
 @pytest.mark.parametrize("action", [a_save, a_batch, an_import])
-async def test_what_only_another_acknowledges_is_not_taken_for_stored(
+async def test_a_save_that_only_others_acknowledge_is_not_reported_as_stored(
     app: App, settings: Settings, client: Client, action: Action
 ) -> None:
     async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=False)
+        relay.choose = answered_by_others(f"{app.name}.", app.name, hostile, client, stored=False)
         with pytest.raises(OutcomeUnknown, match="answered"):
             await action(jet)
         assert (await jet.log()).last == 0
@@ -190,17 +192,17 @@ async def test_what_only_another_acknowledges_is_not_taken_for_stored(
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("code", [10054, 10071, 10164, 10201])
-async def test_an_error_that_may_be_anothers_does_not_hide_what_is_stored(
+async def test_an_error_from_another_subscriber_does_not_hide_a_stored_save(
     app: App, settings: Settings, client: Client, code: int, times: int
 ) -> None:
     async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        relay.choose = by_others(f"{app.name}.", app.name, error(code), client, stored=True, times=times)
+        relay.choose = answered_by_others(f"{app.name}.", app.name, error(code), client, stored=True, times=times)
         assert await a_save(jet) == (await jet.log()).last
         assert await a_batch(jet) == (await jet.log()).last
 
 
-async def test_answers_without_end_do_not_keep_a_save_from_ending(app: App, settings: Settings, client: Client) -> None:
+async def test_a_save_ends_though_answers_never_stop(app: App, settings: Settings, client: Client) -> None:
     chatter: list[asyncio.Task[None]] = []
 
     async def chat(reply: str) -> None:
@@ -222,8 +224,8 @@ async def test_answers_without_end_do_not_keep_a_save_from_ending(app: App, sett
                 with pytest.raises(OutcomeUnknown):
                     await a_save(jet)
         finally:
-            for one in chatter:
-                one.cancel()
+            for task in chatter:
+                task.cancel()
     assert chatter
 
 
@@ -246,7 +248,7 @@ async def a_snapshot(client: Client, app: str) -> None:
     await KeyValueSnapshots(snapshot_bucket(app), client).put("user", "ada", b"{}")
 
 
-async def a_void(client: Client, app: str) -> None:
+async def a_skip_marker(client: Client, app: str) -> None:
     await record_skip_marker(client, app, 3, "garbage")
 
 
@@ -255,13 +257,13 @@ WRITES = {
     a_cursor: (lambda app: f"KV_{cursor_bucket(app)}", lambda app: f"$KV.{cursor_bucket(app)}."),
     a_publication: (lambda app: f"{app}_public", lambda app: f"{app}_public."),
     a_snapshot: (lambda app: f"KV_{snapshot_bucket(app)}", lambda app: f"$KV.{snapshot_bucket(app)}."),
-    a_void: (lambda app: app, lambda app: f"{app}."),
+    a_skip_marker: (lambda app: app, lambda app: f"{app}."),
 }
 
 
 @pytest.mark.parametrize("answers", [hostile, error(10071)], ids=["others", "conflict"])
 @pytest.mark.parametrize("write", list(WRITES))
-async def test_nothing_is_taken_for_written_or_contested_on_the_word_of_another(
+async def test_a_write_ignores_acknowledgements_and_conflicts_of_other_subscribers(
     settings: Settings, client: Client, write: Any, answers: Answers
 ) -> None:
     app = fresh_name()
@@ -270,13 +272,13 @@ async def test_nothing_is_taken_for_written_or_contested_on_the_word_of_another(
     await client.ask(create_stream(public))
     stream, prefix = (each(app) for each in WRITES[write])
     async with relayed(settings) as (relay, through):
-        relay.choose = by_others(prefix, stream, answers, client, stored=False)
+        relay.choose = answered_by_others(prefix, stream, answers, client, stored=False)
         writer = await connect(through)
         try:
             if write is a_snapshot and answers is not hostile:
-                await write(writer, app)  # one that is newer is as good
+                await write(writer, app)  # the conflict means that a newer snapshot is stored
             elif write is a_publication and answers is not hostile:
-                with pytest.raises(Exception, match="lights"):  # it looks again
+                with pytest.raises(Exception, match="lights"):  # the publication reads its position again
                     await write(writer, app)
             else:
                 with pytest.raises((StoreUnavailable, LogUnusable)):
@@ -285,14 +287,12 @@ async def test_nothing_is_taken_for_written_or_contested_on_the_word_of_another(
             await writer.close()
 
 
-async def test_a_snapshot_over_a_link_of_its_own_is_not_written_on_the_word_of_another(
-    settings: Settings, client: Client
-) -> None:
+async def test_a_snapshot_over_its_own_connection_ignores_answers_of_others(settings: Settings, client: Client) -> None:
     app = fresh_name()
     await declare(client, app, 1)
     bucket = snapshot_bucket(app)
     async with relayed(settings) as (relay, through):
-        relay.choose = by_others(f"$KV.{bucket}.", f"KV_{bucket}", hostile, client, stored=False)
+        relay.choose = answered_by_others(f"$KV.{bucket}.", f"KV_{bucket}", hostile, client, stored=False)
 
         def write() -> None:
             with NatsConnection.open(Endpoint.of(through)) as link:
@@ -302,14 +302,18 @@ async def test_a_snapshot_over_a_link_of_its_own_is_not_written_on_the_word_of_a
             await asyncio.to_thread(write)
 
 
-async def test_who_else_answers_is_logged_once_with_its_stream_and_domain(
+async def test_another_answering_stream_is_logged_once_with_its_domain(
     app: App, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     def of_hub(stream: str) -> list[bytes]:
         return [orjson.dumps({"stream": stream, "domain": "hub", "seq": 99})]
 
-    def told() -> list[str]:
-        return [one.getMessage() for one in caplog.records if vars(one).get("event") == "eventjet.answered_by_another"]
+    def warnings() -> list[str]:
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if vars(record).get("event") == "eventjet.answered_by_another"
+        ]
 
     caplog.set_level(logging.WARNING)
     async with app.connect(settings) as jet:
@@ -318,9 +322,9 @@ async def test_who_else_answers_is_logged_once_with_its_stream_and_domain(
             for number in range(5):
                 await jet.repository(User).execute(f"u-{number}", User.call, f"{number}@bank")
             async with asyncio.timeout(60):
-                while not told():
+                while not warnings():
                     await asyncio.sleep(0.01)
-    (line,) = told()
+    (line,) = warnings()
     assert f"the stream {app.name} of the JetStream domain hub" in line
     assert "deny_imports" in line
     assert logs.ANSWERED_BY_ANOTHER.level == logging.WARNING
@@ -338,12 +342,12 @@ async def test_init_and_doctor_name_a_subscriber_that_answers(app: App, settings
             assert (await jet.log()).last == 0
         examined = await asyncio.to_thread(examine, Installation(app, settings, (), 60.0, time.time))
     assert "a subscriber that is no stream" in others[0]
-    told = [one for one in examined.findings if one.check == "answers"]
-    assert [one.level for one in told] == ["warning"]
-    assert "a subscriber that is no stream" in told[0].what
+    findings = [finding for finding in examined.findings if finding.check == "answers"]
+    assert [finding.level for finding in findings] == ["warning"]
+    assert "a subscriber that is no stream" in findings[0].what
 
 
-async def test_a_definite_refusal_stays_one(app: App, settings: Settings, client: Client) -> None:
+async def test_a_refusal_of_the_stream_is_still_reported(app: App, settings: Settings, client: Client) -> None:
     async with app.connect(settings) as jet:
         await jet.init()
         state = await client.ask(stream_info(app.name))
@@ -352,7 +356,7 @@ async def test_a_definite_refusal_stays_one(app: App, settings: Settings, client
             await jet.repository(User).execute("ada", User.call, "a" * 200)
 
 
-# Two servers: a leaf node and its hub, which hold the log of one app in one account.
+# A leaf node and its hub each have the log of the same app in the same account.
 
 
 class Pair:
@@ -364,9 +368,9 @@ class Pair:
 
 
 def linked(folder: Path, name: str, domain: str, links: str) -> NatsServer:
-    """A server with a JetStream of its own."""
+    """Return a server with its own JetStream."""
     own = f", domain: {domain}" if domain else ""
-    sync = "2m" if name == "hub" else "always"  # the hub is quicker
+    sync = "2m" if name == "hub" else "always"  # so the hub answers first
     store = f'jetstream {{ store_dir: "{folder / name}/data", sync_interval: "{sync}"{own} }}'
     return NatsServer(folder / name, jetstream=False, config=f"server_name: {name}\n{links}\n{store}")
 
@@ -384,7 +388,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 async def joined(hub: NatsServer, leaf: NatsServer) -> None:
-    """Return once what is published on the leaf node is heard on the hub."""
+    """Return once messages from the leaf node reach the hub."""
     there, here = await connect(Settings(servers=(hub.url,))), await connect(Settings(servers=(leaf.url,)))
     heard = asyncio.Event()
     await there.serve("joined", lambda _: heard.set())
@@ -397,7 +401,7 @@ async def joined(hub: NatsServer, leaf: NatsServer) -> None:
 
 
 @pytest.mark.slow
-async def test_all_that_a_leaf_nodes_writers_were_acknowledged_is_in_its_log_whatever_the_hub_answers(
+async def test_acknowledged_saves_on_a_leaf_node_are_in_its_log_though_the_hub_answers_too(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(fresh_name(), aggregates=[User])
@@ -421,15 +425,17 @@ async def test_all_that_a_leaf_nodes_writers_were_acknowledged_is_in_its_log_wha
         await a_batch(jet)
     stored = {record[0]: record for record in records_of(Endpoint((pair.leaf.url,)), app.name)}
     for (name, number), position in positions.items():
-        said = b"".join(stored[one][4] for one in range(position - 1, position + 2) if one in stored)
-        assert f"{name}-{number}@leaf".encode() in said
-    assert any("answers what is published" in one.getMessage() for one in caplog.records)
-    found = await asyncio.to_thread(examine, Installation(app, Settings(servers=(pair.leaf.url,)), (), 60.0, time.time))
-    assert any(one.check == "answers" and one.level == "warning" for one in found.findings)
+        bodies = b"".join(stored[near][4] for near in range(position - 1, position + 2) if near in stored)
+        assert f"{name}-{number}@leaf".encode() in bodies
+    assert any("answers what is published" in record.getMessage() for record in caplog.records)
+    examined = await asyncio.to_thread(
+        examine, Installation(app, Settings(servers=(pair.leaf.url,)), (), 60.0, time.time)
+    )
+    assert any(finding.check == "answers" and finding.level == "warning" for finding in examined.findings)
 
 
 @pytest.mark.slow
-async def test_a_restore_into_a_leaf_node_goes_on_whatever_the_hub_answers(pair: Pair) -> None:
+async def test_a_restore_into_a_leaf_node_succeeds_though_the_hub_answers_too(pair: Pair) -> None:
     name = fresh_name()
     headers = [block("user.called", 1, 1, Nats_Expected_Last_Subject_Sequence="0") for _ in range(30)]
     records: list[RawRecord] = [
@@ -444,12 +450,12 @@ async def test_a_restore_into_a_leaf_node_goes_on_whatever_the_hub_answers(pair:
     assert (await asyncio.to_thread(restore.run)).published == 30
 
 
-# A leaf node whose JetStream is another account's: this account's API is the hub's.
+# A leaf node has JetStream in another account, and this account uses the hub's API.
 
 
 @pytest.fixture
 def lodger(tmp_path: Path) -> Iterator[Settings]:
-    """Of an account without JetStream on a leaf node that has one, whose API requests go to the hub."""
+    """Yield settings of a leaf node's account that has no JetStream and sends its API requests to the hub."""
     accounts = """accounts {
       OWN { jetstream: enabled, users: [ {user: own, password: own} ] }
       LODGER { users: [ {user: lodger, password: lodger} ], mappings: { "$JS.API.>": "$JS.hub.API.>" } }
@@ -462,7 +468,7 @@ def lodger(tmp_path: Path) -> Iterator[Settings]:
             yield Settings(servers=(leaf.url.replace("nats://", "nats://lodger:lodger@"),), save_timeout_s=60.0)
 
 
-async def test_an_acknowledgement_is_of_the_domain_that_the_api_tells_and_not_of_the_servers(
+async def test_an_acknowledgement_must_come_from_the_domain_that_the_api_names(
     lodger: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(fresh_name(), aggregates=[User])
@@ -482,4 +488,4 @@ async def test_an_acknowledgement_is_of_the_domain_that_the_api_tells_and_not_of
             sent = link.request(f"{app.name}.user.eve", b"{}", stream=app.name)
     assert (expected[0].domain, strangers) == ("hub", ())
     assert orjson.loads(sent[4])["domain"] == "hub"
-    assert not [one for one in caplog.records if "answers what is published" in one.getMessage()]
+    assert not [record for record in caplog.records if "answers what is published" in record.getMessage()]

@@ -1,4 +1,4 @@
-"""Archives: every record as the log has it, sealed and checked; refused when they are not that log's past."""
+"""An archive has every record of the log, and is refused for another log or when it is damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventjet.rebuild import ENGINES, archive, preview, rebuild, verify
 from eventjet.spark import archiving
 from eventjet.spark.archiving import SparkFiles, archived_frame, reading
 from eventjet.spark.session import Started
-from tests.integration.archived import book_of, files_of, log_records, made, opened, purge, sealed, tables
+from tests.integration.archived import book_of, files_of, log_records, opened, purge, rebuilt_tables, sealed, tables
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block, fresh_name
 
@@ -32,13 +32,13 @@ def book(nats: NatsServer, tmp_path: Path) -> Book:
     return book_of(nats, tmp_path)
 
 
-async def test_an_archive_holds_every_record_as_the_log_has_it(book: Book, spark: Started, tmp_path: Path) -> None:
+async def test_an_archive_has_every_record_of_the_log(book: Book, spark: Started, tmp_path: Path) -> None:
     book.fill(2_500)
     url = tmp_path / "archive"
     first = await sealed(book, url, to=1_500, segment_events=1_000)
-    assert [(one.first, one.last) for one in first.sealed] == [(1, 1_000), (1_001, 1_500)]
+    assert [(segment.first, segment.last) for segment in first.sealed] == [(1, 1_000), (1_001, 1_500)]
     second = await sealed(book, url, segment_events=1_000)
-    assert [(one.first, one.last) for one in second.sealed] == [(1_501, 2_000), (2_001, 2_500)]
+    assert [(segment.first, segment.last) for segment in second.sealed] == [(1_501, 2_000), (2_001, 2_500)]
     assert (second.first, second.last, second.events) == (1, 2_500, 2_500)
 
     reader = opened(url)
@@ -47,21 +47,26 @@ async def test_an_archive_holds_every_record_as_the_log_has_it(book: Book, spark
     reader.check(1, archive.last)
     records = log_records(book, 2_500)
     batches = list(reader.records(1, 2_501, batch=300))
-    assert [one for batch in batches for one in batch] == records
+    assert [record for batch in batches for record in batch] == records
     assert max(map(len, batches)) <= 300
-    assert [one for batch in reader.records(999, 1_503) for one in batch] == records[998:1_502]
-    for one in archive.segments:
-        assert (one.first_time_ns, one.last_time_ns) == (records[one.first - 1][1], records[one.last - 1][1])
-        assert f"Nats-Msg-Id: {one.last_id}\r\n".encode() in records[one.last - 1][3]
+    assert [record for batch in reader.records(999, 1_503) for record in batch] == records[998:1_502]
+    for segment in archive.segments:
+        assert (segment.first_time_ns, segment.last_time_ns) == (
+            records[segment.first - 1][1],
+            records[segment.last - 1][1],
+        )
+        assert f"Nats-Msg-Id: {segment.last_id}\r\n".encode() in records[segment.last - 1][3]
 
     with reading(spark.spark):
         rows = archived_frame(spark.spark, archive, 999, 1_502).orderBy("position").collect()
-    found = [(row.position, row.time_ns, row.subject.encode(), bytes(row.headers), bytes(row.body)) for row in rows]
-    assert found == records[998:1_502]
+    frame_records = [
+        (row.position, row.time_ns, row.subject.encode(), bytes(row.headers), bytes(row.body)) for row in rows
+    ]
+    assert frame_records == records[998:1_502]
 
 
 async def test_a_segment_ends_where_a_save_ends(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
-    """A run that is killed between two segments leaves no half of what was decided together."""
+    """So an archive that is killed between two segments has no partial save."""
     del spark  # runs already
     app, settings = (
         App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]),
@@ -81,7 +86,7 @@ async def test_a_segment_ends_where_a_save_ends(nats: NatsServer, spark: Started
     assert bounds == [(1, 2), (3, 5), (6, 6), (7, 8), (9, 10), (11, 12), (13, 15), (16, 16), (17, 18), (19, 20)]
 
 
-async def test_what_is_up_to_date_stays_as_it_is(book: Book, tmp_path: Path) -> None:
+async def test_an_archive_that_is_up_to_date_is_not_changed(book: Book, tmp_path: Path) -> None:
     url = tmp_path / "archive"
     empty = await sealed(book, url)
     assert (empty.events, empty.sealed, url.exists()) == (0, (), False)
@@ -96,7 +101,7 @@ async def test_what_is_up_to_date_stays_as_it_is(book: Book, tmp_path: Path) -> 
         await sealed(book, url, to=11)
 
 
-async def test_events_that_differ_much_in_size_are_cut_finer(
+async def test_large_events_get_smaller_archive_files(
     book: Book, spark: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(3)
@@ -107,20 +112,20 @@ async def test_events_that_differ_much_in_size_are_cut_finer(
     reader = opened(tmp_path / "archive")
     archive = reader.manifest
     assert max(file.bytes for file in archive.files(1, archive.last)) < 2_100_000
-    assert [one for batch in reader.records(1, last + 1) for one in batch] == log_records(book, last)
+    assert [record for batch in reader.records(1, last + 1) for record in batch] == log_records(book, last)
     with reading(spark.spark):
         rows = archived_frame(spark.spark, archive, 1, last).orderBy("position").collect()
     assert [bytes(row.body) for row in rows] == bodies
 
 
-async def test_an_archive_on_another_file_system_is_made_read_and_checked_by_spark(
+async def test_an_archive_on_a_hadoop_file_system_is_written_and_read_by_spark(
     book: Book, spark: Started, mounted: Path
 ) -> None:
     book.fill(1_200)
     url = f"viewfs://archives/there/{book.name}"
     await sealed(book, url, to=500, segment_events=400)
     report = await sealed(book, url, to=1_000, segment_events=400)
-    assert [(one.first, one.last) for one in report.sealed] == [(501, 800), (801, 1_000)]
+    assert [(segment.first, segment.last) for segment in report.sealed] == [(501, 800), (801, 1_000)]
     assert (await sealed(book, url, to=1_000)).sealed == ()
 
     reader = ArchiveReader(SparkFiles(spark.spark, url))
@@ -128,29 +133,29 @@ async def test_an_archive_on_another_file_system_is_made_read_and_checked_by_spa
     assert (archive.first, archive.last, len(archive.segments)) == (1, 1_000, 4)
     assert (mounted / book.name / archive.files(1, archive.last)[0].path).exists()
     reader.check(1, 1_000)
-    found = [one for batch in reader.records(300, 901) for one in batch]
-    assert found == log_records(book, 900, first=300)
+    archived = [record for batch in reader.records(300, 901) for record in batch]
+    assert archived == log_records(book, 900, first=300)
 
-    wanted = await made(book, engine="local")
-    assert await made(book, engine="spark", from_archive=url) == wanted
+    wanted = await rebuilt_tables(book, engine="local")
+    assert await rebuilt_tables(book, engine="spark", from_archive=url) == wanted
     report = await verify(book.ref, "balances", book.settings, engine="spark", from_archive=url)
     assert (report.differences, report.events) == (0, 1_200)
     with pytest.raises(UsageError, match="--engine spark"):
-        await made(book, engine="local", from_archive=url)
+        await rebuilt_tables(book, engine="local", from_archive=url)
 
     damaged = mounted / book.name / archive.files(600, 600)[0].path
     damaged.with_name(f".{damaged.name}.crc").unlink()
     flip(damaged)
     with pytest.raises(ArchiveBroken, match=damaged.name):
-        await made(book, engine="spark", from_archive=url)
+        await rebuilt_tables(book, engine="spark", from_archive=url)
     damaged.unlink()
     with pytest.raises(ArchiveBroken, match=damaged.name):
-        await made(book, engine="spark", from_archive=url)
+        await rebuilt_tables(book, engine="spark", from_archive=url)
     assert tables(book) == wanted
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle."""
+    """Change a bit in the middle of the file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -169,26 +174,26 @@ def lose_last(folder: Path) -> str:
 
 
 def swap_two(folder: Path) -> str:
-    one, _, other = files_of(opened(folder).manifest, folder)
-    aside = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(aside)
-    return one.name
+    first, _, last = files_of(opened(folder).manifest, folder)
+    data = first.read_bytes()
+    first.write_bytes(last.read_bytes())
+    last.write_bytes(data)
+    return first.name
 
 
-def forget_one(folder: Path) -> str:
+def forget_segment(folder: Path) -> str:
     next(folder.glob(f"manifest/{101:020d}-*/part-*")).unlink()
     return "position 101"
 
 
-async def test_a_harmed_archive_is_named_and_nothing_is_made_from_it(
+async def test_a_rebuild_from_a_damaged_archive_fails_and_names_the_damage(
     book: Book, spark: Started, tmp_path: Path
 ) -> None:
     book.fill(300)
     await sealed(book, tmp_path / "archive", segment_events=100)
-    before = await made(book, engine="local"), book.checkpoint()
+    before = await rebuilt_tables(book, engine="local"), book.checkpoint()
     book.fill(10)
-    for harm in (flip_first, lose_last, swap_two, forget_one):
+    for harm in (flip_first, lose_last, swap_two, forget_segment):
         harmed = tmp_path / harm.__name__
         shutil.copytree(tmp_path / "archive", harmed)
         named = harm(harmed)
@@ -207,20 +212,20 @@ async def test_an_archive_of_another_log_or_another_past_is_refused(
     book.fill(20)
     other.fill(20)
     await sealed(book, url)
-    for run in (sealed(other, url), made(other, engine="local", from_archive=url)):
+    for run in (sealed(other, url), rebuilt_tables(other, engine="local", from_archive=url)):
         with pytest.raises(ArchiveBroken, match="is of the log"):
             await run
     identity = opened(url).manifest.segments[0].log
     book.delete()
     book.create(identity)
-    for events, said in ((10, "the log has lost its end"), (15, "and the log has the event")):
+    for events, message in ((10, "the log has lost its end"), (15, "and the log has the event")):
         book.fill(events, seed=9)
-        for run in (sealed(book, url), made(book, engine="local", from_archive=url)):
-            with pytest.raises(ArchiveBroken, match=said):
+        for run in (sealed(book, url), rebuilt_tables(book, engine="local", from_archive=url)):
+            with pytest.raises(ArchiveBroken, match=message):
                 await run
 
 
-async def test_an_archive_goes_on_over_a_promoted_mirror_up_to_its_end(book: Book, tmp_path: Path) -> None:
+async def test_an_archive_continues_with_a_promoted_mirror_up_to_the_mirrors_end(book: Book, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     book.fill(20)
     old = (await sealed(book, url, to=15)).log
@@ -229,33 +234,33 @@ async def test_an_archive_goes_on_over_a_promoted_mirror_up_to_its_end(book: Boo
     for _ in range(2):
         new = (await sealed(book, url)).log
     assert new != old
-    assert [(one.log, one.continues, one.last) for one in opened(url).manifest.segments] == [
+    assert [(segment.log, segment.continues, segment.last) for segment in opened(url).manifest.segments] == [
         (old, "", 15),
         (new, f"{old}@20", 30),
     ]
-    await made(book, engine="local", from_archive=url)
+    await rebuilt_tables(book, engine="local", from_archive=url)
     book.promote(25)
     with pytest.raises(ArchiveBroken, match="where its mirror ended when it was promoted"):
         await sealed(book, url)
 
 
-async def test_a_log_whose_past_is_gone_is_made_again_from_the_archive_and_the_rest(book: Book, tmp_path: Path) -> None:
+async def test_a_purged_log_is_rebuilt_from_the_archive_and_the_remaining_log(book: Book, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     book.fill(600)
     await sealed(book, url, segment_events=250)
     book.fill(100, seed=2)
-    wanted = await made(book, engine="local")
+    wanted = await rebuilt_tables(book, engine="local")
     purge(book, 601)
     plan = (await preview(book.ref, ["balances"], book.settings, engine="local", from_archive=url)).plan
     assert (plan.first, plan.archived, plan.last, plan.ranges[0].start) == (1, 600, 700, 601)
     for engine in ENGINES:
-        assert await made(book, engine=engine, from_archive=url) == wanted
+        assert await rebuilt_tables(book, engine=engine, from_archive=url) == wanted
     report = await verify(book.ref, "balances", book.settings, from_archive=url)
     assert (report.differences, report.events) == (0, 700)
     assert (await sealed(book, url)).events == 700
     purge(book, 701)
     with pytest.raises(ArchiveBroken, match="no event any more"):
-        await made(book, engine="local", from_archive=url)
+        await rebuilt_tables(book, engine="local", from_archive=url)
     assert tables(book) == wanted
 
 
@@ -264,12 +269,12 @@ async def test_a_gap_between_archive_and_log_is_refused(book: Book, tmp_path: Pa
     book.fill(50)
     await sealed(book, url, to=20)
     purge(book, 30)
-    for run in (sealed(book, url), made(book, engine="local", from_archive=url)):
+    for run in (sealed(book, url), rebuilt_tables(book, engine="local", from_archive=url)):
         with pytest.raises(ArchiveBroken, match="ends at position 20, and the log begins at 30"):
             await run
 
 
-async def test_a_log_with_a_hole_is_not_archived_past_it(book: Book, spark: Started, tmp_path: Path) -> None:
+async def test_a_log_with_a_gap_is_archived_only_up_to_the_gap(book: Book, spark: Started, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     book.fill(50)
     with NatsConnection.open(book.endpoint) as link:

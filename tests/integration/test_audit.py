@@ -1,4 +1,4 @@
-"""A log as administrators and other programs leave it, on a real server, and what an audit says of it."""
+"""An audit reports what administrators and other programs did to a log, on a real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ APP = App(NAME, aggregates=[Account], upcasters=[withdrawn_has_a_reason])
 
 
 class Log:
-    """A bank's log of 155 events, and an archive of it as it was."""
+    """A bank's log of 155 events, and an archive of its first 120 events."""
 
     def __init__(self, url: str, folder: Path, **config: object) -> None:
         self.url = url
@@ -48,21 +48,21 @@ class Log:
             return link.api(subject, body)
 
     def update(self, **config: object) -> None:
-        """As an administrator does it."""
-        found = ask_once(endpoint(self.url), stream_info(NAME))
-        self.ask(f"STREAM.UPDATE.{NAME}", **{**found.config, **config})
+        """Change the stream's configuration, as an administrator would."""
+        stream = ask_once(endpoint(self.url), stream_info(NAME))
+        self.ask(f"STREAM.UPDATE.{NAME}", **{**stream.config, **config})
 
     def audited(self, archive: str | None = None) -> AuditReport:
         return asyncio.run(audit(APP, self.settings, archive=archive, examples=1_000))
 
-    def told(self, archive: str | None = None) -> dict[Kind, list[str]]:
-        """What is found, by kind."""
+    def ranges_by_kind(self, archive: str | None = None) -> dict[Kind, list[str]]:
+        """Return the examples of all findings as text, by kind of finding."""
         return {
-            found.kind: [
-                f"{one.first}-{one.last} {one.subject.removeprefix(f'{NAME}.account.')}: {one.what}"
-                for one in found.examples
+            finding.kind: [
+                f"{example.first}-{example.last} {example.subject.removeprefix(f'{NAME}.account.')}: {example.what}"
+                for example in finding.examples
             ]
-            for found in self.audited(archive).findings
+            for finding in self.audited(archive).findings
         }
 
 
@@ -77,7 +77,7 @@ def log(server: NatsServer, tmp_path: Path) -> Log:
     return Log(server.url, tmp_path / "past")
 
 
-def test_what_an_app_wrote_is_sound_and_so_it_is_when_it_was_restored(log: Log) -> None:
+def test_a_log_that_only_apps_wrote_is_sound_also_after_a_restore(log: Log) -> None:
     report = log.audited()
     assert (report.sound, report.findings, report.events, report.aggregates) == (True, (), 155, 42)
     report = log.audited(log.archive)
@@ -103,49 +103,52 @@ def test_an_empty_log_is_sound(log: Log) -> None:
         log.audited(log.archive)
 
 
-def test_a_head_that_a_limit_dropped(log: Log) -> None:
+def test_first_events_that_a_limit_dropped_are_reported(log: Log) -> None:
     log.update(max_msgs=100, discard="old")
-    told = log.told()
-    assert told[Kind.SETTING] == ["0-0 : discard is 'old', declared is 'new'", "0-0 : max_msgs is 100, declared is -1"]
-    assert told[Kind.GONE] == ["1-55 : 55 events"]
-    assert told[Kind.CHAIN][0].endswith("and no event of this aggregate comes before it")
-    told = log.told(log.archive)
-    assert told.keys() == {Kind.SETTING, Kind.ARCHIVED}
-    assert told[Kind.ARCHIVED] == ["1-55 : 55 events of several aggregates"]
+    ranges = log.ranges_by_kind()
+    assert ranges[Kind.SETTING] == [
+        "0-0 : discard is 'old', declared is 'new'",
+        "0-0 : max_msgs is 100, declared is -1",
+    ]
+    assert ranges[Kind.GONE] == ["1-55 : 55 events"]
+    assert ranges[Kind.CHAIN][0].endswith("and no event of this aggregate comes before it")
+    ranges = log.ranges_by_kind(log.archive)
+    assert ranges.keys() == {Kind.SETTING, Kind.ARCHIVED}
+    assert ranges[Kind.ARCHIVED] == ["1-55 : 55 events of several aggregates"]
 
 
-def test_messages_deleted_and_a_subject_purged(server: NatsServer, tmp_path: Path) -> None:
+def test_deleted_messages_and_a_purged_subject_are_reported(server: NatsServer, tmp_path: Path) -> None:
     log = Log(server.url, tmp_path / "past", deny_delete=False, deny_purge=False)
     for position in (30, 31, 130):
         log.ask(f"STREAM.MSG.DELETE.{NAME}", seq=position, no_erase=True)
     log.ask(f"STREAM.PURGE.{NAME}", filter=f"{NAME}.account.bob")
-    of_bob = [one[0] for one in log.records if one[2].endswith(b".bob")]
-    told = log.told(log.archive)
-    assert told[Kind.SETTING] == [
+    of_bob = [record[0] for record in log.records if record[2].endswith(b".bob")]
+    ranges = log.ranges_by_kind(log.archive)
+    assert ranges[Kind.SETTING] == [
         "0-0 : deny_delete is False, declared is True",
         "0-0 : deny_purge is False, declared is True",
     ]
-    assert told[Kind.GONE] == ["130-130 : 1 event"]
-    archived = [run.partition(" ")[0] for run in told[Kind.ARCHIVED]]
-    positions = {each for run in archived for each in range(int(run.split("-")[0]), int(run.split("-")[1]) + 1)}
+    assert ranges[Kind.GONE] == ["130-130 : 1 event"]
+    archived = [run.partition(" ")[0] for run in ranges[Kind.ARCHIVED]]
+    positions = {position for run in archived for position in range(int(run.split("-")[0]), int(run.split("-")[1]) + 1)}
     assert positions == {30, 31, *of_bob}
-    assert f"{of_bob[0]}-{of_bob[0]} bob: 1 event" in told[Kind.ARCHIVED]
+    assert f"{of_bob[0]}-{of_bob[0]} bob: 1 event" in ranges[Kind.ARCHIVED]
 
 
-def test_a_loss_that_was_accepted(server: NatsServer, tmp_path: Path) -> None:
+def test_an_accepted_loss_leaves_the_log_sound(server: NatsServer, tmp_path: Path) -> None:
     log = Log(server.url, tmp_path / "past", deny_delete=False)
-    last_of = {one[2]: one[0] for one in log.records}
+    last_of = {record[2]: record[0] for record in log.records}
     ends = sorted(last_of.values())[:2]  # nothing follows them, so no chain is broken
     for position in ends:
         log.ask(f"STREAM.MSG.DELETE.{NAME}", seq=position, no_erase=True)
-    assert log.told().keys() == {Kind.SETTING, Kind.GONE}
+    assert log.ranges_by_kind().keys() == {Kind.SETTING, Kind.GONE}
     with NatsConnection.open(endpoint(log.url)) as link:
         repair(link, NAME, 1, log.identity, accept_loss=True)
     report = log.audited()
-    assert (report.sound, report.accepted, [one.kind for one in report.findings]) == (True, 2, [Kind.GONE])
+    assert (report.sound, report.accepted, [finding.kind for finding in report.findings]) == (True, 2, [Kind.GONE])
 
 
-def test_what_other_programs_published(log: Log) -> None:
+def test_events_that_other_programs_published_are_reported(log: Log) -> None:
     amount = b'{"amount":"1"}'
     first = (
         append_raw(
@@ -159,10 +162,10 @@ def test_what_other_programs_published(log: Log) -> None:
         )
         - 3
     )
-    assert log.told() == {
+    assert log.ranges_by_kind() == {
         Kind.CHAIN: [
             f"{first + 1}-{first + 1} new: version 7, and no event of this aggregate comes before it",
-            *_more(log),
+            *forged_version_ranges(log),
         ],
         Kind.FOREIGN: [f"{first + 2}-{first + 2} {NAME}.snap.ada: account.deposited is an event of 'account'"],
         Kind.UNDECODABLE: [f"{first}-{first} ada: ?: it lacks Ej-Type, Ej-Schema or Ej-Version"],
@@ -170,24 +173,24 @@ def test_what_other_programs_published(log: Log) -> None:
     }
 
 
-def _more(log: Log) -> list[str]:
-    """That the forged version 9 of a-1 does not follow."""
-    of_it = [one for one in log.records if one[2].endswith(b".a-1")]
-    last = of_it[-1][0]
-    return [f"159-159 a-1: version 9, and version {len(of_it)} at position {last} comes before it"]
+def forged_version_ranges(log: Log) -> list[str]:
+    """Return the range of the forged version 9 of a-1, which does not follow the version before it."""
+    records = [record for record in log.records if record[2].endswith(b".a-1")]
+    last = records[-1][0]
+    return [f"159-159 a-1: version 9, and version {len(records)} at position {last} comes before it"]
 
 
-def test_a_log_that_lost_its_end_and_one_that_grew_again(log: Log) -> None:
+def test_a_lost_end_is_reported_also_after_the_log_grew_again(log: Log) -> None:
     delete(log.url)
     asyncio.run(restore(APP, seal(Path(log.archive).parent / "half", log.records[:60], log.identity), log.settings))
-    assert log.told(log.archive) == {Kind.END: ["61-120 : 60 events of several aggregates"]}
+    assert log.ranges_by_kind(log.archive) == {Kind.END: ["61-120 : 60 events of several aggregates"]}
     append_raw(log.url, [("account.late", block("account.opened", version=1), b'{"owner":"x"}')])
-    told = log.told(log.archive)
-    assert told.keys() == {Kind.END, Kind.DIFFERS}
-    assert told[Kind.DIFFERS][0].startswith("61-61 late: the log has the event ")
+    ranges = log.ranges_by_kind(log.archive)
+    assert ranges.keys() == {Kind.END, Kind.DIFFERS}
+    assert ranges[Kind.DIFFERS][0].startswith("61-61 late: the log has the event ")
 
 
-def test_progress_is_told_by_position(log: Log) -> None:
+def test_progress_is_reported_by_position(log: Log) -> None:
     steps: list[Progress] = []
     asyncio.run(audit(APP, log.settings, progress=steps.append))
     assert (steps[-1].phase, steps[-1].done, steps[-1].total) == ("read", 155, 155)

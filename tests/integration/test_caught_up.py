@@ -1,4 +1,4 @@
-"""Reading one's writes across processes: woken by workers' notices, without them too, on both databases."""
+"""`caught_up` waits until a read model has a write, with and without notices from workers, on both databases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from eventjet.sql.waiting import Checkpoints, RevisionStatus, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, database_with
 from tests.logs import fresh_name
 
 LONG_S = 60.0
@@ -47,27 +47,27 @@ authorization { timeout: 30, users [
 
 @dataclass
 class Counted:
-    """A reader of checkpoints that counts."""
+    """Reads checkpoints and counts its reads."""
 
     look: Checkpoints
     looks: int = 0
 
     async def __call__(self) -> Mapping[str, Sequence[RevisionStatus]]:
-        found = await self.look()
+        checkpoints = await self.look()
         self.looks += 1
-        return found
+        return checkpoints
 
 
 @asynccontextmanager
 async def waiting(ledger: Ledger, slow_s: float = LONG_S) -> AsyncGenerator[tuple[Waiting, Counted]]:
-    """As a connection waits, with looks that come a minute late unless a notice wakes."""
+    """Yield what a connection waits with; without a notice it reads checkpoints only after `slow_s`."""
     client = await connect(ledger.settings)
     look = Counted(Checkpoints(ledger.settings.database))
-    found = Waiting(ledger.name, look, client.serve, slow_s=slow_s)
+    reader = Waiting(ledger.name, look, client.serve, slow_s=slow_s)
     try:
-        yield found, look
+        yield reader, look
     finally:
-        await found.close()
+        await reader.close()
         await look.look.close()
         await client.close()
 
@@ -89,31 +89,36 @@ async def looked(look: Counted, times: int = 1) -> None:
     await eventually(often_enough, "a look")
 
 
-async def test_the_workers_notice_wakes_who_waits(ledger: Ledger) -> None:
-    async with waiting(ledger) as (found, look):
-        waiter = asyncio.create_task(found.caught_up(BALANCES, 301, LONG_S))
+async def test_a_workers_notice_wakes_a_waiting_reader(ledger: Ledger) -> None:
+    async with waiting(ledger) as (reader, look):
+        waiter = asyncio.create_task(reader.caught_up(BALANCES, 301, LONG_S))
         await looked(look)
         ledger.append(history(300))
-        await found.caught_up(MOVEMENTS, 0, LONG_S)  # subscribes
+        await reader.caught_up(MOVEMENTS, 0, LONG_S)  # subscribes
         async with ledger.working(options=QUICK), asyncio.timeout(LONG_S / 2):
-            await found.caught_up(MOVEMENTS, 200, LONG_S)
+            await reader.caught_up(MOVEMENTS, 200, LONG_S)
             ledger.append([("a-1", Added(amount=Decimal(1)))])
             await waiter
 
 
 def subscriptions(server: NatsServer, prefix: str) -> list[str]:
     with urllib.request.urlopen(f"{server.monitor_url}/connz?subs=1", timeout=10) as answer:
-        found = json.load(answer)["connections"]
-    return [subject for one in found for subject in one.get("subscriptions_list", ()) if subject.startswith(prefix)]
+        connections = json.load(answer)["connections"]
+    return [
+        subject
+        for connection in connections
+        for subject in connection.get("subscriptions_list", ())
+        if subject.startswith(prefix)
+    ]
 
 
-async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds_out(
+async def test_a_worker_that_may_not_send_notices_projects_and_readers_poll(
     tmp_path: Path, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def has_told() -> bool:
+    async def has_warned() -> bool:
         return "once a second" in caplog.text
 
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     with NatsServer(config=USERS) as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database, user="app", password="app"))
         ledger.create()
@@ -121,42 +126,42 @@ async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds
         async with waiting(ledger) as (deaf, look), waiting(ledger, slow_s=0.2) as (slow, _):
             lost = asyncio.create_task(deaf.caught_up(BALANCES, 100, 2))
             await looked(look)
-            found = asyncio.create_task(slow.caught_up(BALANCES, 100, LONG_S))
+            result = asyncio.create_task(slow.caught_up(BALANCES, 100, LONG_S))
             async with mute.working("balances", options=QUICK):
                 ledger.append(history(100))
-                await found
+                await result
                 with pytest.raises(NotCaughtUp):
                     await lost
                 ledger.append(history(1, seed=2))
                 await slow.caught_up(BALANCES, 101, LONG_S)
-                await eventually(has_told, "the log line")
+                await eventually(has_warned, "the log line")
         assert look.looks == 1  # nothing ever woke it
 
 
-async def test_a_position_that_is_reached_unheard_is_found(ledger: Ledger) -> None:
+async def test_a_position_that_is_reached_without_a_notice_is_noticed(ledger: Ledger) -> None:
     execute(
         ledger.settings.database,
         "update eventjet_projection set state = 'active' where name = 'balances'",
     )
-    async with waiting(ledger, slow_s=0.2) as (found, look):
-        waiter = asyncio.create_task(found.caught_up(BALANCES, 7, LONG_S))
+    async with waiting(ledger, slow_s=0.2) as (reader, look):
+        waiter = asyncio.create_task(reader.caught_up(BALANCES, 7, LONG_S))
         await looked(look, 2)
         await asyncio.to_thread(execute, ledger.settings.database, "update eventjet_projection set position = 7")
         await waiter
 
 
-async def test_a_server_that_is_restarted_is_listened_to_again(tmp_path: Path, database: str) -> None:
-    made(database, BALANCES, MOVEMENTS)
+async def test_notices_arrive_again_after_a_server_restart(tmp_path: Path, database: str) -> None:
+    database_with(database, BALANCES, MOVEMENTS)
     with NatsServer() as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
-        async with waiting(ledger) as (found, look), ledger.working("balances", options=QUICK):
+        async with waiting(ledger) as (reader, look), ledger.working("balances", options=QUICK):
             ledger.append(history(10))
-            await found.caught_up(BALANCES, 10, LONG_S)
+            await reader.caught_up(BALANCES, 10, LONG_S)
             server.kill()
             server.start()
             await eventually(lambda: heard(server, ledger), "the subscription")
-            waiter = asyncio.create_task(found.caught_up(BALANCES, 20, LONG_S / 2))
+            waiter = asyncio.create_task(reader.caught_up(BALANCES, 20, LONG_S / 2))
             await looked(look, 2)
             ledger.append(history(10))
             await waiter
@@ -166,12 +171,12 @@ async def heard(server: NatsServer, ledger: Ledger) -> bool:
     return bool(await asyncio.to_thread(subscriptions, server, f"_EJ.{ledger.name}."))
 
 
-async def test_a_database_that_goes_away_meanwhile_is_unreachable(eventjet_nats: NatsServer) -> None:
+async def test_a_database_that_stops_while_readers_wait_is_unreachable(eventjet_nats: NatsServer) -> None:
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
-        made(postgres.url, BALANCES)
-        async with waiting(ledger, slow_s=0.2) as (found, look):
-            waiters = [asyncio.create_task(found.caught_up(BALANCES, 1, LONG_S)) for _ in range(20)]
+        database_with(postgres.url, BALANCES)
+        async with waiting(ledger, slow_s=0.2) as (reader, look):
+            waiters = [asyncio.create_task(reader.caught_up(BALANCES, 1, LONG_S)) for _ in range(20)]
             await looked(look)
             postgres.kill()
             for waiter in waiters:
@@ -179,21 +184,21 @@ async def test_a_database_that_goes_away_meanwhile_is_unreachable(eventjet_nats:
                     await waiter
             postgres.start()
             with pytest.raises(NotCaughtUp):
-                await found.caught_up(BALANCES, 1, 0)
-            # Connections that only look alive are replaced without a word.
+                await reader.caught_up(BALANCES, 1, 0)
+            # Dead connections of the pool are replaced without an error.
             end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'eventjet caught_up'"
             execute(postgres.url, end)
             with pytest.raises(NotCaughtUp):
-                await found.caught_up(BALANCES, 1, 0)
+                await reader.caught_up(BALANCES, 1, 0)
 
 
-async def test_a_database_that_hangs_is_unreachable_in_the_time_given(eventjet_nats: NatsServer) -> None:
+async def test_a_hanging_database_is_unreachable_after_the_timeout(eventjet_nats: NatsServer) -> None:
     async with hanging(eventjet_nats, timeout_s=5) as (_, waiter):
         with pytest.raises(Unreachable, match="has not answered for"):
             await waiter
 
 
-async def test_a_query_that_hangs_is_given_up_for_one_on_another_connection(
+async def test_a_hanging_query_is_replaced_by_a_query_on_another_connection(
     eventjet_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eventjet.sql.waiting._QUERY_MAX_S", 1.0)
@@ -204,12 +209,12 @@ async def test_a_query_that_hangs_is_given_up_for_one_on_another_connection(
 
 @asynccontextmanager
 async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[PostgresServer, asyncio.Task[None]]]:
-    """A task that waits for position 1 while the process that serves its connection is stopped."""
+    """Yield a task that waits for position 1 while the process that serves its connection is stopped."""
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
-        made(postgres.url, BALANCES)
-        async with waiting(ledger, slow_s=0.2) as (found, look):
-            waiter = asyncio.create_task(found.caught_up(BALANCES, 1, timeout_s))
+        database_with(postgres.url, BALANCES)
+        async with waiting(ledger, slow_s=0.2) as (reader, look):
+            waiter = asyncio.create_task(reader.caught_up(BALANCES, 1, timeout_s))
             await looked(look, 2)
             backends = [pid for (pid,) in execute(postgres.url, _BACKENDS)]
             for pid in backends:
@@ -224,14 +229,14 @@ async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[Po
 _BACKENDS = "select pid from pg_stat_activity where application_name = 'eventjet caught_up'"
 
 
-async def test_tables_that_are_gone_are_said(ledger: Ledger) -> None:
+async def test_missing_tables_are_reported(ledger: Ledger) -> None:
     execute(ledger.settings.database, "drop table eventjet_projection")
-    async with waiting(ledger) as (found, _):
+    async with waiting(ledger) as (reader, _):
         with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
-            await found.caught_up(BALANCES, 1, LONG_S)
+            await reader.caught_up(BALANCES, 1, LONG_S)
 
 
-async def test_waiting_for_tables_makes_no_file_for_them(tmp_path: Path) -> None:
+async def test_waiting_creates_no_database_file(tmp_path: Path) -> None:
     checkpoints = Checkpoints(f"sqlite:///{tmp_path}/read.db")
     with pytest.raises(Unreachable, match=r"read.db: eventjet's tables are not in it. Run `eventjet init`"):
         await checkpoints()
@@ -255,7 +260,7 @@ async def jet(eventjet_nats: NatsServer, database: str) -> AsyncGenerator[Jet]:
         await work
 
 
-async def test_a_token_reads_ones_own_writes_in_another_process(jet: Jet) -> None:
+async def test_a_token_lets_another_process_wait_for_a_write(jet: Jet) -> None:
     accounts = jet.repository(Account)
     done = await accounts.execute("ada", Account.open, "ada")
     header = done.token.encode("ascii")
@@ -268,7 +273,7 @@ async def test_a_token_reads_ones_own_writes_in_another_process(jet: Jet) -> Non
     await jet.caught_up("balances", position=moved.position)
 
 
-async def test_what_caught_up_cannot_wait_for_is_refused(jet: Jet) -> None:
+async def test_invalid_arguments_of_caught_up_are_refused(jet: Jet) -> None:
     call: Callable[..., Any] = jet.caught_up
     for wrong in ({}, {"position": 1, "token": f"{jet.name}:1"}):
         with pytest.raises(UsageError, match=r"a position or for a token. Give one"):

@@ -1,4 +1,4 @@
-"""`eventjet doctor` finds each fault that is planted, names what it costs and what mends it, and finds nothing else."""
+"""`eventjet doctor` finds each planted fault, names its cost and its fix, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.integration.doctored import (
     UNKNOWN,
     UNLUCKY,
     WARNING,
+    Deployment,
     Kind,
-    Sick,
     app_of,
     kinds,
     newer,
@@ -41,36 +41,36 @@ pytestmark = pytest.mark.usefixtures("no_java")
 Needs = Literal["tables", "events"]
 
 BEHIND: frozenset[Kind] = frozenset({("read models", "worker", WARNING), ("reactions", "worker", WARNING)})
-"""What may be told in place of a note where there are events that nobody has dealt with."""
+"""Warnings that may stand in place of notes where events are not processed yet."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One fault."""
+    """A fault, how to plant it, and which findings it gives."""
 
     name: str
-    plant: Callable[[Sick], Awaitable[Any] | None]
+    plant: Callable[[Deployment], Awaitable[Any] | None]
     expected: set[Kind]
     says: str
-    """In what one of them tells."""
+    """A part of the text of one of these findings."""
     needs: Needs = "tables"
 
 
-def edit(stream: str, **settings: Any) -> Callable[[Sick], None]:
-    return lambda sick: sick.edit(stream.format(app=sick.app.name), **settings)
+def edit(stream: str, **settings: Any) -> Callable[[Deployment], None]:
+    return lambda deployment: deployment.edit(stream.format(app=deployment.app.name), **settings)
 
 
-def remake(stream: str, **settings: Any) -> Callable[[Sick], None]:
-    return lambda sick: sick.remake(stream.format(app=sick.app.name), **settings)
+def remake(stream: str, **settings: Any) -> Callable[[Deployment], None]:
+    return lambda deployment: deployment.remake(stream.format(app=deployment.app.name), **settings)
 
 
-def delete(stream: str) -> Callable[[Sick], None]:
-    return lambda sick: sick.delete(stream.format(app=sick.app.name))
+def delete(stream: str) -> Callable[[Deployment], None]:
+    return lambda deployment: deployment.delete(stream.format(app=deployment.app.name))
 
 
-def sql(*statements: str) -> Callable[[Sick], None]:
-    def plant(sick: Sick) -> None:
-        sick.execute(*statements)
+def sql(*statements: str) -> Callable[[Deployment], None]:
+    def plant(deployment: Deployment) -> None:
+        deployment.execute(*statements)
 
     return plant
 
@@ -79,60 +79,60 @@ LOG, SNAPSHOTS, CURSORS, TIMERS = "{app}", "KV_{app}_snapshots", "KV_{app}_curso
 SETTING = {("streams", "setting", FAULT)}
 
 
-def dropping_the_first(sick: Sick) -> None:
-    sick.edit(sick.app.name, max_msgs=1)
-    sick.edit(sick.app.name, max_msgs=1, discard="old")
+def drop_first_events(deployment: Deployment) -> None:
+    deployment.edit(deployment.app.name, max_msgs=1)
+    deployment.edit(deployment.app.name, max_msgs=1, discard="old")
 
 
-async def made_anew(sick: Sick) -> None:
-    sick.delete(sick.app.name)
-    await sick.made()
-    await sick.deposited(Decimal(1), Decimal(2), Decimal(3))
+async def recreate_log(deployment: Deployment) -> None:
+    deployment.delete(deployment.app.name)
+    await deployment.init()
+    await deployment.deposit(Decimal(1), Decimal(2), Decimal(3))
 
 
-def cursor_at(position: int, log: str = "") -> Callable[[Sick], None]:
-    def plant(sick: Sick) -> None:
-        identity = log or sick.config(sick.app.name)["metadata"][IDENTITY]
-        sick.put_cursor("receipts", Cursor("receipts", "reactor", identity, position, "no-such-event").encoded())
+def cursor_at(position: int, log: str = "") -> Callable[[Deployment], None]:
+    def plant(deployment: Deployment) -> None:
+        identity = log or deployment.config(deployment.app.name)["metadata"][IDENTITY]
+        deployment.put_cursor("receipts", Cursor("receipts", "reactor", identity, position, "no-such-event").encoded())
 
     return plant
 
 
-def strange_cursor(sick: Sick) -> None:
-    log = sick.config(sick.app.name)["metadata"][IDENTITY]
-    sick.put_cursor("mails", Cursor("mails", "reactor", log).encoded())
+def strange_cursor(deployment: Deployment) -> None:
+    log = deployment.config(deployment.app.name)["metadata"][IDENTITY]
+    deployment.put_cursor("mails", Cursor("mails", "reactor", log).encoded())
 
 
-def stray_durable(sick: Sick) -> None:
+def stray_durable(deployment: Deployment) -> None:
     config = {"durable_name": "deposits-r7", "ack_policy": "none", "deliver_policy": "all"}
-    body = {"stream_name": sick.app.name, "config": config}
-    sick.api(f"CONSUMER.DURABLE.CREATE.{sick.app.name}.deposits-r7", body)
+    body = {"stream_name": deployment.app.name, "config": config}
+    deployment.api(f"CONSUMER.DURABLE.CREATE.{deployment.app.name}.deposits-r7", body)
 
 
-def killed_rebuild(sick: Sick) -> None:
-    (sick.folder / f"read.db.ej_{uuid4().hex[:16]}").write_bytes(b"")
+def leave_killed_rebuild(deployment: Deployment) -> None:
+    (deployment.folder / f"read.db.ej_{uuid4().hex[:16]}").write_bytes(b"")
 
 
-async def paused(sick: Sick) -> None:
-    await pause(sick.settings.database, [("deposits", 1)])
+async def pause_projection(deployment: Deployment) -> None:
+    await pause(deployment.settings.database, [("deposits", 1)])
 
 
-def newer_not_made(sick: Sick) -> None:
-    sick.app = app_of(sick.app.name, projections=[NEWER])
+def deploy_newer_without_init(deployment: Deployment) -> None:
+    deployment.app = app_of(deployment.app.name, projections=[NEWER])
 
 
-def publishing(sick: Sick) -> None:
-    @publication("lights", stream=f"{sick.app.name}_public", source="https://bank.example")
+def add_publication(deployment: Deployment) -> None:
+    @publication("lights", stream=f"{deployment.app.name}_public", source="https://bank.example")
     def lights(event: Recorded[Deposited]) -> None: ...
 
-    sick.app = app_of(sick.app.name, publications=[lights])
+    deployment.app = app_of(deployment.app.name, publications=[lights])
 
 
-def receiving(sick: Sick) -> None:
-    @inbox("payments", stream=f"{sick.app.name}_payments", subject="payments.>")
+def add_inbox(deployment: Deployment) -> None:
+    @inbox("payments", stream=f"{deployment.app.name}_payments", subject="payments.>")
     async def payments(message: Incoming[Deposited], to: Reaction[Any]) -> None: ...
 
-    sick.app = app_of(sick.app.name, reactors=[receipts, payments])
+    deployment.app = app_of(deployment.app.name, reactors=[receipts, payments])
 
 
 FAULTS = [
@@ -155,10 +155,10 @@ FAULTS = [
     Planted("no timers", delete(TIMERS), {("streams", "stream", FAULT)}, "_timers does not exist"),
     Planted("timers that go", edit(TIMERS, max_msgs=10), SETTING, "_timers: max_msgs is 10"),
     Planted("no identity", edit(LOG, metadata={}), {("streams", "identity", FAULT)}, "carries no log identity"),
-    Planted("no public stream", publishing, {("streams", "publication", FAULT)}, "_public"),
-    Planted("no inbox stream", receiving, {("streams", "inbox", FAULT)}, "_payments, which payments follows"),
+    Planted("no public stream", add_publication, {("streams", "publication", FAULT)}, "_public"),
+    Planted("no inbox stream", add_inbox, {("streams", "inbox", FAULT)}, "_payments, which payments follows"),
     Planted("stray durable", stray_durable, {("streams", "durables", NOTE)}, "the durable deposits-r7"),
-    Planted("killed rebuild", killed_rebuild, {("database", "runs", NOTE)}, "killed rebuilds left ej_"),
+    Planted("killed rebuild", leave_killed_rebuild, {("database", "runs", NOTE)}, "killed rebuilds left ej_"),
     Planted(
         "older tables of eventjet",
         sql("update eventjet_alembic_version set version_num = '0000'"),
@@ -167,24 +167,29 @@ FAULTS = [
     ),
     Planted(
         "no database",
-        lambda sick: (sick.folder / "read.db").unlink(),
+        lambda deployment: (deployment.folder / "read.db").unlink(),
         {("database", "database", FAULT), ("read models", "checkpoint", UNKNOWN)},
         "read.db does not exist",
     ),
-    Planted("no cursor", lambda sick: sick.put_cursor("receipts", b""), {("reactions", "cursor", FAULT)}, "no cursor"),
+    Planted(
+        "no cursor",
+        lambda deployment: deployment.put_cursor("receipts", b""),
+        {("reactions", "cursor", FAULT)},
+        "no cursor",
+    ),
     Planted("strange cursor", strange_cursor, {("reactions", "cursor", NOTE)}, "mails has a cursor at position 0"),
     Planted("cursor ahead", cursor_at(999), {("reactions", "log", FAULT)}, "the log ends at position 0"),
     Planted("cursor of another", cursor_at(1, "other"), {("reactions", "log", FAULT)}, "made from the log other"),
     Planted(
         "nobody works",
-        lambda sick: sick.deposited(Decimal(1)),
+        lambda deployment: deployment.deposit(Decimal(1)),
         {("read models", "worker", WARNING)},
         "deposits has no worker, 1 event behind",
     ),
-    Planted("paused", paused, {("read models", "paused", NOTE)}, "deposits is paused"),
-    Planted("never made", newer_not_made, {("database", "tables", FAULT)}, "revision 1 holds 'deposits'"),
-    Planted("log made anew", made_anew, {("read models", "log", FAULT)}, "it was made from the log", "events"),
-    Planted("first events gone", dropping_the_first, set(), "position 1 from its beginning are gone", "events"),
+    Planted("paused", pause_projection, {("read models", "paused", NOTE)}, "deposits is paused"),
+    Planted("never made", deploy_newer_without_init, {("database", "tables", FAULT)}, "revision 1 holds 'deposits'"),
+    Planted("log made anew", recreate_log, {("read models", "log", FAULT)}, "it was made from the log", "events"),
+    Planted("first events gone", drop_first_events, set(), "position 1 from its beginning are gone", "events"),
     Planted("table dropped", sql("drop table deposits"), set(), "'deposits' is not in the database", "events"),
     Planted(
         "column dropped",
@@ -217,7 +222,7 @@ FAULTS = [
     Planted("revision not built", newer, {("read models", "revision", WARNING)}, "is not what readers see", "events"),
 ]
 ALSO: dict[str, set[Kind]] = {
-    # What rests on it is told where it shows.
+    # Findings that follow from the fault.
     "no log": {("reactions", "cursor", UNKNOWN), ("read models", "log", UNKNOWN)},
     "no identity": {("reactions", "cursor", UNKNOWN), ("read models", "log", UNKNOWN)},
     "no cursors": {("reactions", "cursor", FAULT)},
@@ -237,70 +242,73 @@ ALSO: dict[str, set[Kind]] = {
 
 
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: planted.name)
-async def test_it_finds_what_is_planted_and_nothing_else(sick: Sick, planted: Planted) -> None:
-    await sick.made()
+async def test_doctor_finds_a_planted_fault_and_nothing_else(deployment: Deployment, planted: Planted) -> None:
+    await deployment.init()
     if planted.needs == "events":
-        await sick.begun()
-    done = planted.plant(sick)
+        await deployment.deposit_and_process()
+    done = planted.plant(deployment)
     if done is not None:
         await done
-    found = await sick.found()
-    new = kinds(found) - ALONE - BEHIND
+    findings = await deployment.findings()
+    new = kinds(findings) - ALONE - BEHIND
     assert new == (planted.expected | ALSO.get(planted.name, set())) - BEHIND
-    assert planted.expected & BEHIND <= kinds(found)
-    (told, *_) = [one for one in found if planted.says in one.what]
-    assert (told.part, told.check, told.level) in planted.expected | ALSO.get(planted.name, set())
-    assert told.cost
-    assert told.fix or "`eventjet" in told.what
+    assert planted.expected & BEHIND <= kinds(findings)
+    (reported, *_) = [finding for finding in findings if planted.says in finding.what]
+    assert (reported.part, reported.check, reported.level) in planted.expected | ALSO.get(planted.name, set())
+    assert reported.cost
+    assert reported.fix or "`eventjet" in reported.what
 
 
-async def test_it_changes_nothing(sick: Sick) -> None:
-    await sick.found()
-    assert list(sick.folder.iterdir()) == []
-    assert sick.api("STREAM.NAMES", {"subject": f"{sick.app.name}.*.*"})["total"] == 0
-    await sick.made()
-    log, before = sick.config(sick.app.name), {path: path.read_bytes() for path in sick.folder.iterdir()}
-    await sick.found()
-    assert sick.config(sick.app.name) == log
-    assert {path: path.read_bytes() for path in sick.folder.iterdir()} == before
+async def test_doctor_changes_nothing(deployment: Deployment) -> None:
+    await deployment.findings()
+    assert list(deployment.folder.iterdir()) == []
+    assert deployment.api("STREAM.NAMES", {"subject": f"{deployment.app.name}.*.*"})["total"] == 0
+    await deployment.init()
+    log, before = (
+        deployment.config(deployment.app.name),
+        {path: path.read_bytes() for path in deployment.folder.iterdir()},
+    )
+    await deployment.findings()
+    assert deployment.config(deployment.app.name) == log
+    assert {path: path.read_bytes() for path in deployment.folder.iterdir()} == before
 
 
-async def test_a_projection_that_waits_for_a_newer_deploy_is_told_with_its_reason(sick: Sick) -> None:
-    """Nobody holds it while its worker waits, which is no reason to start another one."""
-    await sick.made()
-    at = Endpoint.of(sick.settings)
-    logs.append(at, sick.app.name, [("account.a-1", logs.block("account.deposited", schema=9), b"{}")])
+async def test_a_projection_that_waits_for_a_newer_deploy_is_reported_with_its_reason(deployment: Deployment) -> None:
+    """No worker has the lease while its worker waits, which is no reason to start another worker."""
+    await deployment.init()
+    at = Endpoint.of(deployment.settings)
+    logs.append(at, deployment.app.name, [("account.a-1", logs.block("account.deposited", schema=9), b"{}")])
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     async def waits() -> bool:
-        found[:] = [one for one in await sick.found() if one.part == "read models"]
-        return any(one.check == "waits" for one in found)
+        findings[:] = [finding for finding in await deployment.findings() if finding.part == "read models"]
+        return any(finding.check == "waits" for finding in findings)
 
-    async with working(sick.app, sick.settings):
+    async with working(deployment.app, deployment.settings):
         await eventually(waits, "the doctor to tell the reason")
-    (told,) = [one for one in found if one.check == "waits"]
-    assert told.level == WARNING
-    assert told.what.startswith("deposits is waiting at position 0, 1 event behind: ")
-    assert "schema 9, which this application does not declare" in told.what
-    assert not any("no worker" in one.what for one in found)
+    (waiting,) = [finding for finding in findings if finding.check == "waits"]
+    assert waiting.level == WARNING
+    assert waiting.what.startswith("deposits is waiting at position 0, 1 event behind: ")
+    assert "schema 9, which this application does not declare" in waiting.what
+    assert not any("no worker" in finding.what for finding in findings)
 
 
-async def test_an_event_that_the_app_does_not_declare_is_told_as_init_tells_it(sick: Sick) -> None:
-    await sick.made()
-    (told,) = [one for one in await sick.found() if one.check == "events"]
-    assert told.level == OK
-    at = Endpoint.of(sick.settings)
-    logs.append(at, sick.app.name, [("account.a-1", logs.block("account.paid_in"), b"{}")])
-    (told,) = [one for one in await sick.found() if one.check == "events"]
-    assert told.level == FAULT
-    assert told.what == "the event at position 1 is 'account.paid_in' schema 1, which the app does not declare"
-    assert "`eventjet init`" in told.fix
+async def test_an_undeclared_event_is_reported_as_init_reports_it(deployment: Deployment) -> None:
+    await deployment.init()
+    (reported,) = [finding for finding in await deployment.findings() if finding.check == "events"]
+    assert reported.level == OK
+    at = Endpoint.of(deployment.settings)
+    logs.append(at, deployment.app.name, [("account.a-1", logs.block("account.paid_in"), b"{}")])
+    (reported,) = [finding for finding in await deployment.findings() if finding.check == "events"]
+    assert reported.level == FAULT
+    assert reported.what == "the event at position 1 is 'account.paid_in' schema 1, which the app does not declare"
+    assert "`eventjet init`" in reported.fix
 
 
-async def test_parked_events_are_told(sick: Sick) -> None:
-    await sick.made()
-    await sick.begun(Decimal(1), UNLUCKY)
-    (told,) = [one for one in await sick.found() if one.check == "quarantine"]
-    assert (told.level, told.what) == (WARNING, "deposits has 1 quarantined")
-    assert "`eventjet quarantine list deposits`" in told.fix
+async def test_quarantined_events_are_reported(deployment: Deployment) -> None:
+    await deployment.init()
+    await deployment.deposit_and_process(Decimal(1), UNLUCKY)
+    (quarantine,) = [finding for finding in await deployment.findings() if finding.check == "quarantine"]
+    assert (quarantine.level, quarantine.what) == (WARNING, "deposits has 1 quarantined")
+    assert "`eventjet quarantine list deposits`" in quarantine.fix

@@ -1,4 +1,4 @@
-"""`eventjet doctor` over three servers and a PostgreSQL that waits for its disk: nothing to say, until one is gone."""
+"""`eventjet doctor` examines three servers and a durable PostgreSQL, and reports the server that is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from eventjet.dev.postgres import PostgresServer
 from eventjet.findings import Level
 from eventjet.settings import Settings
-from tests.integration.doctored import UNREACHABLE, WARNING, Sick, kinds
+from tests.integration.doctored import UNREACHABLE, WARNING, Deployment, kinds
 from tests.integration.reacting import eventually, working
 from tests.nats_cluster import NatsCluster
 
@@ -25,32 +25,32 @@ def cluster() -> Iterator[NatsCluster]:
         yield cluster
 
 
-async def test_three_servers_have_nothing_wrong_until_one_is_gone(cluster: NatsCluster, tmp_path: Path) -> None:
+async def test_a_healthy_cluster_has_no_findings_until_a_server_is_lost(cluster: NatsCluster, tmp_path: Path) -> None:
     with PostgresServer() as postgres:
-        # One is named, and tells of the others.
+        # The settings name one server, which knows the others.
         settings = Settings(servers=(cluster.urls[0],), database=postgres.url, replicas=3)
         monitoring = tuple(server.monitor_url for server in cluster.servers)
-        sick = await Sick(settings, tmp_path, monitoring=monitoring).made()
-        async with working(sick.app, settings):
-            last = await sick.deposited(Decimal(5))
-            async with sick.app.connect(settings) as jet:
+        deployment = await Deployment(settings, tmp_path, monitoring=monitoring).init()
+        async with working(deployment.app, settings):
+            last = await deployment.deposit(Decimal(5))
+            async with deployment.app.connect(settings) as jet:
                 await jet.caught_up("deposits", position=last, timeout_s=100)
 
-            async def is_whole() -> bool:
-                return kinds(await sick.found()) == set()  # once all copies are current
+            async def is_healthy() -> bool:
+                return kinds(await deployment.findings()) == set()  # once all copies are current
 
-            await eventually(is_whole)
-        (said,) = [one.what for one in await sick.found() if one.check == "version"]
-        assert all(url.removeprefix("nats://") in said for url in cluster.urls)
+            await eventually(is_healthy)
+        (version,) = [finding.what for finding in await deployment.findings() if finding.check == "version"]
+        assert all(url.removeprefix("nats://") in version for url in cluster.urls)
 
-        sick.settings = replace(settings, replicas=1)
-        assert ("streams", "replicas", WARNING) in kinds(await sick.found())
-        sick.settings = settings
+        deployment.settings = replace(settings, replicas=1)
+        assert ("streams", "replicas", WARNING) in kinds(await deployment.findings())
+        deployment.settings = settings
         cluster.servers[2].kill()
 
-        async def is_missed() -> bool:
-            told = kinds(await sick.found())
-            return {("streams", "copies", WARNING), ("monitoring", "monitoring", UNREACHABLE)} <= told
+        async def reports_lost_server() -> bool:
+            reported = kinds(await deployment.findings())
+            return {("streams", "copies", WARNING), ("monitoring", "monitoring", UNREACHABLE)} <= reported
 
-        await eventually(is_missed)
-        assert not [one for one in await sick.found() if one.level is Level.FAULT]
+        await eventually(reports_lost_server)
+        assert not [finding for finding in await deployment.findings() if finding.level is Level.FAULT]

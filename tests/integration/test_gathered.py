@@ -1,4 +1,4 @@
-"""Streams of several apps that the server gathers into the stream of one inbox."""
+"""The server gathers streams of several apps into the stream of an inbox."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class Noise:
 
 @dataclass
 class Ear:
-    """What reached the handler."""
+    """The dependency of the handler, which records the messages."""
 
-    seen: list[Incoming[Rang | Landed]] = field(default_factory=list[Incoming[Rang | Landed]])
+    received: list[Incoming[Rang | Landed]] = field(default_factory=list[Incoming[Rang | Landed]])
 
     def by_position(self) -> dict[int, Incoming[Rang | Landed]]:
-        return {message.position: message for message in self.seen}
+        return {message.position: message for message in self.received}
 
 
 def app_of(ear: Ear, stream: str, sources: Sequence[str | Source], start: Start = "beginning") -> App:
     @inbox("news", stream=stream, subject=">", start=start, sources=sources)
     async def news(message: Incoming[Rang | Landed], to: Reaction[Ear]) -> None:
-        to.deps.seen.append(message)
+        to.deps.received.append(message)
         await to.repository(Noise).execute("n", Noise.hear, message.data.times)
 
     @asynccontextmanager
@@ -95,8 +95,8 @@ async def remove(jet: Jet, name: str) -> None:
     await jet.client.api(f"STREAM.DELETE.{name}")
 
 
-async def tell(jet: Jet, subject: str, kind: str, times: int, name: str = "") -> None:
-    """Publish a CloudEvent, or without a name a plain message."""
+async def send(jet: Jet, subject: str, kind: str, times: int, name: str = "") -> None:
+    """Publish a CloudEvent, or a plain message when `name` is empty."""
     assert jet.client is not None
     data = {"times": times}
     cloud = {"specversion": "1.0", "id": name, "source": subject.split(".", maxsplit=1)[0], "type": kind, "data": data}
@@ -107,28 +107,28 @@ async def heard(jet: Jet) -> int:
     return (await jet.repository(Noise).load("n")).times
 
 
-def doctored(app: App, settings: Settings) -> list[tuple[Level, str]]:
+def doctor_findings(app: App, settings: Settings) -> list[tuple[Level, str]]:
     report = Report("streams")
     check_streams(Installation(app, settings, (), 60.0, time.time), report, list)
     return [(finding.level, finding.what) for finding in report.findings if finding.check in ("inbox", "sources")]
 
 
-async def test_an_inbox_that_starts_new_does_not_handle_what_its_sources_had_before(settings: Settings) -> None:
+async def test_an_inbox_that_starts_new_does_not_handle_older_messages_of_its_sources(settings: Settings) -> None:
     ear, town, stream = Ear(), f"town-{fresh_name()}", f"news-{fresh_name()}"
     app = app_of(ear, stream, [town], "new")
     async with app.connect(settings) as jet:
         await make(jet, town)
         for number in range(20):
-            await tell(jet, f"{town}.a", "town.rang", 1, f"old-{number}")
+            await send(jet, f"{town}.a", "town.rang", 1, f"old-{number}")
         assert (await jet.init()).unusable == ()
         assert (await jet.init()).unusable == ()
-        await tell(jet, f"{town}.a", "town.rang", 5, "new")
+        await send(jet, f"{town}.a", "town.rang", 5, "new")
         async with working(app, settings):
-            await until(lambda: len(ear.seen) > 0)
-        assert [message.id for message in ear.seen] == ["new"]
+            await until(lambda: len(ear.received) > 0)
+        assert [message.id for message in ear.received] == ["new"]
 
 
-async def test_two_apps_are_read_by_one_inbox_which_knows_the_origin_of_each_event(settings: Settings) -> None:
+async def test_an_inbox_over_two_apps_knows_the_origin_of_each_event(settings: Settings) -> None:
     ear, town, port, stream = Ear(), f"town-{fresh_name()}", f"port-{fresh_name()}", f"news-{fresh_name()}"
     app = app_of(ear, stream, [town, port])
     async with app.connect(settings) as jet:
@@ -139,10 +139,10 @@ async def test_two_apps_are_read_by_one_inbox_which_knows_the_origin_of_each_eve
         assert topology.unusable == ()
         assert stream not in (await jet.init()).created
         for times in (1, 2):
-            await tell(jet, f"{town}.bells.b", "town.rang", times, f"t{times}")
-        await tell(jet, f"{port}.ships.s", "port.landed", 10, "p1")
-        await tell(jet, f"{port}.ships.s", "port.landed", 10, "p1")  # the same event, published twice
-        await tell(jet, f"{port}.ships.s", "port.sunk", 1000, "p2")  # of a type that the inbox does not take
+            await send(jet, f"{town}.bells.b", "town.rang", times, f"t{times}")
+        await send(jet, f"{port}.ships.s", "port.landed", 10, "p1")
+        await send(jet, f"{port}.ships.s", "port.landed", 10, "p1")  # the same event, published twice
+        await send(jet, f"{port}.ships.s", "port.sunk", 1000, "p2")  # of a type that the inbox does not take
         async with working(app, settings):
             await until(lambda: len(ear.by_position()) == 4)
 
@@ -153,25 +153,25 @@ async def test_two_apps_are_read_by_one_inbox_which_knows_the_origin_of_each_eve
 
             assert "its type 'port.sunk' is none of port.landed, town.rang" in await eventually(is_parked)
         assert await heard(jet) == 13
-        origins = {(message.id, message.position): message.origin for message in ear.seen}
-        made = {origin.stream: origin.made for origin in origins.values() if origin is not None}
+        origins = {(message.id, message.position): message.origin for message in ear.received}
+        identities = {origin.stream: origin.made for origin in origins.values() if origin is not None}
         by_stream = [(origin.stream, origin.position) for origin in origins.values() if origin is not None]
         assert sorted(by_stream) == sorted([(town, 1), (town, 2), (port, 1), (port, 2)])
-        assert made.keys() == {town, port}
-        assert all(made.values())
-        assert made[town] != made[port]
-        assert {type(message.data) for message in ear.seen if message.source == port} == {Landed}
-        assert [level for level, _ in doctored(app, settings)] == [Level.OK]
+        assert identities.keys() == {town, port}
+        assert all(identities.values())
+        assert identities[town] != identities[port]
+        assert {type(message.data) for message in ear.received if message.source == port} == {Landed}
+        assert [level for level, _ in doctor_findings(app, settings)] == [Level.OK]
 
 
-async def test_an_origin_made_again_is_told_and_its_messages_are_handled_once(
+async def test_a_recreated_origin_is_reported_and_its_messages_are_handled_once(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     ear, town, stream = Ear(), f"town-{fresh_name()}", f"news-{fresh_name()}"
 
     @inbox("news", stream=stream, subject=">", start="beginning", sources=[town])
     async def news(message: Incoming[Rang], to: Reaction[Ear]) -> None:
-        to.deps.seen.append(message)
+        to.deps.received.append(message)
         await to.repository(Noise).execute("n", Noise.hear, message.data.times)
 
     @asynccontextmanager
@@ -182,13 +182,13 @@ async def test_an_origin_made_again_is_told_and_its_messages_are_handled_once(
     async with app.connect(settings) as jet:
         await make(jet, town)
         await jet.init()
-        await tell(jet, f"{town}.b", "town.rang", 1)  # plain messages, which only their place identifies
+        await send(jet, f"{town}.b", "town.rang", 1)  # plain messages, which only their origin identifies
         async with working(app, settings):
             await until(lambda: len(ear.by_position()) == 1)
         await remove(jet, town)
         await make(jet, town)
-        await tell(jet, f"{town}.b", "town.rang", 20)
-        async with working(app, settings):  # a worker that did not see the first one
+        await send(jet, f"{town}.b", "town.rang", 20)
+        async with working(app, settings):  # a worker that did not see the first stream
             await until(lambda: len(ear.by_position()) == 2)
         first, second = (ear.by_position()[position].origin for position in (1, 2))
         assert isinstance(first, Origin)
@@ -196,41 +196,41 @@ async def test_an_origin_made_again_is_told_and_its_messages_are_handled_once(
         assert (first.position, second.position) == (1, 1)
         assert first.made != second.made
         assert await heard(jet) == 21
-        told = [record.getMessage() for record in caplog.records if "made again" in record.getMessage()]
-        assert len(told) == 1
-        assert f"its source {town} was made again, and from position 2 on" in told[0]
-        findings = [what for level, what in doctored(app, settings) if level is Level.WARNING]
-        assert any("it was made again before message 2 was gathered" in what for what in findings), findings
-        # Handled again from the beginning, every command is known.
+        warnings = [record.getMessage() for record in caplog.records if "made again" in record.getMessage()]
+        assert len(warnings) == 1
+        assert f"its source {town} was made again, and from position 2 on" in warnings[0]
+        findings = [text for level, text in doctor_findings(app, settings) if level is Level.WARNING]
+        assert any("it was made again before message 2 was gathered" in text for text in findings), findings
+        # Read again from the beginning: every command is known.
         assert jet.client is not None
         at = await cursor_at(jet.store, jet.client, declarations_of(app)["news"], 0)
         await cursor_control.set_position(Cursors(jet.client, jet.name), at)
-        count = len(ear.seen)
+        count = len(ear.received)
         async with working(app, settings):
-            await until(lambda: len(ear.seen) >= count + 2)
+            await until(lambda: len(ear.received) >= count + 2)
         assert await heard(jet) == 21
 
 
-async def test_a_source_that_is_missing_is_shown(settings: Settings) -> None:
+async def test_a_missing_source_is_reported(settings: Settings) -> None:
     town, port, stream = f"town-{fresh_name()}", f"port-{fresh_name()}", f"news-{fresh_name()}"
     ear = Ear()
     app = app_of(ear, stream, [town, port])
     async with app.connect(settings) as jet:
         await make(jet, town)
         await jet.init()
-        await tell(jet, f"{town}.b", "town.rang", 1, "t1")
+        await send(jet, f"{town}.b", "town.rang", 1, "t1")
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             (shown,) = await status(app, settings)
             return f"gets nothing from its source '{port}': stream not found" in (shown.reason or "")
 
         async with working(app, settings):
-            await until(lambda: len(ear.seen) == 1)  # the other source goes on
-            await eventually(is_told)
-        warnings = [what for level, what in doctored(app, settings) if level is Level.WARNING]
-        assert any(f"its source '{port}': stream not found" in what for what in warnings), warnings
+            await until(lambda: len(ear.received) == 1)  # the other source goes on
+            await eventually(is_reported)
+        warnings = [text for level, text in doctor_findings(app, settings) if level is Level.WARNING]
+        assert any(f"its source '{port}': stream not found" in text for text in warnings), warnings
         await make(jet, port)
-        await tell(jet, f"{port}.s", "port.landed", 2, "p1")
+        await send(jet, f"{port}.s", "port.landed", 2, "p1")
         async with working(app, settings):
             await until(lambda: len(ear.by_position()) == 2)
 
@@ -246,7 +246,7 @@ async def test_a_source_that_is_missing_is_shown(settings: Settings) -> None:
         (lambda config, town: {"sources": [{"name": town, "filter_subject": f"{town}.a"}]}, "does not gather"),
     ],
 )
-async def test_a_stream_that_would_lose_or_mix_is_refused(
+async def test_a_stream_that_could_lose_or_mix_messages_is_refused(
     settings: Settings, change: Callable[[dict[str, Any], str], dict[str, Any]], reason: str
 ) -> None:
     town, stream = f"town-{fresh_name()}", f"news-{fresh_name()}"
@@ -259,7 +259,7 @@ async def test_a_stream_that_would_lose_or_mix_is_refused(
         (unusable,) = (await jet.init()).unusable
         assert f"The stream '{stream}' of the inbox 'news'" in str(unusable)
         assert reason in str(unusable), str(unusable)
-        assert any(reason in what for level, what in doctored(app, settings) if level is Level.FAULT)
+        assert any(reason in text for level, text in doctor_findings(app, settings) if level is Level.FAULT)
 
 
 async def test_a_source_of_another_domain_is_gathered_and_equal_subjects_are_refused(tmp_path: Path) -> None:
@@ -275,16 +275,16 @@ async def test_a_source_of_another_domain_is_gathered_and_equal_subjects_are_ref
                 await make(jet, "town")
                 await make(away, "port")
                 assert (await jet.init()).unusable == ()
-                await tell(jet, "town.b", "town.rang", 1, "t1")
-                await tell(away, "port.s", "port.landed", 2)
+                await send(jet, "town.b", "town.rang", 1, "t1")
+                await send(away, "port.s", "port.landed", 2)
                 async with working(app, settings):
                     await until(lambda: len(ear.by_position()) == 2)
                 origins = [message.origin for message in ear.by_position().values()]
                 places = sorted((origin.api, origin.stream, origin.position) for origin in origins if origin)
                 assert places == [("", "town", 1), ("$JS.leaf.API", "port", 1)]
-                (plain,) = [message for message in ear.seen if message.source == ""]
+                (plain,) = [message for message in ear.received if message.source == ""]
                 assert plain.id.startswith("$JS.leaf.API/port/")
-                assert [level for level, _ in doctored(app, settings)] == [Level.OK]
+                assert [level for level, _ in doctor_findings(app, settings)] == [Level.OK]
                 await remove(away, "port")
                 await make(away, "port", subjects=["port.>", "town.b"])
                 (unusable,) = (await jet.init()).unusable

@@ -1,4 +1,4 @@
-"""Streams of another account that the server gathers into the stream of one inbox."""
+"""The server gathers streams of another account into the stream of an inbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS = {
     FLOW: ("service", ""),
     DELIVER: ("stream", ""),
 }
-"""What the account of the port exports: how, and where the other account imports it."""
+"""What the account of the port exports: the kind, and the subject under which the other account imports it."""
 
 
 @event("ship.moored")
@@ -69,12 +69,12 @@ def bells(event: Recorded[Moored]) -> list[Landed]:
 
 @dataclass
 class Desk:
-    """What reached the handler."""
+    """The dependency of the handler, which records the messages."""
 
-    seen: list[Incoming[Landed]] = field(default_factory=list[Incoming[Landed]])
+    received: list[Incoming[Landed]] = field(default_factory=list[Incoming[Landed]])
 
     def places(self) -> list[tuple[str, str, int]]:
-        origins = [message.origin for message in self.seen]
+        origins = [message.origin for message in self.received]
         return sorted({(origin.api, origin.stream, origin.position) for origin in origins if origin is not None})
 
 
@@ -83,12 +83,12 @@ TOWN = App("town_app", aggregates=[Ship], publications=[bells])
 
 
 def paper_of(desk: Desk, subject: str = "") -> App:
-    """The app that gathers, of the port those messages alone that have a subject."""
+    """Return the app that gathers messages, from the port only those of `subject`."""
     port = Source("port", subject=subject, api="JS.port.API", deliver="deliver.port")
 
     @inbox("news", stream="news", subject=">", start="beginning", sources=["town", port])
     async def news(message: Incoming[Landed], to: Reaction[Desk]) -> None:
-        to.deps.seen.append(message)
+        to.deps.received.append(message)
         await to.repository(Ship).execute(message.data.ship, Ship.moor)
 
     @asynccontextmanager
@@ -99,21 +99,21 @@ def paper_of(desk: Desk, subject: str = "") -> App:
 
 
 def exports(*without: str) -> str:
-    kept = [f'{{ {kind}: "{subject}" }}' for subject, (kind, _) in PARTS.items() if subject not in without]
-    return f"exports: [ {', '.join(kept)} ]"
+    items = [f'{{ {kind}: "{subject}" }}' for subject, (kind, _) in PARTS.items() if subject not in without]
+    return f"exports: [ {', '.join(items)} ]"
 
 
 def imports(*without: str) -> str:
-    def of(subject: str, kind: str, to: str) -> str:
+    def item(subject: str, kind: str, to: str) -> str:
         renamed = f', to: "{to}"' if to else ""
         return f'{{ {kind}: {{ account: PORT, subject: "{subject}" }}{renamed} }}'
 
-    kept = [of(subject, *part) for subject, part in PARTS.items() if subject not in without]
-    return f"imports: [ {', '.join(kept)} ]"
+    items = [item(subject, *part) for subject, part in PARTS.items() if subject not in without]
+    return f"imports: [ {', '.join(items)} ]"
 
 
 def configuration(folder: Path, *without: str) -> str:
-    """An account for the port and one for the paper, apart from what it is `without`."""
+    """Return a configuration with accounts for the port and the paper, without some exports and imports."""
     return f"""jetstream {{ store_dir: "{folder}/data" }}
 accounts {{
   PORT {{ jetstream: enabled, users: [ {{ user: port, password: port }} ], {exports(*without)} }}
@@ -146,10 +146,14 @@ async def moor(jet: Jet, *names: str) -> None:
         await jet.repository(Ship).execute(name, Ship.moor)
 
 
-def doctored(app: App, settings: Settings) -> list[tuple[Level, str, str]]:
+def doctor_findings(app: App, settings: Settings) -> list[tuple[Level, str, str]]:
     report = Report("streams")
     check_streams(Installation(app, settings, (), 60.0, time.time), report, list)
-    return [(each.level, each.what, each.fix) for each in report.findings if each.check in ("inbox", "sources")]
+    return [
+        (finding.level, finding.what, finding.fix)
+        for finding in report.findings
+        if finding.check in ("inbox", "sources")
+    ]
 
 
 async def reason_of(app: App, settings: Settings) -> str:
@@ -157,7 +161,7 @@ async def reason_of(app: App, settings: Settings) -> str:
     return shown.reason or ""
 
 
-async def test_publications_of_two_accounts_are_gathered_and_an_origin_made_again_is_noticed(
+async def test_publications_of_two_accounts_are_gathered_and_a_recreated_origin_is_reported(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk, paper, port = Desk(), settings_of(server, "paper"), settings_of(server, "port")
@@ -178,40 +182,42 @@ async def test_publications_of_two_accounts_are_gathered_and_an_origin_made_agai
         async with working(HARBOUR, port), working(TOWN, paper), working(app, paper):
             await until(lambda: len(desk.places()) == 3)
             assert desk.places() == [("", "town", 1), ("JS.port.API", "port", 1), ("JS.port.API", "port", 2)]
-            sources = {message.source: message.origin for message in desk.seen}
+            sources = {message.source: message.origin for message in desk.received}
             assert {source: origin and origin.stream for source, origin in sources.items()} == {
                 "https://port.example": "port",
                 "https://town.example": "town",
             }
             assert await reason_of(app, paper) == ""
         assert (await jet.init()).unusable == ()
-        assert [level for level, _, _ in doctored(app, paper)] == [Level.OK]
+        assert [level for level, _, _ in doctor_findings(app, paper)] == [Level.OK]
 
         assert harbour.client is not None
         await harbour.client.api("STREAM.DELETE.port")
         await make(harbour, "port")
-        again = await stack.enter_async_context(NEXT.connect(port))  # a publication goes on in no other stream
+        again = await stack.enter_async_context(NEXT.connect(port))  # a publication does not continue in another stream
         await again.init()
         await moor(again, "calypso")
         async with working(NEXT, port), working(app, paper):
-            await until(lambda: len(desk.seen) == 4)
-        assert desk.seen[-1].data.ship == "calypso"
+            await until(lambda: len(desk.received) == 4)
+        assert desk.received[-1].data.ship == "calypso"
         assert (await jet.repository(Ship).load("calypso")).moorings == 1
-        told = [record.getMessage() for record in caplog.records if "made again" in record.getMessage()]
-        assert len(told) == 1
-        warned = [what for level, what, _ in doctored(app, paper) if level is Level.WARNING]
-        assert any("'port' (JS.port.API)" in what and "it was made again" in what for what in warned), warned
+        warnings = [record.getMessage() for record in caplog.records if "made again" in record.getMessage()]
+        assert len(warnings) == 1
+        doctor_warnings = [text for level, text, _ in doctor_findings(app, paper) if level is Level.WARNING]
+        assert any("'port' (JS.port.API)" in text and "it was made again" in text for text in doctor_warnings), (
+            doctor_warnings
+        )
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         (CREATE, "has not heard of its source 'port' (JS.port.API) yet"),
         (DELIVER, "has gathered none of the 1 messages of its source 'port' (JS.port.API)"),
     ],
 )
-async def test_a_source_that_is_not_exported_is_shown_with_what_it_needs(
-    tmp_path: Path, missing: str, said: str
+async def test_a_source_that_is_not_exported_is_reported_with_the_imports_it_needs(
+    tmp_path: Path, missing: str, message: str
 ) -> None:
     with served(tmp_path, missing) as server:
         app, paper, port = paper_of(Desk()), settings_of(server, "paper"), settings_of(server, "port")
@@ -221,9 +227,9 @@ async def test_a_source_that_is_not_exported_is_shown_with_what_it_needs(
             assert harbour.client is not None
             await harbour.client.request("port.ships.a", b"{}")
             assert (await jet.init()).unusable == ()
-            shown = [(what, fix) for level, what, fix in doctored(app, paper) if level is Level.WARNING]
+            shown = [(text, fix) for level, text, fix in doctor_findings(app, paper) if level is Level.WARNING]
             needs = "it needs imports of JS.port.API.CONSUMER.CREATE.port, deliver.port.> and $JS.FC.port.>"
-            assert any(said in what and needs in f"{what}{fix}" for what, fix in shown), shown
+            assert any(message in text and needs in f"{text}{fix}" for text, fix in shown), shown
 
             async def is_shown() -> bool:
                 return needs in await reason_of(app, paper)
@@ -246,17 +252,17 @@ async def test_a_part_of_a_stream_of_another_account_is_gathered(tmp_path: Path)
             await moor(harbour, "beagle", "argo")
             async with working(HARBOUR, port), working(app, paper):
                 await until(lambda: desk.places() == [("JS.port.API", "port", 2)])
-            assert [level for level, _, _ in doctored(app, paper)] == [Level.OK]
+            assert [level for level, _, _ in doctor_findings(app, paper)] == [Level.OK]
 
 
-async def test_an_origin_that_may_not_be_asked_about_is_unknown(tmp_path: Path) -> None:
+async def test_an_origin_whose_info_may_not_be_read_is_unknown(tmp_path: Path) -> None:
     with served(tmp_path, INFO) as server:
         app, paper, port = paper_of(Desk()), settings_of(server, "paper"), settings_of(server, "port")
         async with app.connect(paper) as jet, HARBOUR.connect(port) as harbour:
             await make(harbour, "port")
             await make(jet, "town")
             assert (await jet.init()).unusable == ()
-            (unknown,) = [what for level, what, _ in doctored(app, paper) if level is Level.UNKNOWN]
+            (unknown,) = [text for level, text, _ in doctor_findings(app, paper) if level is Level.UNKNOWN]
             assert unknown == (
                 "the source 'port' (JS.port.API) of 'news' could not be read: nobody answers "
                 "JS.port.API.STREAM.INFO.port: the account does not import it, or the other does not export it"
@@ -273,7 +279,7 @@ async def test_the_roles_of_nats_config_gather_from_another_account(tmp_path: Pa
             gathered=["news", "town"], origins=origins,
         )  # fmt: skip
         passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
-        # What an operator adds to the account of the log.
+        # The imports that an operator adds to the account of the log.
         text = accounts("paper", roles).replace("jetstream: enabled", f"jetstream: enabled\n{imports()}", 1)
         other = (
             f"accounts {{\n  PORT {{ jetstream: enabled, users: [ {{ user: port, password: port }} ], {exports()} }}\n"
@@ -293,10 +299,12 @@ async def test_the_roles_of_nats_config_gather_from_another_account(tmp_path: Pa
             await moor(harbour, "argo")
             async with working(HARBOUR, settings_of(server, "port")), working(app, actor):
                 await until(lambda: desk.places() == [("JS.port.API", "port", 1)])
-            assert [level for level, _, _ in doctored(app, admin)] == [Level.OK, Level.WARNING, Level.UNKNOWN]
+            assert [level for level, _, _ in doctor_findings(app, admin)] == [Level.OK, Level.WARNING, Level.UNKNOWN]
     with NatsServer(tmp_path / "b", jetstream=False, config=store + config()) as server:
-        unknown = [what for level, what, _ in doctored(app, settings_as(server, "admin")) if level is Level.UNKNOWN]
-        assert any("The server denied JS.port.API.STREAM.INFO.port" in what for what in unknown), unknown
+        unknown = [
+            text for level, text, _ in doctor_findings(app, settings_as(server, "admin")) if level is Level.UNKNOWN
+        ]
+        assert any("The server denied JS.port.API.STREAM.INFO.port" in text for text in unknown), unknown
 
 
 async def test_an_origin_of_another_account_may_be_behind_a_leaf_node(tmp_path: Path) -> None:
@@ -331,6 +339,6 @@ leafnodes {{ remotes: [ {{ url: "nats-leaf://link:link@127.0.0.1:{listening}" }}
                     await until(lambda: desk.places() == [("JS.port.API", "port", 1)])
 
                 async def is_right() -> bool:
-                    return [level for level, _, _ in doctored(app, paper)] == [Level.OK]
+                    return [level for level, _, _ in doctor_findings(app, paper)] == [Level.OK]
 
                 await eventually(is_right)

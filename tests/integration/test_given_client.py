@@ -1,4 +1,4 @@
-"""An application's own connection, and what `nats.connect` takes: each on a real server."""
+"""An app connects over its own NATS client, or with the options of `nats.connect`, on a real server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from eventjet.settings import Settings
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain
 from tests.logs import fresh_name
 
-PATIENT_S = 60.0
+BOUND_S = 60.0
 
 
 def websocket(port: int) -> str:
@@ -43,15 +43,15 @@ def app() -> App:
 
 
 @pytest.fixture
-async def given(eventjet_nats: NatsServer) -> AsyncIterator[NatsClient]:
+async def nats_client(eventjet_nats: NatsServer) -> AsyncIterator[NatsClient]:
     client = await nats.connect(eventjet_nats.url, inbox_prefix=b"_INBOX")
     yield client
     await client.close()
 
 
 async def recorded(app: App, **connection: Any) -> int:
-    """Open an account, deposit and read the history; its length."""
-    async with app.connect(request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S, **connection) as jet:
+    """Open an account and deposit; return the length of its history."""
+    async with app.connect(request_timeout_s=BOUND_S, save_timeout_s=BOUND_S, **connection) as jet:
         await jet.init()
         accounts = jet.repository(Account)
         await accounts.execute("a", Account.open, "ada")
@@ -60,7 +60,7 @@ async def recorded(app: App, **connection: Any) -> int:
         return len(await accounts.history("a"))
 
 
-async def test_a_given_client_is_used_and_left_open(app: App, given: NatsClient) -> None:
+async def test_a_given_client_is_used_and_left_open(app: App, nats_client: NatsClient) -> None:
     heard: list[bytes] = []
     arrived = asyncio.Event()
 
@@ -68,17 +68,18 @@ async def test_a_given_client_is_used_and_left_open(app: App, given: NatsClient)
         heard.append(message.data)
         arrived.set()
 
-    await given.subscribe("greetings", cb=hear)
-    assert await recorded(app, client=given) == 2
+    await nats_client.subscribe("greetings", cb=hear)
+    assert await recorded(app, client=nats_client) == 2
     assert (
-        await recorded(App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]), client=given) == 2
+        await recorded(App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]), client=nats_client)
+        == 2
     )
-    assert given.is_connected
-    await given.publish("greetings", b"still open")
-    async with asyncio.timeout(PATIENT_S):
+    assert nats_client.is_connected
+    await nats_client.publish("greetings", b"still open")
+    async with asyncio.timeout(BOUND_S):
         await arrived.wait()
     assert heard == [b"still open"]
-    assert len(given._subs) == 1  # nothing of eventjet's is left on it
+    assert len(nats_client._subs) == 1  # eventjet has left no subscription
 
 
 async def test_one_connection_is_shared_with_faststream(app: App, eventjet_nats: NatsServer) -> None:
@@ -97,17 +98,17 @@ async def test_one_connection_is_shared_with_faststream(app: App, eventjet_nats:
             await jet.init()
             accounts = jet.repository(Account)
             await broker.publish("ada", f"shop.{app.name}.orders")
-            async with asyncio.timeout(PATIENT_S):
+            async with asyncio.timeout(BOUND_S):
                 owner = await asked.get()
             done = await accounts.execute("a", Account.open, owner)
             assert (await accounts.load("a")).owner == "ada"
             assert done.version == 1
         await broker.publish("bob", f"shop.{app.name}.orders")
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(BOUND_S):
             assert await asked.get() == "bob"
 
 
-async def test_a_client_that_cannot_be_used_is_refused_in_words(app: App, eventjet_nats: NatsServer) -> None:
+async def test_an_unusable_client_is_refused_with_the_reason(app: App, eventjet_nats: NatsServer) -> None:
     async def refused(client: Any, **overrides: Any) -> str:
         with pytest.raises(UsageError) as error:
             async with app.connect(client=client, **overrides):
@@ -134,32 +135,32 @@ async def test_a_client_that_cannot_be_used_is_refused_in_words(app: App, eventj
         loop.close()
 
 
-async def test_a_given_client_that_is_closed_meanwhile_is_said(app: App, given: NatsClient) -> None:
-    async with app.connect(client=given, save_timeout_s=PATIENT_S, request_timeout_s=PATIENT_S) as jet:
+async def test_a_given_client_that_was_closed_is_named_in_the_error(app: App, nats_client: NatsClient) -> None:
+    async with app.connect(client=nats_client, save_timeout_s=BOUND_S, request_timeout_s=BOUND_S) as jet:
         await jet.init()
         await jet.repository(Account).execute("a", Account.open, "ada")
-    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=PATIENT_S) as jet:
+    async with app.connect(client=nats_client, save_timeout_s=1, request_timeout_s=BOUND_S) as jet:
         accounts = jet.repository(Account)
         await accounts.load("a")
-        await given.close()
+        await nats_client.close()
         with pytest.raises((OutcomeUnknown, StoreUnavailable), match="that was given is closed"):
             await accounts.execute("a", Account.deposit, Decimal(1))
 
 
-async def test_a_given_client_that_drains_is_said(app: App, given: NatsClient) -> None:
+async def test_a_given_client_that_drains_is_named_in_the_error(app: App, nats_client: NatsClient) -> None:
     last = asyncio.Event()
 
     async def hear(message: Any) -> None:
         await last.wait()
 
-    await given.subscribe("greetings", cb=hear)
-    await given.publish("greetings", b"")
-    await given.flush()
-    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=PATIENT_S) as jet:
+    await nats_client.subscribe("greetings", cb=hear)
+    await nats_client.publish("greetings", b"")
+    await nats_client.flush()
+    async with app.connect(client=nats_client, save_timeout_s=1, request_timeout_s=BOUND_S) as jet:
         await jet.init()
-        draining = asyncio.create_task(given.drain())
-        async with asyncio.timeout(PATIENT_S):
-            while not given.is_draining:
+        draining = asyncio.create_task(nats_client.drain())
+        async with asyncio.timeout(BOUND_S):
+            while not nats_client.is_draining:
                 await asyncio.sleep(0.01)
         with pytest.raises(StoreUnavailable, match="that was given is draining"):
             await jet.repository(Account).execute("a", Account.open, "ada")
@@ -167,20 +168,20 @@ async def test_a_given_client_that_drains_is_said(app: App, given: NatsClient) -
         await draining
 
 
-async def test_an_answer_that_whoever_asked_has_given_up_ends_nobodys_reading(app: App, given: NatsClient) -> None:
-    async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+async def test_a_flush_that_timed_out_does_not_stop_the_reading(app: App, nats_client: NatsClient) -> None:
+    async with app.connect(client=nats_client, request_timeout_s=BOUND_S, save_timeout_s=BOUND_S) as jet:
         await jet.init()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await given.flush()
+                await nats_client.flush()
         assert (await jet.repository(Account).execute("a", Account.open, "ada")).version == 1
-        await given.flush()
+        await nats_client.flush()
 
 
-async def test_a_given_client_goes_on_after_its_server_was_away(app: App) -> None:
+async def test_a_given_client_works_again_after_its_server_restarts(app: App) -> None:
     with NatsServer() as server:
-        given = await nats.connect(server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
-        async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+        nats_client = await nats.connect(server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+        async with app.connect(client=nats_client, request_timeout_s=BOUND_S, save_timeout_s=BOUND_S) as jet:
             await jet.init()
             accounts = jet.repository(Account)
             await accounts.execute("a", Account.open, "ada")
@@ -189,45 +190,48 @@ async def test_a_given_client_goes_on_after_its_server_was_away(app: App) -> Non
                 server.start()
                 done = await accounts.execute("a", Account.deposit, Decimal(number))
                 assert done.version == number + 1
-            assert [each.version for each in await accounts.history("a")] == [1, 2, 3, 4]
-        assert given.is_connected
-        await given.close()
+            assert [recorded.version for recorded in await accounts.history("a")] == [1, 2, 3, 4]
+        assert nats_client.is_connected
+        await nats_client.close()
 
 
-async def test_no_service_answers_into_the_inboxes_of_the_given_client(app: App, given: NatsClient) -> None:
-    async with app.connect(client=given) as jet:
+async def test_a_service_does_not_answer_into_inboxes_of_the_given_client(app: App, nats_client: NatsClient) -> None:
+    async with app.connect(client=nats_client) as jet:
         assert jet.client is not None
-        mine = given.new_inbox()
-        await given.subscribe(f"{mine}.*")
+        mine = nats_client.new_inbox()
+        await nats_client.subscribe(f"{mine}.*")
         assert not jet.client.may_answer(f"{mine}.1".encode())
         assert jet.client.may_answer(b"_INBOX.of.others")
 
 
-async def test_a_caller_and_the_service_that_it_asks_may_share_one_client(given: NatsClient) -> None:
+async def test_a_caller_and_its_service_may_share_a_client(nats_client: NatsClient) -> None:
     app = App(
         fresh_name(),
         aggregates=[Account],
         upcasters=[withdrawn_has_a_reason],
         served=[served(Account, Account.open)],
     )
-    async with app.connect(client=given, request_timeout_s=PATIENT_S) as jet, app.client(client=given) as remote:
+    async with (
+        app.connect(client=nats_client, request_timeout_s=BOUND_S) as jet,
+        app.client(client=nats_client) as remote,
+    ):
         await jet.init()
         async with jet.service():
             done = await remote.repository(Account).execute("a", Account.open, "ada")
             assert done.version == 1
 
 
-async def test_all_that_is_read_over_one_client_shares_what_the_server_keeps_for_it(
-    app: App, given: NatsClient, eventjet_nats: NatsServer
+async def test_apps_over_the_same_client_share_its_buffer(
+    app: App, nats_client: NatsClient, eventjet_nats: NatsServer
 ) -> None:
-    async with app.connect(client=given) as one, app.connect(client=given) as two:
-        assert one.client is not None
-        assert two.client is not None
-        assert one.client.room is two.client.room
+    async with app.connect(client=nats_client) as first, app.connect(client=nats_client) as second:
+        assert first.client is not None
+        assert second.client is not None
+        assert first.client.room is second.client.room
 
 
 @pytest.mark.parametrize("how", ["settings", "client"])
-async def test_a_context_of_tls_is_taken(how: str, app: App, tmp_path: Path) -> None:
+async def test_a_tls_context_is_used(how: str, app: App, tmp_path: Path) -> None:
     pems = certificates(tmp_path)
     context = ssl.create_default_context(cafile=pems["ca.pem"])
     context.load_cert_chain(pems["client.pem"], pems["client.key"])
@@ -237,13 +241,13 @@ async def test_a_context_of_tls_is_taken(how: str, app: App, tmp_path: Path) -> 
         if how == "settings":
             assert await recorded(app, servers=server.url, tls=context) == 2
             return
-        given = await nats.connect(server.url, tls=context)
-        assert await recorded(app, client=given) == 2
-        await given.close()
+        nats_client = await nats.connect(server.url, tls=context)
+        assert await recorded(app, client=nats_client) == 2
+        await nats_client.close()
 
 
 @pytest.mark.parametrize("how", ["settings", "client"])
-async def test_callbacks_give_the_jwt_and_sign(how: str, app: App, tmp_path: Path) -> None:
+async def test_callbacks_provide_the_jwt_and_the_signature(how: str, app: App, tmp_path: Path) -> None:
     config, good, _ = trust_chain(tmp_path)
     text = good.read_bytes()
     jwt, seed = (match[1] for match in re.finditer(rb"-----BEGIN [A-Z ]+-----\n(.+)\n", text))
@@ -259,9 +263,9 @@ async def test_callbacks_give_the_jwt_and_sign(how: str, app: App, tmp_path: Pat
         if how == "settings":
             assert await recorded(app, servers=server.url, user_jwt_cb=user_jwt, signature_cb=sign) == 2
             return
-        given = await nats.connect(server.url, user_jwt_cb=user_jwt, signature_cb=sign)
-        assert await recorded(app, client=given) == 2
-        await given.close()
+        nats_client = await nats.connect(server.url, user_jwt_cb=user_jwt, signature_cb=sign)
+        assert await recorded(app, client=nats_client) == 2
+        await nats_client.close()
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
@@ -273,7 +277,7 @@ async def test_websockets_carry_commands_and_histories(how: str, app: App, tmp_p
         url = f"ws://127.0.0.1:{port}"
 
         async def recorded_over(**connection: Any) -> int:
-            async with app.connect(request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S, **connection) as jet:
+            async with app.connect(request_timeout_s=BOUND_S, save_timeout_s=BOUND_S, **connection) as jet:
                 accounts = jet.repository(Account)
                 await accounts.execute("a", Account.open, "ada")
                 for _ in range(20):
@@ -283,12 +287,12 @@ async def test_websockets_carry_commands_and_histories(how: str, app: App, tmp_p
         if how == "settings":
             assert await recorded_over(servers=url) == 21
             return
-        given = await nats.connect(url)
-        assert await recorded_over(client=given) == 21
-        await given.close()
+        nats_client = await nats.connect(url)
+        assert await recorded_over(client=nats_client) == 21
+        await nats_client.close()
 
 
-def test_an_endpoint_of_objects_is_not_given_to_another_process() -> None:
+def test_an_endpoint_with_objects_of_this_process_is_not_pickled() -> None:
     endpoint = Endpoint.of(Settings(tls=ssl.create_default_context()))
     with pytest.raises(UsageError, match="`tls` is an object of this process"):
         pickle.dumps(endpoint)
@@ -296,7 +300,7 @@ def test_an_endpoint_of_objects_is_not_given_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(plain)) == plain
 
 
-def test_settings_of_one_kind_are_given_together() -> None:
+def test_incomplete_or_contradicting_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="Give both"):
         Settings.load({"user_jwt_cb": lambda: b""}, {})
     with pytest.raises(UsageError, match="Give the context or the files"):
@@ -305,10 +309,10 @@ def test_settings_of_one_kind_are_given_together() -> None:
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
 @pytest.mark.parametrize("scheme", ["nats", "ws"])
-async def test_an_event_larger_than_what_the_account_may_send_is_refused_before_it_is_sent(
+async def test_an_event_above_the_payload_limit_of_the_user_is_refused_before_it_is_sent(
     scheme: str, app: App, tmp_path: Path
 ) -> None:
-    """The limit of the user comes with the INFO after the login; nats-py goes by the one before."""
+    """The limit of the user comes with the INFO after the login; nats-py uses the INFO before the login."""
     config, good, _ = trust_chain(tmp_path, payload=20_000)
     with reserved_port() as port, NatsServer(config=f"{config}\n{websocket(port)}") as server:
         async with app.connect(servers=server.url, credentials=good) as jet:
@@ -325,8 +329,8 @@ async def test_an_event_larger_than_what_the_account_may_send_is_refused_before_
             assert (await accounts.execute("a", Account.deposit, Decimal(1))).version == 2
 
 
-async def test_what_is_too_large_for_the_user_of_a_given_client_leaves_it_open(app: App, tmp_path: Path) -> None:
-    """nats-py closes itself for good then. Over the next connection the limit is known."""
+async def test_a_too_large_event_leaves_the_given_client_usable(app: App, tmp_path: Path) -> None:
+    """nats-py reconnects then, and the limit is known on the next connection."""
     config, good, _ = trust_chain(tmp_path, payload=20_000)
     with NatsServer(config=config) as server:
         again = asyncio.Event()
@@ -337,16 +341,16 @@ async def test_what_is_too_large_for_the_user_of_a_given_client_leaves_it_open(a
         async with app.connect(servers=server.url, credentials=good) as jet:
             await jet.init()
             await jet.repository(Account).execute("a", Account.deposit, Decimal(1))
-        given = await nats.connect(server.url, user_credentials=str(good), reconnected_cb=reconnected)
-        await given.flush()  # so that nats-py has read the INFO with the limit, and passed it over
-        async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=1) as jet:
+        nats_client = await nats.connect(server.url, user_credentials=str(good), reconnected_cb=reconnected)
+        await nats_client.flush()  # so that nats-py has read the INFO with the limit, which it ignores
+        async with app.connect(client=nats_client, request_timeout_s=BOUND_S, save_timeout_s=1) as jet:
             with pytest.raises(OutcomeUnknown):
                 await jet.repository(Account).execute("a", Account.withdraw, Decimal(1), reason="x" * 30_000)
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(BOUND_S):
             await again.wait()
-        async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+        async with app.connect(client=nats_client, request_timeout_s=BOUND_S, save_timeout_s=BOUND_S) as jet:
             accounts = jet.repository(Account)
             with pytest.raises(Refused, match="takes 20,000 from this user"):
                 await accounts.execute("a", Account.withdraw, Decimal(1), reason="x" * 30_000)
             assert (await accounts.execute("a", Account.deposit, Decimal(1))).version == 2
-        await given.close()
+        await nats_client.close()

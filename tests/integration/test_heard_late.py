@@ -1,4 +1,4 @@
-"""A process hears each event once, even one that could not be handled at first and is tried again after later ones."""
+"""A process handles each event once, also an event that failed first and is retried after later events."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Got:
 
 
 class _Faults:
-    """What fails now, by the amount that is paid: whose purse it is for, and what the purse does about it."""
+    """Which amounts fail now: in the correlation, or for a while in the handler."""
 
     of_correlation: frozenset[int] = frozenset()
     passing: frozenset[int] = frozenset()
 
 
 DEAR = 100
-"""An amount that a purse takes only once it has something."""
+"""An amount that a purse takes only if it is not empty."""
 
 
 def purse_of(event: Recorded[PaidIn]) -> str:
@@ -61,7 +61,7 @@ class Purse:
     amounts: tuple[int, ...] = ()
 
     @listens(purse_of)
-    def got(self, event: Recorded[PaidIn]) -> Got | None:
+    def receive(self, event: Recorded[PaidIn]) -> Got | None:
         if event.data.amount in _Faults.passing:
             raise OSError("the till is out of reach")
         if event.data.amount >= DEAR and not self.amounts:
@@ -108,8 +108,8 @@ async def amounts(jet: Jet) -> list[int]:
     return sorted((await jet.repository(Purse).load("p")).amounts)
 
 
-async def parked(jet: Jet, condition: Callable[[dict[int, str]], bool]) -> None:
-    """Wait for a quarantine: the resolution of each open entry by position."""
+async def wait_for_quarantine(jet: Jet, condition: Callable[[dict[int, str]], bool]) -> None:
+    """Wait until the condition holds for the resolutions of the open entries, by position."""
 
     async def holds() -> bool:
         entries = await cursors_of(jet).parked("purse")
@@ -118,96 +118,96 @@ async def parked(jet: Jet, condition: Callable[[dict[int, str]], bool]) -> None:
     await eventually(holds)
 
 
-async def heard(jet: Jet, *wanted: int) -> None:
+async def wait_for_heard(jet: Jet, *wanted: int) -> None:
     async def holds() -> bool:
         return await amounts(jet) == sorted(wanted)
 
     await eventually(holds)
 
 
-async def test_an_event_that_is_tried_again_is_heard_though_later_ones_were(
+async def test_a_retried_event_is_handled_though_later_events_were_handled(
     shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
     async with working(shop, settings):
         first, second = await pay(jet, "a", 1), await pay(jet, "a", 2)
         await pay(jet, "b", 3)
-        await heard(jet, 3)
-        await parked(jet, lambda found: found == {first: QUARANTINED, second: BLOCKED})
+        await wait_for_heard(jet, 3)
+        await wait_for_quarantine(jet, lambda entries: entries == {first: QUARANTINED, second: BLOCKED})
         monkeypatch.setattr(_Faults, "of_correlation", frozenset())
         await cursor_control.retry(cursors_of(jet), "purse", [first])
-        await parked(jet, lambda found: not found)
+        await wait_for_quarantine(jet, lambda entries: not entries)
         await pay(jet, "b", 4)
-        await heard(jet, 1, 2, 3, 4)
-        # What was retried is retried once more, as after a crash before the cursor was written: it is heard once.
+        await wait_for_heard(jet, 1, 2, 3, 4)
+        # A second retry, as after a crash before the cursor was written, does not handle the event again.
         (entry,) = await cursors_of(jet).parked("purse", resolved=True)
         stored = await cursors_of(jet).read("purse")
         await cursors_of(jet).write(stored, stored.cursor.decided(), [entry.resolved("retry")])
-        await parked(jet, lambda found: not found)
+        await wait_for_quarantine(jet, lambda entries: not entries)
         await pay(jet, "b", 5)
-        await heard(jet, 1, 2, 3, 4, 5)
+        await wait_for_heard(jet, 1, 2, 3, 4, 5)
 
 
-async def pay_what_cannot_be_heard(jet: Jet, monkeypatch: pytest.MonkeyPatch) -> int:
+async def pay_and_quarantine(jet: Jet, monkeypatch: pytest.MonkeyPatch) -> int:
     """Pay 1, whose correlation fails from now on; return its position once it is quarantined."""
     monkeypatch.setattr(_Faults, "of_correlation", frozenset({1}))
     position = await pay(jet, "a", 1)
-    await parked(jet, lambda found: found == {position: QUARANTINED})
+    await wait_for_quarantine(jet, lambda entries: entries == {position: QUARANTINED})
     return position
 
 
-async def test_a_correlation_that_fails_again_keeps_no_other_event_waiting(
+async def test_a_correlation_that_fails_again_does_not_block_other_events(
     shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(shop, settings):
-        first = await pay_what_cannot_be_heard(jet, monkeypatch)
+        first = await pay_and_quarantine(jet, monkeypatch)
         await cursor_control.retry(cursors_of(jet), "purse", [first])
         await pay(jet, "b", 2)
-        await heard(jet, 2)
-        await parked(jet, lambda found: found == {first: QUARANTINED})
+        await wait_for_heard(jet, 2)
+        await wait_for_quarantine(jet, lambda entries: entries == {first: QUARANTINED})
 
 
-async def test_what_comes_while_an_event_is_tried_again_is_heard_after_it(
+async def test_events_during_a_retry_are_handled_after_the_retried_event(
     shop: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(shop, settings):
-        first = await pay_what_cannot_be_heard(jet, monkeypatch)
+        first = await pay_and_quarantine(jet, monkeypatch)
         monkeypatch.setattr(_Faults, "passing", frozenset({1}))
         monkeypatch.setattr(_Faults, "of_correlation", frozenset())
         await cursor_control.retry(cursors_of(jet), "purse", [first])
         second = await pay(jet, "a", 2)
-        await parked(jet, lambda found: found.get(second) == BLOCKED)
+        await wait_for_quarantine(jet, lambda entries: entries.get(second) == BLOCKED)
         monkeypatch.setattr(_Faults, "passing", frozenset())
-        await parked(jet, lambda found: not found)
-        await heard(jet, 1, 2)
+        await wait_for_quarantine(jet, lambda entries: not entries)
+        await wait_for_heard(jet, 1, 2)
 
 
-async def test_no_command_id_can_stand_for_an_event_that_was_heard(shop: App, jet: Jet, settings: Settings) -> None:
+async def test_command_ids_of_handled_events_are_reserved(shop: App, jet: Jet, settings: Settings) -> None:
     with pytest.raises(Refused, match=r"'purse\.heard\.7'.*notes under such ids"):
         jet.repository(Purse).command("purse.heard.7")
     jet.repository(Till).command("purse.heard.7")
     async with working(shop, settings):
         await pay(jet, "a", 1)
-        await heard(jet, 1)
+        await wait_for_heard(jet, 1)
 
 
-async def test_an_event_that_comes_again_is_judged_by_the_newest_state_whatever_a_worker_remembers(
+async def test_a_repeated_event_is_handled_with_the_newest_state_not_the_remembered_one(
     shop: App, jet: Jet, settings: Settings
 ) -> None:
-    """A worker gets a cursor back that another one had meanwhile, and the last events once more."""
+    """A worker gets its cursor back from another worker, and reads the last events again."""
     ((cls, info),) = shop.processes.items()
     for amount in (DEAR, 1):
         await pay(jet, "a", amount)
     events = [recorded async for recorded in jet.tail()]
     (listener,) = info.listeners
     async with (
-        open_repositories(shop, settings) as (one, _),
-        open_repositories(shop, settings) as (other, _),
+        open_repositories(shop, settings) as (repositories, _),
+        open_repositories(shop, settings) as (other_repositories, _),
     ):
-        first, second = ProcessRunner(one, cls, info), ProcessRunner(other, cls, info)
-        await first.hear("p", listener, events[0])  # it takes nothing of that, and remembers the empty purse
-        for each in events:
-            await second.hear("p", listener, each)
-        for each in events:
-            await first.hear("p", listener, each)
+        first, second = ProcessRunner(repositories, cls, info), ProcessRunner(other_repositories, cls, info)
+        await first.hear("p", listener, events[0])  # the purse takes nothing, and the worker remembers the empty purse
+        for recorded in events:
+            await second.hear("p", listener, recorded)
+        for recorded in events:
+            await first.hear("p", listener, recorded)
     assert await amounts(jet) == [1]

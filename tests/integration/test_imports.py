@@ -1,4 +1,4 @@
-"""Imported events keep the time at which they were recorded first, and who did it; the log keeps its own order."""
+"""Imported events keep their original time and metadata, while the log keeps its own order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TillNow:
         return self
 
 
-counted_by_x = upcaster("till.counted", schema=1)(lambda one: one | {"by": "x"})
+counted_by_x = upcaster("till.counted", schema=1)(lambda fields: fields | {"by": "x"})
 
 
 @pytest.fixture(params=["memory", "jetstream"])
@@ -78,14 +78,14 @@ def deposits(count: int, name: str = "a") -> list[Imported]:
     return [Imported(Account, name, Deposited(amount=Decimal(1)), day(number), CLERK) for number in range(count)]
 
 
-async def test_an_imported_event_tells_when_and_by_whom_it_was_recorded_first(jet: Jet) -> None:
+async def test_an_imported_event_keeps_its_time_and_metadata(jet: Jet) -> None:
     with with_metadata(Metadata(actor="importer", traceparent="00-x")):
         await jet.append_many(deposits(3), source="old")
     history = await jet.repository(Account).history("a")
-    assert [one.recorded_at for one in history] == [day(0), day(1), day(2)]
-    assert [one.metadata for one in history] == [CLERK] * 3, "not what is around the import"
-    assert [one.command_id for one in history] == ["old/1", "old/2", "old/3"]
-    assert [one async for one in jet.tail()] == history
+    assert [event.recorded_at for event in history] == [day(0), day(1), day(2)]
+    assert [event.metadata for event in history] == [CLERK] * 3, "not what is around the import"
+    assert [event.command_id for event in history] == ["old/1", "old/2", "old/3"]
+    assert [event async for event in jet.tail()] == history
     records = [record async for record in jet.store.records()]
     assert [jet.decode(record) for record in records] == history
     assert event_view(jet, records[1])["recorded_at"] == "2001-05-02T00:00:00Z"
@@ -93,7 +93,7 @@ async def test_an_imported_event_tells_when_and_by_whom_it_was_recorded_first(je
     assert all(is_imported(record[3]) and logged_at(record) > LONG_AGO + timedelta(days=7_000) for record in records)
 
 
-async def test_a_state_is_loaded_as_it_was_then(jet: Jet) -> None:
+async def test_a_past_state_is_loaded_by_imported_times(jet: Jet) -> None:
     await jet.append_many(deposits(3), source="old")
     accounts = jet.repository(Account)
     await accounts.execute("a", Account.deposit, Decimal(10))
@@ -105,22 +105,22 @@ async def test_a_state_is_loaded_as_it_was_then(jet: Jet) -> None:
 async def test_the_log_is_read_since_a_time_in_its_own_order(jet: Jet) -> None:
     accounts = jet.repository(Account)
     before = await accounts.execute("live", Account.open, "ada")
-    (live,) = [one async for one in jet.tail()]
+    (live,) = [event async for event in jet.tail()]
     await jet.append_many(deposits(3), source="old")
-    told = [one async for one in jet.tail(since=live.recorded_at + timedelta(microseconds=1))]
-    assert [one.position for one in told] == [before.position + number for number in (1, 2, 3)]
-    assert len([one async for one in jet.tail(since=day(1))]) == 4, "the log got all of them later than that"
+    tail = [event async for event in jet.tail(since=live.recorded_at + timedelta(microseconds=1))]
+    assert [event.position for event in tail] == [before.position + number for number in (1, 2, 3)]
+    assert len([event async for event in jet.tail(since=day(1))]) == 4, "the log got all of them later than that"
 
 
-async def test_an_import_with_times_is_resumed(jet: Jet) -> None:
+async def test_an_interrupted_import_with_times_is_resumed(jet: Jet) -> None:
     await jet.append_many(deposits(5), source="old")
     report = await jet.append_many(deposits(9), source="old")
     assert (report.stored, report.skipped) == (4, 5)
-    assert [one.recorded_at for one in await jet.repository(Account).history("a")] == [day(n) for n in range(9)]
+    assert [event.recorded_at for event in await jet.repository(Account).history("a")] == [day(n) for n in range(9)]
 
 
 @pytest.mark.parametrize("after", ["the import's own", "an earlier import's", "a command's"])
-async def test_times_that_go_back_within_an_aggregate_are_refused(jet: Jet, after: str) -> None:
+async def test_decreasing_times_within_an_aggregate_are_refused(jet: Jet, after: str) -> None:
     events = deposits(1)
     if after == "a command's":
         await jet.repository(Account).execute("a", Account.open, "ada")
@@ -130,24 +130,24 @@ async def test_times_that_go_back_within_an_aggregate_are_refused(jet: Jet, afte
         events = [*deposits(2), *deposits(1)]
     with pytest.raises(Refused, match=r"Event . of account 'a' in the import 'old'.*of 2001-05-01.*in the order"):
         await jet.append_many(events, source="old")
-    await jet.append_many(deposits(1, "b"), source="old")  # of another aggregate they may
+    await jet.append_many(deposits(1, "b"), source="old")  # earlier times are allowed in another aggregate
 
 
 @pytest.mark.parametrize(
-    ("at", "says"),
+    ("at", "message"),
     [
         (datetime(2001, 5, 1), "which has no time zone. Give a time with its zone"),  # noqa: DTZ001
         (datetime.now(UTC) + timedelta(days=30), r"which is in the future: this machine's clock says \d{4}-"),
         ("2001-05-01", "a str. Give a datetime with its zone"),
     ],
 )
-async def test_a_time_that_is_none_of_the_past_is_refused(jet: Jet, at: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=rf"Event 1 of account 'a' in the import is of .*{says}"):
+async def test_a_time_without_zone_or_in_the_future_is_refused(jet: Jet, at: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"Event 1 of account 'a' in the import is of .*{message}"):
         await jet.append_many([Imported(Account, "a", Opened(owner="x"), at)], source="old")
     assert (await jet.log()).last == 0
 
 
-async def test_a_repeated_import_says_what_the_log_has_otherwise(jet: Jet) -> None:
+async def test_a_repeated_import_reports_how_its_events_differ_from_the_log(jet: Jet) -> None:
     first = [*deposits(3), *deposits(2, "b"), Imported(Account, "c", Opened(owner="ada"), day(0), CLERK)]
     assert (await jet.append_many(first, source="old")).different == 0
     same = await jet.append_many([*first, *deposits(1, "d")], source="old")
@@ -170,24 +170,26 @@ async def test_a_repeated_import_says_what_the_log_has_otherwise(jet: Jet) -> No
         "event 1 of account 'c' at position 6: owner, its time, its metadata",
     )
     assert not any(value in str(report) for value in ("777.25", "grace", "mallory"))
-    assert [one.recorded_at for one in await jet.repository(Account).history("a")] == [day(n) for n in range(3)]
+    assert [event.recorded_at for event in await jet.repository(Account).history("a")] == [day(n) for n in range(3)]
 
 
-async def test_an_import_that_tells_no_times_differs_in_none(jet: Jet) -> None:
-    await jet.append_many([replace(one, at=None) for one in deposits(8)], source="old")
-    assert (await jet.append_many([replace(one, at=None) for one in deposits(8)], source="old")).different == 0
+async def test_an_import_without_times_does_not_differ_in_its_times(jet: Jet) -> None:
+    await jet.append_many([replace(imported, at=None) for imported in deposits(8)], source="old")
+    assert (
+        await jet.append_many([replace(imported, at=None) for imported in deposits(8)], source="old")
+    ).different == 0
     report = await jet.append_many(deposits(8), source="old")
     assert (report.different, len(report.differences)) == (8, 5), "examples have a bound"
-    assert all(told.endswith(": its time") for told in report.differences)
+    assert all(difference.endswith(": its time") for difference in report.differences)
 
 
-async def test_an_import_that_was_upcast_since_does_not_differ(eventjet_nats: NatsServer) -> None:
-    """The newer release has another schema and another field, with what its upcaster makes of the older one."""
+async def test_an_import_whose_events_are_upcast_since_does_not_differ(eventjet_nats: NatsServer) -> None:
+    """The newer release has another schema with one more field, which its upcaster fills."""
 
     name = fresh_name()
     old = App(name, aggregates=[Till])
     newer = App(
-        name, aggregates=[TillNow], upcasters=[upcaster("till.counted", schema=1)(lambda one: one | {"by": "x"})]
+        name, aggregates=[TillNow], upcasters=[upcaster("till.counted", schema=1)(lambda fields: fields | {"by": "x"})]
     )
     async with old.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
@@ -204,7 +206,7 @@ def openings(count: int, name: str = "c") -> list[Imported]:
 
 
 class Reads:
-    """Counts how often a connection reads the history of one aggregate."""
+    """Count how often a connection reads the history of an aggregate."""
 
     def __init__(self, jet: Jet, monkeypatch: pytest.MonkeyPatch) -> None:
         self.histories = 0
@@ -217,7 +219,7 @@ class Reads:
         monkeypatch.setattr(jet.store, "history", counted)
 
 
-async def test_an_import_and_its_repetition_read_no_history_of_each_aggregate(
+async def test_an_import_and_its_repetition_do_not_read_the_history_of_each_aggregate(
     jet: Jet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jet.repository(Account).execute("live", Account.open, "ada")
@@ -233,43 +235,47 @@ async def test_an_import_and_its_repetition_read_no_history_of_each_aggregate(
     assert reads.histories < 10
 
 
-@pytest.mark.parametrize("given", ["backwards", "shuffled", "with others between"])
-async def test_an_import_in_another_order_of_its_aggregates_is_known_again(jet: Jet, given: str) -> None:
+@pytest.mark.parametrize("order", ["backwards", "shuffled", "with others between"])
+async def test_a_repeated_import_with_another_order_of_aggregates_is_skipped(jet: Jet, order: str) -> None:
     by_aggregate = [deposits(3 + number % 5, f"a-{number}") for number in range(500)]
-    await jet.append_many([one for events in by_aggregate for one in events], source="old")
+    await jet.append_many([imported for events in by_aggregate for imported in events], source="old")
     await jet.append_many(openings(1_500), source="between")
-    if given == "backwards":
+    if order == "backwards":
         by_aggregate.reverse()
-    elif given == "shuffled":
+    elif order == "shuffled":
         random.Random(1).shuffle(by_aggregate)
     else:
         by_aggregate = [[*events, *openings(1, f"new-{index}")] for index, events in enumerate(by_aggregate)]
-    given_events = [one for events in by_aggregate for one in events]
-    report = await jet.append_many(given_events, source="old")
-    new = 500 if given == "with others between" else 0
-    assert (report.stored, report.skipped, report.different) == (new, len(given_events) - new, 0)
+    reordered = [imported for events in by_aggregate for imported in events]
+    report = await jet.append_many(reordered, source="old")
+    new = 500 if order == "with others between" else 0
+    assert (report.stored, report.skipped, report.different) == (new, len(reordered) - new, 0)
     again = await jet.append_many(
-        [replace(one, event=Deposited(amount=Decimal(2))) for one in given_events if isinstance(one.event, Deposited)],
+        [
+            replace(imported, event=Deposited(amount=Decimal(2)))
+            for imported in reordered
+            if isinstance(imported.event, Deposited)
+        ],
         source="old",
     )
-    assert (again.stored, again.different) == (0, len(given_events) - new)
+    assert (again.stored, again.different) == (0, len(reordered) - new)
 
 
-async def test_a_repetition_beside_commands_on_the_same_aggregates_stores_nothing_twice(jet: Jet) -> None:
+async def test_a_repeated_import_beside_commands_stores_no_event_twice(jet: Jet) -> None:
     accounts = jet.repository(Account)
-    events = [replace(one, at=None) for number in range(30) for one in deposits(50, f"a-{number}")]
+    events = [replace(imported, at=None) for number in range(30) for imported in deposits(50, f"a-{number}")]
     await jet.append_many(events[:1_010], source="old")
-    given = asyncio.Event()
+    is_compared = asyncio.Event()
 
     async def source() -> AsyncIterator[Imported]:
-        for number, one in enumerate(events):
+        for number, imported in enumerate(events):
             if number == 1_005:  # the first batch is compared, the commands come in between
-                given.set()
+                is_compared.set()
                 await asyncio.sleep(0)
-            yield one
+            yield imported
 
     async def commands() -> None:
-        await given.wait()
+        await is_compared.wait()
         for number in range(30):
             await accounts.execute(f"a-{number}", Account.deposit, Decimal(100))
 
@@ -277,22 +283,22 @@ async def test_a_repetition_beside_commands_on_the_same_aggregates_stores_nothin
     assert (report.stored, report.skipped, report.different) == (490, 1_010, 0)
     for number in range(30):
         assert (await accounts.load(f"a-{number}")).balance == Decimal(150)
-        assert [one.version for one in await accounts.history(f"a-{number}")] == list(range(1, 52))
+        assert [event.version for event in await accounts.history(f"a-{number}")] == list(range(1, 52))
 
 
-async def test_events_before_one_that_cannot_be_imported_are_stored_in_whole_batches(jet: Jet) -> None:
+async def test_whole_batches_before_an_invalid_event_are_stored(jet: Jet) -> None:
     with pytest.raises(UsageError, match="which is not one of its events"):
         await jet.append_many([*openings(2_500), Imported(Account, "a", Counted(amount=1))], source="old")
     assert (await jet.log()).last == 2_000
 
 
-async def test_of_two_faults_the_one_of_the_earlier_event_is_raised(jet: Jet) -> None:
+async def test_the_fault_of_the_earlier_event_is_raised(jet: Jet) -> None:
     events = [*openings(990), *deposits(2)[::-1], *openings(500, "d"), Imported(Account, "a", Counted(amount=1))]
     with pytest.raises(Refused, match="Event 2 of account 'a'"):
         await jet.append_many(events, source="old")
 
 
-async def test_a_cancelled_import_leaves_batches_and_goes_on_later(jet: Jet) -> None:
+async def test_a_cancelled_import_leaves_whole_batches_and_is_resumed(jet: Jet) -> None:
     events, begun = openings(5_000), asyncio.Event()
     task = asyncio.create_task(jet.append_many(events, source="old", progress=lambda _: begun.set()))
     await begun.wait()
@@ -305,7 +311,7 @@ async def test_a_cancelled_import_leaves_batches_and_goes_on_later(jet: Jet) -> 
     assert (await jet.log()).last == 5_000
 
 
-async def test_an_import_into_a_log_that_was_set_back_blames_no_other_writer(tmp_path: Path) -> None:
+async def test_an_import_into_a_log_that_was_set_back_does_not_blame_another_writer(tmp_path: Path) -> None:
     bank = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     with NatsServer(tmp_path / "server", sync_interval="1m") as server:
         async with bank.connect(servers=server.url) as jet:

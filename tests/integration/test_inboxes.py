@@ -1,4 +1,4 @@
-"""Inboxes on a real server: another stream's messages become commands here, once each."""
+"""Inboxes on a real server turn each message of another stream into a command, once."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class Order:
 
 @dataclass
 class Desk:
-    """What the handler needs: it remembers what reached it, and fails where it is told to."""
+    """The dependency of the handler: it records messages, and makes the handler fail on demand."""
 
-    seen: list[Incoming[Paid]] = field(default_factory=list[Incoming[Paid]])
+    received: list[Incoming[Paid]] = field(default_factory=list[Incoming[Paid]])
     keys: list[str] = field(default_factory=list[str])
     fails: Callable[[Paid], bool] = lambda paid: False
 
-    def told(self, after: int = 0) -> dict[int, Incoming[Paid]]:
-        """What reached it by position, each once: a handler may be given the same again. Those before `after` not."""
-        return {message.position: message for message in self.seen[after:]}
+    def by_position(self, after: int = 0) -> dict[int, Incoming[Paid]]:
+        """Return the received messages by position, without the first `after` deliveries."""
+        return {message.position: message for message in self.received[after:]}
 
 
 def app_of(desk: Desk, stream: str, *, start: Any = "beginning") -> App:
     @inbox("payments", stream=stream, subject=f"{stream}.pay.>", start=start, retry=Retry(tries=2, first_s=0.01))
     async def payments(message: Incoming[Paid], to: Reaction[Desk]) -> None:
-        to.deps.seen.append(message)
+        to.deps.received.append(message)
         to.deps.keys.append(to.key)
         if to.deps.fails(message.data):
             raise ValueError("not today")
@@ -101,10 +101,10 @@ async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
 
 
 async def send(jet: Jet, app: App, name: str, body: Any, where: str = "pay") -> None:
-    """What another program publishes."""
+    """Publish a message to the stream of the inbox, as another program would."""
     assert jet.client is not None
-    told = body if isinstance(body, bytes) else json.dumps(body).encode()
-    await jet.client.request(f"{app.inboxes['payments'].stream}.{where}.{name}", told)
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    await jet.client.request(f"{app.inboxes['payments'].stream}.{where}.{name}", payload)
 
 
 def cloud(name: str, order: str, cents: int) -> dict[str, Any]:
@@ -123,37 +123,37 @@ async def is_paid(jet: Jet, cents: int) -> None:
     await eventually(look)
 
 
-async def test_messages_become_commands_once_though_they_come_again(
+async def test_a_message_becomes_a_command_once_though_it_is_delivered_again(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
     await send(jet, app, "o1", {"order": "o1", "cents": 5})
     await send(jet, app, "o1", cloud("c1", "o1", 7))
     await send(jet, app, "o2", cloud("c2", "o2", 9))
-    await send(jet, app, "o3", cloud("c3", "o3", 11), "other")  # of no interest
+    await send(jet, app, "o3", cloud("c3", "o3", 11), "other")  # on a subject that the inbox does not read
     async with working(app, settings):
-        await until(lambda: len(desk.told()) == 3)
-        await send(jet, app, "o1", cloud("c1", "o1", 7))  # the same event, told again
-        await until(lambda: len(desk.told()) == 4)
+        await until(lambda: len(desk.by_position()) == 3)
+        await send(jet, app, "o1", cloud("c1", "o1", 7))  # the same event, published again
+        await until(lambda: len(desk.by_position()) == 4)
     assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [12, 9, 0]
-    first, second = desk.told()[1], desk.told()[2]
+    first, second = desk.by_position()[1], desk.by_position()[2]
     assert (first.position, first.source, first.data) == (1, "", Paid(order="o1", cents=5))
     assert (second.id, second.source, second.subject.rpartition(".")[2]) == ("c1", "https://pay.example", "o1")
     assert "payments/https://pay.example/c1" in desk.keys
     (recorded, *_) = await jet.repository(Order).history("o2")
     assert recorded.metadata.actor == "inbox:payments"
     assert recorded.metadata.causation == "https://pay.example c2"
-    # From the beginning again: every command is known.
+    # Read again from the beginning: every command is known.
     assert jet.client is not None
     cursors = Cursors(jet.client, jet.name)
     at = await cursor_at(jet.store, jet.client, declarations_of(app)["payments"], 0)
     await cursor_control.set_position(cursors, at)
-    before = len(desk.seen)
+    before = len(desk.received)
     async with working(app, settings):
-        await until(lambda: len(desk.told(before)) == 4)
+        await until(lambda: len(desk.by_position(before)) == 4)
     assert [await paid(jet, order) for order in ("o1", "o2")] == [12, 9]
 
 
-async def test_what_is_no_message_of_its_kind_is_parked_and_the_others_go_on(
+async def test_messages_that_cannot_be_decoded_are_quarantined_and_the_others_are_handled(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
     assert jet.client is not None
@@ -162,26 +162,26 @@ async def test_what_is_no_message_of_its_kind_is_parked_and_the_others_go_on(
         await send(jet, app, "o1", b"no json")
         await send(jet, app, "o2", {"order": "o2"})
         await send(jet, app, "o3", {"order": "o3", "cents": 3})
-        await until(lambda: list(desk.told()) == [3])
+        await until(lambda: list(desk.by_position()) == [3])
 
         async def both() -> list[Any]:
-            found = await cursor_control.listed(cursors, "payments")
-            return found if len(found) == 2 else []
+            entries = await cursor_control.listed(cursors, "payments")
+            return entries if len(entries) == 2 else []
 
         parked = await eventually(both)
-        assert all("it cannot be decoded" in one.reason for one in parked)
-        await cursor_control.drop(cursors, "payments", [one.position for one in parked])
+        assert all("it cannot be decoded" in entry.reason for entry in parked)
+        await cursor_control.drop(cursors, "payments", [entry.position for entry in parked])
 
         async def none() -> bool:
             return not await cursors.parked("payments")
 
         await eventually(none)
         await send(jet, app, "o1", {"order": "o1", "cents": 1})
-        await until(lambda: list(desk.told()) == [3, 4])
+        await until(lambda: list(desk.by_position()) == [3, 4])
     assert [await paid(jet, order) for order in ("o1", "o3")] == [1, 3]
 
 
-async def test_cloud_events_that_have_no_id_of_their_own_are_parked_and_not_taken_for_repetitions(
+async def test_cloud_events_without_an_id_are_quarantined_and_not_treated_as_duplicates(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
     assert jet.client is not None
@@ -191,16 +191,16 @@ async def test_cloud_events_that_have_no_id_of_their_own_are_parked_and_not_take
     async with working(app, settings):
 
         async def all_parked() -> list[Any]:
-            found = await cursor_control.listed(cursors, "payments")
-            return found if len(found) == 4 else []
+            entries = await cursor_control.listed(cursors, "payments")
+            return entries if len(entries) == 4 else []
 
         parked = await eventually(all_parked)
-        await until(lambda: list(desk.told()) == [5])
-    assert ["each CloudEvent needs text of its own" in one.reason for one in parked] == [True] * 4
-    assert desk.told()[5].id == "7"
+        await until(lambda: list(desk.by_position()) == [5])
+    assert ["each CloudEvent needs text of its own" in entry.reason for entry in parked] == [True] * 4
+    assert desk.by_position()[5].id == "7"
 
 
-async def test_a_cloud_event_of_another_type_is_parked_though_its_fields_fit(settings: Settings) -> None:
+async def test_a_cloud_event_of_another_type_is_quarantined_though_its_fields_fit(settings: Settings) -> None:
     stream = f"shop-{fresh_name()}"
 
     @inbox("payments", stream=stream, subject=f"{stream}.>", start="beginning")
@@ -221,13 +221,15 @@ async def test_a_cloud_event_of_another_type_is_parked_though_its_fields_fit(set
             cursors = Cursors(jet.client, jet.name)
 
             async def parked() -> list[Any]:
-                return [one.reason for one in await cursor_control.listed(cursors, "payments")]
+                return [entry.reason for entry in await cursor_control.listed(cursors, "payments")]
 
             (reason,) = await eventually(parked)
     assert "its type 'order.refunded' is none of order.paid" in reason
 
 
-async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:
+async def test_a_message_whose_handler_fails_is_quarantined_and_retried(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
     assert jet.client is not None
     desk.fails = lambda paid: paid.cents == 2
     cursors = Cursors(jet.client, jet.name)
@@ -236,10 +238,10 @@ async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings
             await send(jet, app, "o", {"order": "o", "cents": cents})
 
         async def waits() -> list[Any]:
-            return [one for one in await cursor_control.listed(cursors, "payments") if one.blocked == 1]
+            return [entry for entry in await cursor_control.listed(cursors, "payments") if entry.blocked == 1]
 
-        (found,) = await eventually(waits)
-        assert found.reason == "ValueError: not today"
+        (entry,) = await eventually(waits)
+        assert entry.reason == "ValueError: not today"
         desk.fails = lambda paid: False
         await cursor_control.retry(cursors, "payments", None)
 
@@ -249,29 +251,29 @@ async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings
         await eventually(all_paid)
 
 
-async def test_a_stream_made_again_is_refused(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:
+async def test_a_recreated_stream_is_refused(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:
     assert jet.client is not None
     stream = app.inboxes["payments"].stream
     async with working(app, settings):
         await send(jet, app, "o", {"order": "o", "cents": 1})
-        await until(lambda: len(desk.told()) == 1)
+        await until(lambda: len(desk.by_position()) == 1)
     await jet.client.api(f"STREAM.DELETE.{stream}")
     await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
     await send(jet, app, "o", {"order": "o", "cents": 9})
 
     async def has_failed() -> bool:
-        (found,) = await status(app, settings)
-        return found.state == "failed"
+        (shown,) = await status(app, settings)
+        return shown.state == "failed"
 
     async with working(app, settings):
         await eventually(has_failed)
     assert await paid(jet, "o") == 1
 
 
-async def test_what_was_parked_of_a_stream_that_is_gone_is_given_up_with_it(
+async def test_quarantined_messages_of_a_deleted_stream_are_dropped(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
-    """Other messages have its positions now."""
+    """The positions of the old entries belong to other messages in the new stream."""
     assert jet.client is not None
     stream = app.inboxes["payments"].stream
     cursors = Cursors(jet.client, jet.name)
@@ -299,15 +301,15 @@ async def test_what_was_parked_of_a_stream_that_is_gone_is_given_up_with_it(
         2,
     ]
     async with working(app, settings):
-        await until(lambda: sorted(desk.told()) == [1, 2, 3])
+        await until(lambda: sorted(desk.by_position()) == [1, 2, 3])
     assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [4, 4, 4]
     assert await cursors.parked("payments") == []
 
 
-async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
+async def test_a_worker_follows_a_recreated_stream_once_its_cursor_is_moved(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
-    """A message without an id is named by its stream: by the one that it is in."""
+    """A message without an id is identified by its position and by the identity of its stream."""
     assert jet.client is not None
     stream, declared = app.inboxes["payments"].stream, declarations_of(app)["payments"]
     cursors = Cursors(jet.client, jet.name)
@@ -318,8 +320,8 @@ async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
         await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
 
         async def has_failed() -> bool:
-            (found,) = await status(app, settings)
-            return found.state == "failed"
+            (shown,) = await status(app, settings)
+            return shown.state == "failed"
 
         await eventually(has_failed)
         await send(jet, app, "o", {"order": "o", "cents": 5})
@@ -328,7 +330,7 @@ async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
         await is_paid(jet, 6)
 
 
-async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk) -> None:
+async def test_a_missing_stream_is_reported(settings: Settings, desk: Desk) -> None:
     app = app_of(desk, f"nowhere-{fresh_name()}")
     async with app.connect(settings) as jet:
         (unusable,) = (await jet.init()).unusable
@@ -336,7 +338,7 @@ async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk
         assert "of the inbox 'payments': it does not exist" in str(unusable)
 
 
-def test_the_faults_of_inboxes_are_told_at_once() -> None:
+def test_all_faults_of_inboxes_are_reported_together() -> None:
     @inbox("Bad", stream="", subject="a b", retry=Retry(tries=0))
     def bad(message: Paid) -> None:  # type: ignore[arg-type,misc]
         """Neither async, nor with a second parameter, nor annotated as an inbox wants it."""

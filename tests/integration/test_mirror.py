@@ -1,4 +1,4 @@
-"""A mirror of the log in another JetStream: made, compared, read from, and promoted when the log is gone."""
+"""A mirror of the log in another JetStream is created, compared, read, and promoted when the log is gone."""
 
 from __future__ import annotations
 
@@ -43,49 +43,49 @@ PATIENT_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regions]:
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regions]:
     with two_regions(tmp_path_factory.mktemp("regions"), APP) as regions:
         yield regions
 
 
 @pytest.fixture
-def settings(running: Regions, tmp_path: Path) -> Settings:
-    """Both regions, empty."""
-    for server in (running.west, running.east):
+def settings(regions: Regions, tmp_path: Path) -> Settings:
+    """Return settings for both regions, whose streams are deleted."""
+    for server in (regions.west, regions.east):
         with NatsConnection.open(Endpoint((server.url,))) as link:
             for name in link.api("STREAM.NAMES").get("streams") or ():
                 link.api(f"STREAM.DELETE.{name}")
-    return running.settings(tmp_path)
+    return regions.settings(tmp_path)
 
 
-async def reached(settings: Settings, position: int) -> None:
-    """Return once the mirror has a position."""
+async def wait_mirrored(settings: Settings, position: int) -> None:
+    """Wait until the mirror has a position."""
     async with asyncio.timeout(PATIENT_S):
         while mirrors.status(APP, settings).last < position:
             await asyncio.sleep(0.05)
 
 
-async def deposited(jet: Jet, count: int, account: str = "a-1") -> int:
+async def deposit(jet: Jet, count: int, account: str = "a-1") -> int:
     accounts = jet.repository(Account)
-    done = await accounts.execute(account, Account.open, "ada")
+    result = await accounts.execute(account, Account.open, "ada")
     for _ in range(count):
-        done = await accounts.execute(account, Account.deposit, Decimal(1))
-    return done.position
+        result = await accounts.execute(account, Account.deposit, Decimal(1))
+    return result.position
 
 
-async def mirrored(settings: Settings, count: int = 10) -> int:
-    """A log with some events, and its mirror; returns the last position."""
+async def create_mirrored_log(settings: Settings, count: int = 10) -> int:
+    """Create a log with some events and its mirror; return the last position."""
     async with bank.connect(settings) as jet:
         await jet.init()
-        last = await deposited(jet, count)
+        last = await deposit(jet, count)
     await asyncio.to_thread(mirrors.create, APP, settings, 1)
-    await reached(settings, last)
+    await wait_mirrored(settings, last)
     create_tables(Database(settings.database).sync_engine(), bank.projections.values())
     return last
 
 
-async def test_a_mirror_is_made_and_has_the_log_and_its_identity(settings: Settings) -> None:
-    last = await mirrored(settings)
+async def test_a_created_mirror_has_the_events_and_identity_of_the_log(settings: Settings) -> None:
+    last = await create_mirrored_log(settings)
     status = await asyncio.to_thread(mirrors.status, APP, settings)
     assert (status.last, status.lag, status.lag_s, status.fault, status.unreachable) == (last, 0, 0.0, None, None)
     assert status.log == status.mirror
@@ -93,11 +93,11 @@ async def test_a_mirror_is_made_and_has_the_log_and_its_identity(settings: Setti
 
 
 async def test_workers_and_tail_read_from_the_mirror(settings: Settings) -> None:
-    await mirrored(settings)
+    await create_mirrored_log(settings)
     async with AsyncExitStack() as stack:
         jet = await stack.enter_async_context(bank.connect(settings))
         await stack.enter_async_context(working(bank, settings))
-        last = await deposited(jet, 5)
+        last = await deposit(jet, 5)
         await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
         with NatsConnection.open(Endpoint.of(settings.for_reads())) as west:
             assert f"{balances.name}-r1" in west.api(f"CONSUMER.NAMES.{APP}")["consumers"]
@@ -107,7 +107,7 @@ async def test_workers_and_tail_read_from_the_mirror(settings: Settings) -> None
 
 
 async def test_a_rebuild_and_a_verification_read_from_the_mirror(settings: Settings) -> None:
-    last = await mirrored(settings)
+    last = await create_mirrored_log(settings)
     with NatsConnection.open(Endpoint.of(settings)) as east:
         report = await rebuild(bank, ["balances"], settings, engine="local")
         assert report.position == last
@@ -122,7 +122,7 @@ def west_api(settings: Settings, subject: str, body: object = None) -> dict[str,
 
 
 async def cut_off(settings: Settings) -> None:
-    """Let the mirror get nothing more: its origin is a stream that does not exist."""
+    """Stop the mirror's copying: its origin becomes a stream that does not exist."""
     with NatsConnection.open(Endpoint.of(settings.for_reads())) as link:
         state = link.ask(stream_info(APP))
         link.api(f"STREAM.DELETE.{APP}")
@@ -130,28 +130,28 @@ async def cut_off(settings: Settings) -> None:
         link.api(f"STREAM.CREATE.{APP}", copy)
 
 
-async def test_workers_wait_in_words_for_a_mirror_that_hears_nothing(settings: Settings) -> None:
-    await mirrored(settings)
+async def test_workers_wait_for_a_disconnected_mirror_and_report_it(settings: Settings) -> None:
+    await create_mirrored_log(settings)
     await cut_off(settings)
     status = await asyncio.to_thread(mirrors.status, APP, settings)
     assert status.lag == 11
     assert (status.lag_s or 0) > 0
     assert "has heard nothing yet from the log, and is 11 positions behind it" in (status.fault or "")
     async with bank.connect(settings) as jet, working(bank, settings):
-        # The worker says it in its own words once it has looked.
-        said = "mirror that workers read ends at position 0, and the log at 11|nothing yet from the log, and is 11"
-        with pytest.raises(NotCaughtUp, match=said):
+        # The message depends on whether the worker has read the mirror's state yet.
+        problem = "mirror that workers read ends at position 0, and the log at 11|nothing yet from the log, and is 11"
+        with pytest.raises(NotCaughtUp, match=problem):
             await jet.caught_up(balances, position=11, timeout_s=1.0)
 
 
-async def test_a_mirror_of_another_log_is_neither_read_nor_made_again(settings: Settings) -> None:
-    await mirrored(settings)
+async def test_a_mirror_of_another_log_is_neither_read_nor_replaced(settings: Settings) -> None:
+    await create_mirrored_log(settings)
     with NatsConnection.open(Endpoint.of(settings)) as east:
         east.api(f"STREAM.DELETE.{APP}")
     async with bank.connect(settings) as jet:
         await jet.init()
         for number in range(12):
-            await deposited(jet, 1, f"b-{number}")
+            await deposit(jet, 1, f"b-{number}")
         with pytest.raises(LogUnusable, match=r"it is of the log .*, and the log is .*mirror create` makes a mirror"):
             _ = [event async for event in jet.tail()]
     with pytest.raises(LogUnusable, match="it is of the log"):
@@ -163,32 +163,34 @@ async def test_a_mirror_of_another_log_is_neither_read_nor_made_again(settings: 
 
 
 async def test_a_mirror_without_its_first_events_is_not_read(settings: Settings) -> None:
-    last = await mirrored(settings)
+    last = await create_mirrored_log(settings)
     with NatsConnection.open(Endpoint.of(settings.for_reads())) as link:
         state = link.ask(stream_info(APP))
         link.api(f"STREAM.DELETE.{APP}")
         link.api(f"STREAM.CREATE.{APP}", {**state.config, "mirror": {**state.config["mirror"], "opt_start_seq": 5}})
-    await reached(settings, last)
+    await wait_mirrored(settings, last)
     async with bank.connect(settings) as jet:
         with pytest.raises(LogUnusable, match="positions 1 to 4 from its beginning are gone"):
             _ = [event async for event in jet.tail()]
 
 
-async def test_a_mirror_is_refused_where_it_could_not_be_one(settings: Settings, running: Regions) -> None:
+async def test_a_mirror_is_refused_in_the_domain_of_the_log_or_over_another_stream(
+    settings: Settings, regions: Regions
+) -> None:
     async with bank.connect(settings) as jet:
         await jet.init()
     with pytest.raises(UsageError, match="EVENTJET_READ_FROM is not set"):
         await asyncio.to_thread(mirrors.create, APP, replace(settings, read_from=None), 1)
-    same = replace(settings, read_from=(running.east.url,))
+    same_region = replace(settings, read_from=(regions.east.url,))
     with pytest.raises(UsageError, match="would be in the JetStream domain 'east', which has the log"):
-        await asyncio.to_thread(mirrors.create, APP, same, 1)
+        await asyncio.to_thread(mirrors.create, APP, same_region, 1)
     west_api(settings, f"STREAM.CREATE.{APP}", {**stream_config(APP, 1)})
     with pytest.raises(LogUnusable, match="it is no mirror"):
         await asyncio.to_thread(mirrors.create, APP, settings, 1)
 
 
-async def test_a_mirror_is_named_by_its_domain_too(settings: Settings) -> None:
-    last = await mirrored(settings)
+async def test_a_mirror_may_be_named_by_its_domain(settings: Settings) -> None:
+    last = await create_mirrored_log(settings)
     by_domain = replace(settings, read_from=("west",))
     status = await asyncio.to_thread(mirrors.status, APP, by_domain)
     assert (status.last, status.fault, status.crosses) == (last, None, None)
@@ -199,18 +201,18 @@ async def test_a_mirror_is_named_by_its_domain_too(settings: Settings) -> None:
 
 
 async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Settings) -> None:
-    await mirrored(settings)
+    await create_mirrored_log(settings)
     async with bank.connect(settings) as jet, working(bank, settings.for_log()):
         await jet.caught_up(balances, position=11, timeout_s=PATIENT_S)
     await cut_off(settings)
     async with bank.connect(settings) as jet, working(bank, settings):
-        last = await deposited(jet, 1, "b-2")
+        last = await deposit(jet, 1, "b-2")
         with pytest.raises(NotCaughtUp, match=r"it has reached position 0, and balances position 11\. This goes"):
             await jet.caught_up(balances, position=last, timeout_s=3.0)
 
 
-async def test_a_lake_that_is_ahead_of_the_mirror_is_not_told_of_a_lost_log(settings: Settings, tmp_path: Path) -> None:
-    last = await mirrored(settings)
+async def test_a_lake_ahead_of_the_mirror_is_not_reported_as_a_lost_log(settings: Settings, tmp_path: Path) -> None:
+    last = await create_mirrored_log(settings)
     url = str(tmp_path / "lake")
     assert (await lake.sync(bank, url, settings)).position == last
     await cut_off(settings)
@@ -220,28 +222,28 @@ async def test_a_lake_that_is_ahead_of_the_mirror_is_not_told_of_a_lost_log(sett
     assert (await lake.sync(bank, url, settings.for_log())).events == 0
 
 
-async def exchanged(settings: Settings, kept: int, to: int) -> None:
+async def exchange_events(settings: Settings, kept_last: int, last: int) -> None:
     """Let the log lose its events after a position, keep its identity, and grow again with others."""
     with NatsConnection.open(Endpoint.of(settings)) as east:
         state = east.ask(stream_info(APP))
-        records = [east.ask(message_at(APP, position)) for position in range(1, kept + 1)]
+        records = [east.ask(message_at(APP, position)) for position in range(1, kept_last + 1)]
         east.api(f"STREAM.DELETE.{APP}")
         east.api(f"STREAM.CREATE.{APP}", {**state.config, "metadata": state.metadata})
         for record in records:
             assert record is not None
             east.request(record[2].decode(), record[4], headers=record[3])
     async with bank.connect(settings.for_log()) as jet:
-        for number in range(to - kept):
+        for number in range(last - kept_last):
             await jet.repository(Account).execute(f"c-{number}", Account.open, "eve")
 
 
-async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(
+async def test_a_mirror_whose_events_differ_from_the_log_is_not_read(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = await mirrored(settings)
+    last = await create_mirrored_log(settings)
     async with bank.connect(settings) as jet, working(bank, settings):
         await jet.caught_up(balances, position=last, timeout_s=PATIENT_S)
-    await exchanged(settings, 6, last)
+    await exchange_events(settings, 6, last)
     differs = f"at position {last} it has the event .*, and the log has .*mirror create"
     async with bank.connect(settings) as jet:
         with pytest.raises(LogUnusable, match=differs):
@@ -258,14 +260,14 @@ async def test_a_mirror_with_events_that_the_log_exchanged_is_not_read(
                 await jet.caught_up(balances, position=last + 1, timeout_s=5.0)
 
 
-def test_events_that_were_exchanged_are_noticed_until_as_many_came_after_them() -> None:
+def test_compared_positions_double_their_distance_from_the_end() -> None:
     state = StreamState(APP, first=1, last=20, messages=20, deleted=0, bytes=0, subjects=1, metadata={}, config={})
     assert compared_positions(state) == [20, 19, 17, 13, 5]
     assert compared_positions(replace(state, first=14, messages=7)) == [20, 19, 17]
 
 
-async def test_a_worker_sees_that_the_mirror_was_promoted_though_the_log_is_silent(settings: Settings) -> None:
-    last = await mirrored(settings)
+async def test_a_worker_notices_a_promoted_mirror_while_the_log_is_silent(settings: Settings) -> None:
+    last = await create_mirrored_log(settings)
     stand = SimpleNamespace(name="balances", log="", position=last, event_id="")
     async with connected(settings.for_reads()) as west:
         log = identity_of(await west.run(reading_log_state(APP)))
@@ -285,63 +287,63 @@ async def _never(_: object) -> NoReturn:
 # Promotion.
 
 
-def killed(running: Regions, settings: Settings) -> Settings:
-    """The first region is gone; returns the settings of an application that goes on in the second."""
-    running.east.kill()
+def kill_log_region(regions: Regions, settings: Settings) -> Settings:
+    """Kill the first region; return the settings of an application that continues in the second."""
+    regions.east.kill()
     return replace(settings.for_reads(), database=settings.database)
 
 
-async def recorded(settings: Settings) -> int:
-    """Record one event more; returns its position."""
+async def record_event(settings: Settings) -> int:
+    """Record one more event; return its position."""
     async with bank.connect(settings) as jet:
         return (await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))).position
 
 
-async def test_a_mirror_is_never_taken_for_the_log(settings: Settings, running: Regions) -> None:
-    last = await mirrored(settings)
-    gone = "nats://127.0.0.1:9"
-    for servers in ((running.west.url,), (gone, running.west.url)):
+async def test_a_mirror_is_not_accepted_as_the_log(settings: Settings, regions: Regions) -> None:
+    last = await create_mirrored_log(settings)
+    unreachable = "nats://127.0.0.1:9"
+    for servers in ((regions.west.url,), (unreachable, regions.west.url)):
         confused = replace(settings, servers=servers)
-        for act in (
+        for call in (
             lambda: promotion.preview(bank, confused),  # noqa: B023
             lambda: promotion.promote(bank, confused, log_is_gone=True),  # noqa: B023
             lambda: mirrors.status(APP, confused),  # noqa: B023
             lambda: mirrors.create(APP, confused, 1, "$JS.east.API"),  # noqa: B023
         ):
             with pytest.raises(UsageError, match="lead to the stream 'bank' that EVENTJET_READ_FROM names"):
-                await asyncio.to_thread(act)
+                await asyncio.to_thread(call)
     assert not west_api(settings, f"STREAM.INFO.{APP}")["config"]["sealed"]  # type: ignore[index]
     promoted = await asyncio.to_thread(promotion.promote, bank, settings)
     with pytest.raises(UsageError, match="not to the log that it is a mirror of"):
-        await asyncio.to_thread(promotion.promote, bank, replace(settings, servers=(running.west.url,)))
+        await asyncio.to_thread(promotion.promote, bank, replace(settings, servers=(regions.west.url,)))
     assert promoted.end == last
-    assert await recorded(settings.for_reads()) == last + 1
+    assert await record_event(settings.for_reads()) == last + 1
 
 
-async def test_a_log_that_its_mirror_hears_is_not_promoted_away(settings: Settings) -> None:
-    last = await mirrored(settings)
-    unreached = replace(settings, servers=("nats://127.0.0.1:9",))
-    plan = await asyncio.to_thread(promotion.preview, bank, unreached)
+async def test_a_mirror_that_still_hears_its_log_is_not_promoted(settings: Settings) -> None:
+    last = await create_mirrored_log(settings)
+    unreachable = replace(settings, servers=("nats://127.0.0.1:9",))
+    plan = await asyncio.to_thread(promotion.preview, bank, unreachable)
     assert any("The mirror heard from it" in reason for reason in plan.unknown)
     with pytest.raises(UsageError, match=r"heard from it .* s ago: it is alive"):
-        await asyncio.to_thread(promotion.promote, bank, unreached)
+        await asyncio.to_thread(promotion.promote, bank, unreachable)
     assert "mirror" in west_api(settings, f"STREAM.INFO.{APP}")
-    assert (await asyncio.to_thread(promotion.promote, bank, unreached, log_is_gone=True)).end == last
+    assert (await asyncio.to_thread(promotion.promote, bank, unreachable, log_is_gone=True)).end == last
 
 
-async def test_nothing_is_sealed_for_a_mirror_that_is_cut_off(
+async def test_a_log_is_not_sealed_for_a_disconnected_mirror(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = await mirrored(settings)
+    last = await create_mirrored_log(settings)
     await cut_off(settings)
     monkeypatch.setattr(promotion, "CATCH_UP_S", 1.0)
     with pytest.raises(LogUnusable, match=r"heard nothing yet.*reached position 0 of 11.*Nothing was changed"):
         await asyncio.to_thread(promotion.promote, bank, settings)
-    assert await recorded(settings.for_log()) == last + 1
+    assert await record_event(settings.for_log()) == last + 1
 
 
 async def test_cursors_and_large_bodies_without_a_mirror_are_named_and_get_one(settings: Settings) -> None:
-    last = await mirrored(settings)
+    last = await create_mirrored_log(settings)
     objects = f"OBJ_{object_bucket(APP)}"
     with NatsConnection.open(Endpoint.of(settings)) as east:
         east.api(f"STREAM.CREATE.{objects}", objects_config(APP, 1))
@@ -350,7 +352,7 @@ async def test_cursors_and_large_bodies_without_a_mirror_are_named_and_get_one(s
     assert f"the log has '{objects}', of which there is no mirror" in (status.fault or "")
     with pytest.raises(LogUnusable, match=f"the log has '{objects}'.*mirror create"):
         await asyncio.to_thread(promotion.promote, bank, settings)
-    assert await recorded(settings.for_log()) == last + 1
+    assert await record_event(settings.for_log()) == last + 1
     assert await asyncio.to_thread(mirrors.create, APP, settings, 1) == [objects]
     assert (await asyncio.to_thread(mirrors.status, APP, settings)).fault is None
     assert (await asyncio.to_thread(promotion.promote, bank, settings)).end == last + 1
@@ -359,173 +361,173 @@ async def test_cursors_and_large_bodies_without_a_mirror_are_named_and_get_one(s
 
 
 @pytest.mark.slow
-async def test_a_promoted_mirror_is_the_log_and_checkpoints_and_tokens_go_on(tmp_path: Path) -> None:
-    with two_regions(tmp_path, APP) as running:
-        settings = running.settings(tmp_path)
-        await mirrored(settings)
+async def test_checkpoints_and_tokens_stay_valid_in_a_promoted_mirror(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as regions:
+        settings = regions.settings(tmp_path)
+        await create_mirrored_log(settings)
         async with bank.connect(settings) as jet, working(bank, settings):
-            done = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
-            await jet.caught_up(balances, token=done.token, timeout_s=PATIENT_S)
-        await reached(settings, done.position)
-        after = killed(running, settings)
+            result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
+            await jet.caught_up(balances, token=result.token, timeout_s=PATIENT_S)
+        await wait_mirrored(settings, result.position)
+        new_settings = kill_log_region(regions, settings)
         plan = await asyncio.to_thread(promotion.preview, bank, settings)
-        assert (plan.end, plan.new, plan.beyond, plan.log_last) == (done.position, "", (), None)
+        assert (plan.end, plan.new, plan.beyond, plan.log_last) == (result.position, "", (), None)
         assert "the old log is not reached" in plan.unknown[0]
         assert "refused the connection" in plan.unknown[1]
         assert "eventjet dev" not in plan.unknown[1]
         promoted = await asyncio.to_thread(promotion.promote, bank, settings)
-        assert (promoted.end, promoted.old, promoted.moved) == (done.position, plan.old, 2)
-        again = await asyncio.to_thread(promotion.promote, bank, settings)
-        assert (again.new, again.end, again.moved) == (promoted.new, promoted.end, 0)
-        async with bank.connect(after) as jet, working(bank, after):
+        assert (promoted.end, promoted.old, promoted.moved) == (result.position, plan.old, 2)
+        second = await asyncio.to_thread(promotion.promote, bank, settings)
+        assert (second.new, second.end, second.moved) == (promoted.new, promoted.end, 0)
+        async with bank.connect(new_settings) as jet, working(bank, new_settings):
             topology = await jet.init()
             assert (topology.identity, topology.drifts) == (promoted.new, ())
-            await jet.caught_up(balances, token=done.token, timeout_s=PATIENT_S)
+            await jet.caught_up(balances, token=result.token, timeout_s=PATIENT_S)
             account = await jet.repository(Account).load("a-1")
             assert account.balance == 15
-            more = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
-            assert more.position == done.position + 1
-            await jet.caught_up(balances, token=more.token, timeout_s=PATIENT_S)
-            assert (await verify(bank, "balances", after, engine="local")).differences == 0
-        running.east.start()
+            next_result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+            assert next_result.position == result.position + 1
+            await jet.caught_up(balances, token=next_result.token, timeout_s=PATIENT_S)
+            assert (await verify(bank, "balances", new_settings, engine="local")).differences == 0
+        regions.east.start()
         fenced = await asyncio.to_thread(promotion.promote, bank, settings)
-        assert (fenced.sealed, fenced.log_last, fenced.beyond) == (True, done.position, ())
+        assert (fenced.sealed, fenced.log_last, fenced.beyond) == (True, result.position, ())
         async with bank.connect(settings.for_log()) as jet:
             with pytest.raises(Refused, match="sealed"):
                 await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
 
 
 @pytest.mark.slow
-async def test_what_the_mirror_lacks_is_named_and_refused(tmp_path: Path) -> None:
-    with two_regions(tmp_path, APP) as running:
-        settings = running.settings(tmp_path)
-        last = await mirrored(settings)
-        running.west.kill()
+async def test_positions_beyond_a_promoted_mirror_are_named_and_refused(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as regions:
+        settings = regions.settings(tmp_path)
+        last = await create_mirrored_log(settings)
+        regions.west.kill()
         async with bank.connect(settings) as jet, working(bank, settings.for_log()):
-            lost = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
-            await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
-        after = killed(running, settings)
-        running.west.start()
+            lost_result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
+            await jet.caught_up(balances, token=lost_result.token, timeout_s=PATIENT_S)
+        new_settings = kill_log_region(regions, settings)
+        regions.west.start()
         promoted = await asyncio.to_thread(promotion.promote, bank, settings, log_is_gone=True)
         assert promoted.end == last
-        named = {(each.what, each.position) for each in promoted.beyond}
-        assert named >= {("the read model 'balances', revision 1", lost.position)}
-        assert promoted.known_last == lost.position
-        async with bank.connect(after) as jet:
-            more = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
-            assert more.position == lost.position
-            async with working(bank, after):
+        losses = {(loss.what, loss.position) for loss in promoted.beyond}
+        assert losses >= {("the read model 'balances', revision 1", lost_result.position)}
+        assert promoted.known_last == lost_result.position
+        async with bank.connect(new_settings) as jet:
+            result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+            assert result.position == lost_result.position
+            async with working(bank, new_settings):
                 with pytest.raises(NotCaughtUp, match=promoted.old):
-                    await jet.caught_up(balances, position=more.position, timeout_s=PATIENT_S)
-        await rebuild(bank, ["balances"], after, engine="local")
-        assert (await verify(bank, "balances", after, engine="local")).differences == 0
-        async with bank.connect(after) as jet:
+                    await jet.caught_up(balances, position=result.position, timeout_s=PATIENT_S)
+        await rebuild(bank, ["balances"], new_settings, engine="local")
+        assert (await verify(bank, "balances", new_settings, engine="local")).differences == 0
+        async with bank.connect(new_settings) as jet:
             with pytest.raises(NotCaughtUp, match=f"and the position is of the log {promoted.old}"):
-                await jet.caught_up(balances, token=lost.token, timeout_s=PATIENT_S)
-        running.east.start()
+                await jet.caught_up(balances, token=lost_result.token, timeout_s=PATIENT_S)
+        regions.east.start()
         fenced = await asyncio.to_thread(promotion.promote, bank, settings)
-        assert ("the old log", lost.position) in [(each.what, each.position) for each in fenced.beyond]
+        assert ("the old log", lost_result.position) in [(loss.what, loss.position) for loss in fenced.beyond]
 
 
 @pytest.mark.slow
 async def test_a_log_that_answers_is_sealed_and_moves_without_a_loss(tmp_path: Path) -> None:
-    with two_regions(tmp_path, APP) as running:
-        settings = running.settings(tmp_path)
-        await mirrored(settings)
+    with two_regions(tmp_path, APP) as regions:
+        settings = regions.settings(tmp_path)
+        await create_mirrored_log(settings)
         async with bank.connect(settings) as jet:
-            last = await deposited(jet, 20, "b-1")
+            last = await deposit(jet, 20, "b-1")
             promoted = await asyncio.to_thread(promotion.promote, bank, settings)
             assert (promoted.end, promoted.sealed, promoted.beyond) == (last, True, ())
             with pytest.raises(Refused, match="sealed"):
                 await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
         async with bank.connect(settings.for_reads()) as jet:
-            done = await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
-            assert done.position == last + 1
+            result = await jet.repository(Account).execute("b-1", Account.deposit, Decimal(1))
+            assert result.position == last + 1
 
 
 @pytest.mark.slow
-async def test_workers_of_a_log_that_moved_leave_the_read_models_to_those_of_the_new_log(tmp_path: Path) -> None:
-    with two_regions(tmp_path, APP) as running:
-        settings = running.settings(tmp_path)
-        last = await mirrored(settings)
-        # These read the log itself, which goes on answering.
+async def test_workers_of_a_sealed_log_yield_to_workers_of_the_promoted_log(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP) as regions:
+        settings = regions.settings(tmp_path)
+        last = await create_mirrored_log(settings)
+        # These workers read the log itself, which still answers.
         async with bank.connect(settings) as jet, working(bank, replace(settings, read_from=None)):
             await jet.caught_up("balances", position=last, timeout_s=PATIENT_S)
             await asyncio.to_thread(promotion.promote, bank, settings)
-            after = replace(settings.for_reads(), database=settings.database)
-            async with bank.connect(after) as moved, working(bank, after):
-                done = await moved.repository(Account).execute("new", Account.open, "new")
-                await moved.caught_up("balances", token=done.token, timeout_s=PATIENT_S)
+            new_settings = replace(settings.for_reads(), database=settings.database)
+            async with bank.connect(new_settings) as new_jet, working(bank, new_settings):
+                result = await new_jet.repository(Account).execute("new", Account.open, "new")
+                await new_jet.caught_up("balances", token=result.token, timeout_s=PATIENT_S)
 
 
 @pytest.mark.slow
-def test_the_commands_say_what_they_see_and_ask_before_they_promote(
+def test_mirror_commands_report_status_and_confirm_a_promotion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with two_regions(tmp_path, APP) as running:
-        settings = running.settings(tmp_path)
-        environ = {"APP": "eventjet.examples.bank.app:bank", "SERVERS": running.east.url, "DATABASE": settings.database}
+    with two_regions(tmp_path, APP) as regions:
+        settings = regions.settings(tmp_path)
+        environ = {"APP": "eventjet.examples.bank.app:bank", "SERVERS": regions.east.url, "DATABASE": settings.database}
         for name, value in environ.items():
             monkeypatch.setenv(f"EVENTJET_{name}", value)
         assert main(["init"]) == 0
         assert main(["mirror", "status"]) == 2
         assert "EVENTJET_READ_FROM is not set" in capsys.readouterr().err
-        monkeypatch.setenv("EVENTJET_READ_FROM", running.west.url)
+        monkeypatch.setenv("EVENTJET_READ_FROM", regions.west.url)
         assert main(["mirror", "status"]) == 1
         assert "`eventjet mirror create` makes it" in capsys.readouterr().out
         assert main(["mirror", "create", "--origin-api", "$JS.east.API"]) == 0
         assert "created  mirror bank" in capsys.readouterr().out
         assert main(["mirror", "status", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["stream"], told["lag"], told["crosses"], told["fault"]) == ("bank", 0, False, None)
+        status = json.loads(capsys.readouterr().out)
+        assert (status["stream"], status["lag"], status["crosses"], status["fault"]) == ("bank", 0, False, None)
         assert main(["doctor"]) == 0
         assert "events are read at" in capsys.readouterr().out
         assert main(["mirror", "promote", "--dry-run"]) == 0
         assert "will be sealed, for good" in capsys.readouterr().out
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-        monkeypatch.setenv("EVENTJET_READ_FROM", running.west.url.replace("//", "//ada:s3cret@"))
+        monkeypatch.setenv("EVENTJET_READ_FROM", regions.west.url.replace("//", "//ada:s3cret@"))
         assert main(["mirror", "promote"]) == 1
-        asked = capsys.readouterr().err
-        assert "Nothing was changed." in asked
-        assert "s3cret" not in asked
-        monkeypatch.setenv("EVENTJET_SERVERS", running.west.url.replace("//", "//ada:s3cret@"))
+        prompt = capsys.readouterr().err
+        assert "Nothing was changed." in prompt
+        assert "s3cret" not in prompt
+        monkeypatch.setenv("EVENTJET_SERVERS", regions.west.url.replace("//", "//ada:s3cret@"))
         assert main(["mirror", "create", "--origin-api", "$JS.east.API"]) == 2
-        mistaken = capsys.readouterr().err
-        assert running.west.url in mistaken
-        assert "s3cret" not in mistaken
-        monkeypatch.setenv("EVENTJET_SERVERS", running.east.url)
+        error = capsys.readouterr().err
+        assert regions.west.url in error
+        assert "s3cret" not in error
+        monkeypatch.setenv("EVENTJET_SERVERS", regions.east.url)
         assert main(["mirror", "promote", "--yes", "--log-is-gone"]) == 0
-        said = capsys.readouterr().out
-        assert "promoted bank is the log" in said
-        assert "Name these servers in EVENTJET_SERVERS" in said
+        output = capsys.readouterr().out
+        assert "promoted bank is the log" in output
+        assert "Name these servers in EVENTJET_SERVERS" in output
         assert main(["doctor"]) == 1
         assert "it may be a mirror that was" in capsys.readouterr().out
 
 
-async def test_where_what_is_stored_crosses_the_link_nothing_is_promoted(tmp_path: Path) -> None:
-    with two_regions(tmp_path, APP, deny=()) as running:
-        settings = running.settings(tmp_path)
-        last = await mirrored(settings)
+async def test_nothing_is_promoted_while_stored_subjects_cross_the_link(tmp_path: Path) -> None:
+    with two_regions(tmp_path, APP, deny=()) as regions:
+        settings = regions.settings(tmp_path)
+        last = await create_mirrored_log(settings)
         # Between two domains the server itself lets no key of a bucket cross.
         crosses = {subject for subject in stored(APP) if not subject.startswith("$KV.")}
-        assert await asyncio.to_thread(crossing, running.east.url, running.west.url, APP) == crosses
+        assert await asyncio.to_thread(crossing, regions.east.url, regions.west.url, APP) == crosses
         assert (await asyncio.to_thread(mirrors.status, APP, settings)).crosses
-        for act in (promotion.preview, promotion.promote):
+        for call in (promotion.preview, promotion.promote):
             with pytest.raises(LogUnusable, match=r"both would store it.*Deny bank\.>.*Nothing was changed"):
-                await asyncio.to_thread(act, bank, settings)
-        assert await recorded(settings.for_log()) == last + 1
+                await asyncio.to_thread(call, bank, settings)
+        assert await record_event(settings.for_log()) == last + 1
 
 
-def test_what_an_app_stores_does_not_cross_the_link_that_denies_it(running: Regions) -> None:
-    assert crossing(running.east.url, running.west.url, APP) == set()
+def test_denied_subjects_do_not_cross_the_link(regions: Regions) -> None:
+    assert crossing(regions.east.url, regions.west.url, APP) == set()
 
 
 @pytest.mark.slow
 async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> None:
     town = Town()
     app = app_of(town, name="town")
-    with two_regions(tmp_path, app.name) as running:
-        settings = running.settings(tmp_path)
+    with two_regions(tmp_path, app.name) as regions:
+        settings = regions.settings(tmp_path)
         async with app.connect(settings) as jet:
             await jet.init()
             created = await asyncio.to_thread(mirrors.create, app.name, settings, 1)
@@ -537,18 +539,18 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
             last = (await jet.log()).last
         with (
             NatsConnection.open(Endpoint.of(settings)) as east,
-            NatsConnection.open(Endpoint((running.west.url,))) as west,
+            NatsConnection.open(Endpoint((regions.west.url,))) as west,
         ):
             streams = ("KV_town_cursors", "town")
             await until(lambda: [west.ask(stream_info(name)).last for name in streams] == [
                 east.ask(stream_info(name)).last for name in streams
             ])  # fmt: skip
-        after = killed(running, settings)
+        new_settings = kill_log_region(regions, settings)
         promoted = await asyncio.to_thread(promotion.promote, app, settings, log_is_gone=True)
         assert (promoted.end, promoted.moved, promoted.beyond) == (last, 1, ())
-        async with app.connect(after) as jet:
+        async with app.connect(new_settings) as jet:
             assert (await jet.init()).cursors == ()
-            async with working(app, after):
+            async with working(app, new_settings):
                 await jet.repository(Bell).execute("one", Bell.ring, 5)
                 await until(lambda: town.order("one") == list(range(6)))
 
@@ -558,11 +560,11 @@ class Filing:
 
     def __init__(self, name: str = "papers") -> None:
         self.filed: list[int] = []
-        seen = self.filed
+        positions = self.filed
 
         @reactor("filing", start="beginning")
         async def filing(event: Recorded[Filed], to: Reaction[object]) -> None:
-            seen.append(event.position)
+            positions.append(event.position)
 
         self.app = App(name, aggregates=[Document], reactors=[filing])
 
@@ -580,14 +582,14 @@ class Interrupted(Exception):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_alive", [True, False])
-async def test_a_promotion_that_was_interrupted_anywhere_goes_on(
+async def test_an_interrupted_promotion_can_be_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
 ) -> None:
     filing = Filing()
     app = filing.app
     places = ["ready", "sealed", "stream", "stream", "stream", "promoted", "checkpoints"]
-    with two_regions(tmp_path, app.name) as running:
-        settings = running.settings(tmp_path)
+    with two_regions(tmp_path, app.name) as regions:
+        settings = regions.settings(tmp_path)
         async with app.connect(settings) as jet:
             await jet.init()
             assert len(await asyncio.to_thread(mirrors.create, app.name, settings, 1)) == 3
@@ -596,15 +598,15 @@ async def test_a_promotion_that_was_interrupted_anywhere_goes_on(
                 await until(lambda: len(filing.filed) == 3)
         with (
             NatsConnection.open(Endpoint.of(settings)) as east,
-            NatsConnection.open(Endpoint((running.west.url,))) as west,
+            NatsConnection.open(Endpoint((regions.west.url,))) as west,
         ):
-            names = [str(each["name"]) for each in mirrored_configs(app.name, 1)]
+            names = [str(config["name"]) for config in mirrored_configs(app.name, 1)]
             await until(lambda: [west.ask(stream_info(name)).last for name in names] == [
                 east.ask(stream_info(name)).last for name in names
             ])  # fmt: skip
-        after = replace(settings.for_reads(), database=settings.database)
+        new_settings = replace(settings.for_reads(), database=settings.database)
         if not is_alive:
-            running.east.kill()
+            regions.east.kill()
             del places[:2]
         for number, place in enumerate(places):
             rest = places[number:].count(place) and places[: number + 1].count(place)
@@ -621,9 +623,9 @@ async def test_a_promotion_that_was_interrupted_anywhere_goes_on(
         if is_alive:
             promoted = await asyncio.to_thread(promotion.promote, app, settings)
             assert (promoted.end, promoted.sealed, promoted.beyond) == (3, True, ())
-        async with app.connect(after) as jet:  # the worker adopts a cursor that the promotion has not moved
+        async with app.connect(new_settings) as jet:  # the worker adopts a cursor that the promotion has not moved
             await jet.init()
-            async with working(app, after):
+            async with working(app, new_settings):
                 bodies.append(await filing.file(jet, 3))
                 await until(lambda: len(filing.filed) == 4)
             assert sorted(filing.filed) == [1, 2, 3, 4]

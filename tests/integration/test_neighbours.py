@@ -1,4 +1,4 @@
-"""What is wrong with one thing keeps nothing else from work, at the start or later; it is told, and heals by itself."""
+"""A fault of one component stops no other component; it is reported, and its repair is noticed."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def sums(row: Ring | None, event: Recorded[Rung]) -> Ring:
 
 
 class Town:
-    """An app that has one of everything, its connection, and what can be wrong with its surroundings."""
+    """An app with one component of every kind, its connection, and ways to break its surroundings."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -128,7 +128,7 @@ class Town:
             await to.repository(Tower).execute("post", Tower.count, "post", message.data.n)
 
         @asynccontextmanager
-        async def opened() -> AsyncGenerator[None]:
+        async def open_deps() -> AsyncGenerator[None]:
             if not self.opens:
                 raise ConnectionRefusedError("nobody at the gate")
             yield
@@ -140,7 +140,7 @@ class Town:
             reactors=[echo, post],
             publications=[abroad],
             processes=[Nap],
-            deps=opened,
+            deps=open_deps,
         )
 
     async def ask(self, verb: str, body: object = None) -> None:
@@ -150,30 +150,30 @@ class Town:
         await self.jet.client.ask(create_stream({"name": name, "subjects": [f"{name}.>"], **more}))
 
     async def edit(self, name: str, **more: Any) -> None:
-        found = await self.jet.client.ask(stream_info(name))
-        await self.jet.client.ask(update_stream({**found.config, **more}))
+        state = await self.jet.client.ask(stream_info(name))
+        await self.jet.client.ask(update_stream({**state.config, **more}))
 
     async def ready(self) -> None:
-        """As deploys leave it."""
+        """Create streams, cursors and tables as a deploy does."""
         await self.make(self.public, allow_atomic=True)
         await self.make(self.foreign)
         await self.init()
 
     async def init(self) -> None:
         await self.jet.init()
-        # In a thread: a worker of this loop may have the file's write lock, and has to go on to let go of it.
+        # In a thread: a worker of this loop may hold the file's write lock, and must run to release it.
         engine = Database(self.settings.database).sync_engine()
         await asyncio.to_thread(create_tables, engine, self.app.projections.values())
 
     async def of(self, name: str) -> WorkStatus:
-        return next(one for one in await status(self.app, self.settings) if one.name == name)
+        return next(work_status for work_status in await status(self.app, self.settings) if work_status.name == name)
 
     async def is_done(self, name: str) -> bool:
-        found = await self.of(name)
-        return found.state == "active" and not found.lag_events and found.reason is None
+        work_status = await self.of(name)
+        return work_status.state == "active" and not work_status.lag_events and work_status.reason is None
 
     def rows(self, table: str = "rings") -> int:
-        # One that could write would wait for a worker of this very loop, which could not go on.
+        # A connection that may write would wait for a worker of this loop, which could not run.
         with reading(self.settings.database) as connection:
             return sum(connection.scalars(text(f"select rings from {table}")))
 
@@ -190,11 +190,11 @@ Change = Callable[[Town], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """One thing that is wrong, what is told of it, and how somebody mends it."""
+    """A fault of one component, the reason that is reported, and its repair."""
 
     name: str
     does: Change
-    told: str
+    problem: str
     mend: Change
 
 
@@ -202,11 +202,11 @@ def sql(town: Town, *statements: str) -> Awaitable[object]:
     return asyncio.to_thread(execute, town.settings.database, *statements)
 
 
-async def closed(town: Town) -> None:
+async def close_deps(town: Town) -> None:
     town.opens = False
 
 
-async def opened(town: Town) -> None:
+async def reopen_deps(town: Town) -> None:
     town.opens = True
 
 
@@ -249,7 +249,7 @@ WRONG = {
         "it does not exist. Run `eventjet init`",
         Town.init,
     ),
-    "deps that cannot be opened": Wrong("echo", closed, "ConnectionRefusedError", opened),
+    "deps that cannot be opened": Wrong("echo", close_deps, "ConnectionRefusedError", reopen_deps),
     "a table that is missing": Wrong("sums", lambda town: sql(town, "drop table sums"), "sums", Town.init),
     "a table that is declared otherwise": Wrong(
         "sums",
@@ -263,7 +263,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-async def test_what_is_wrong_with_one_at_the_start_keeps_nothing_else_from_work_and_heals_by_itself(
+async def test_a_fault_of_one_component_at_the_start_stops_no_other_and_its_repair_is_noticed(
     town: Town, wrong: Wrong, caplog: pytest.LogCaptureFixture
 ) -> None:
     await town.ready()
@@ -279,11 +279,15 @@ async def test_what_is_wrong_with_one_at_the_start_keeps_nothing_else_from_work_
         assert town.rows() == 1
 
         async def says_why() -> bool:
-            return wrong.told in str((await town.of(wrong.name)).reason)
+            return wrong.problem in str((await town.of(wrong.name)).reason)
 
         await eventually(says_why)
-        told = [one for one in caplog.records if one.levelno >= logging.WARNING and wrong.name in one.getMessage()]
-        assert 1 <= len(told) <= 3
+        records = [
+            record
+            for record in caplog.records
+            if record.levelno >= logging.WARNING and wrong.name in record.getMessage()
+        ]
+        assert 1 <= len(records) <= 3
         if wrong.name != "post":  # one that was made again is another
             await wrong.mend(town)
             await eventually(lambda: town.is_done(wrong.name))
@@ -291,12 +295,12 @@ async def test_what_is_wrong_with_one_at_the_start_keeps_nothing_else_from_work_
 
 async def is_done_without_sql(town: Town, name: str) -> bool:
     async with StatusReader(town.app, town.settings, [name]) as reader:
-        found = (await reader.read()).projections[0]
-    return found.state == "active" and not found.lag_events and found.reason is None
+        work_status = (await reader.read()).projections[0]
+    return work_status.state == "active" and not work_status.lag_events and work_status.reason is None
 
 
 @pytest.mark.parametrize("lacks", ["connections", "eventjet's tables"])
-async def test_a_database_that_is_away_at_the_start_keeps_nothing_from_work_that_needs_none(
+async def test_an_unreachable_database_at_the_start_stops_no_component_that_needs_none(
     town: Town, database: str, lacks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, away = make_url(database), Path(f"{make_url(database).database}.away")
@@ -331,9 +335,11 @@ async def test_a_database_that_is_away_at_the_start_keeps_nothing_from_work_that
         await town.jet.repository(Nap).execute("n", Nap.begin)
         for name in ("echo", "abroad", "post", "nap"):
             await eventually(lambda name=name: is_done_without_sql(town, name))
-        told = [one.getMessage() for one in caplog.records if getattr(one, "event", "") == "eventjet.trying_again"]
-        assert len(told) == 2
-        assert all("The database " in one for one in told), told
+        lines = [
+            record.getMessage() for record in caplog.records if getattr(record, "event", "") == "eventjet.trying_again"
+        ]
+        assert len(lines) == 2
+        assert all("The database " in line for line in lines), lines
         await asyncio.to_thread(take_away, False) if lacks == "connections" else await asyncio.to_thread(make_tables)
         for name in ("rings", "sums"):
             await eventually(lambda name=name: town.is_done(name))
@@ -350,9 +356,9 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize(("limit", "told"), FULL.values(), ids=FULL.keys())
-async def test_a_publication_whose_stream_is_full_waits_and_names_it_until_there_is_room(
-    town: Town, limit: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("limit", "limits"), FULL.values(), ids=FULL.keys())
+async def test_a_publication_waits_for_room_in_its_full_stream_and_names_it(
+    town: Town, limit: dict[str, Any], limits: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await town.ready()
     caplog.set_level(logging.WARNING, "eventjet")
@@ -360,7 +366,7 @@ async def test_a_publication_whose_stream_is_full_waits_and_names_it_until_there
 
     async def says_why() -> bool:
         reason = str((await town.of("abroad")).reason)
-        return reason.startswith("waiting since") and f"The stream '{town.public}' is full ({told})" in reason
+        return reason.startswith("waiting since") and f"The stream '{town.public}' is full ({limits})" in reason
 
     async with working(town.app, town.settings):
         await town.jet.repository(Bell).execute("b", Bell.ring, 1)
@@ -369,14 +375,14 @@ async def test_a_publication_whose_stream_is_full_waits_and_names_it_until_there
         await town.jet.repository(Bell).execute("b", Bell.ring, 2)
         await eventually(says_why)
         assert "server is up" not in caplog.text
-        assert sum(getattr(one, "event", "") == "eventjet.waits" for one in caplog.records) == 1
+        assert sum(getattr(record, "event", "") == "eventjet.waits" for record in caplog.records) == 1
         await eventually(lambda: town.is_done("echo"))
         await town.edit(town.public, **free)
         await eventually(lambda: town.is_done("abroad"))
     assert (await town.jet.client.ask(stream_info(town.public))).messages == 2
 
 
-async def test_a_reactor_whose_own_writes_the_full_log_refuses_waits_and_parks_nothing(town: Town) -> None:
+async def test_a_reactor_waits_for_a_full_log_and_quarantines_nothing(town: Town) -> None:
     await town.ready()
     bells = town.jet.repository(Bell)
     for n in (1, 2):
@@ -384,8 +390,8 @@ async def test_a_reactor_whose_own_writes_the_full_log_refuses_waits_and_parks_n
     await town.edit(town.app.name, max_msgs=2)
 
     async def says_why() -> bool:
-        found = await town.of("echo")
-        return f"The stream '{town.app.name}' is full (max_msgs 2; discard new)" in str(found.reason)
+        work_status = await town.of("echo")
+        return f"The stream '{town.app.name}' is full (max_msgs 2; discard new)" in str(work_status.reason)
 
     async with working(town.app, town.settings):
         await eventually(says_why)
@@ -399,11 +405,11 @@ async def test_a_reactor_whose_own_writes_the_full_log_refuses_waits_and_parks_n
     ]
 
 
-async def test_a_consumer_that_cannot_be_made_is_the_reason_of_what_needs_it(town: Town) -> None:
+async def test_a_consumer_that_cannot_be_created_is_the_reason_of_its_inbox(town: Town) -> None:
     await town.ready()
     await town.edit(town.public, allow_atomic=True)
-    found = await town.jet.client.ask(stream_info(town.foreign))
-    assert found.config["max_consumers"] == -1
+    state = await town.jet.client.ask(stream_info(town.foreign))
+    assert state.config["max_consumers"] == -1
     await town.ask(f"STREAM.DELETE.{town.foreign}")
     await town.make(town.foreign, max_consumers=1)
     await town.ask(
@@ -424,10 +430,10 @@ async def test_a_consumer_that_cannot_be_made_is_the_reason_of_what_needs_it(tow
         await eventually(lambda: town.is_done("post"))
 
 
-async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault_and_says_nothing_is_parked(
+async def test_a_reactor_that_cannot_quarantine_an_event_names_the_setting_of_its_bucket(
     eventjet_nats: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Terms that last longer than a look at the log and move nothing are no progress."""
+    """Lease sessions that last longer than a look at the log and move nothing are no progress."""
 
     @reactor("echo", on_error="quarantine", retry=Retry(tries=3, first_s=1.5, most_s=1.5))
     async def echo(event: Recorded[Rung], to: Reaction[None]) -> None:
@@ -444,27 +450,27 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
     async with app.connect(settings) as jet:
         await jet.init()
         bucket = f"KV_{cursor_bucket(app.name)}"
-        found = await jet.client.ask(stream_info(bucket))
-        await jet.client.ask(update_stream({**found.config, "allow_atomic": False}))
+        state = await jet.client.ask(stream_info(bucket))
+        await jet.client.ask(update_stream({**state.config, "allow_atomic": False}))
         await jet.repository(Bell).execute("b", Bell.ring, 1)
         async with working(app, settings):
             await eventually(says_why)
             assert "is quarantined" not in caplog.text
-            await jet.client.ask(update_stream({**found.config, "allow_atomic": True}))
+            await jet.client.ask(update_stream({**state.config, "allow_atomic": True}))
 
             async def has_parked() -> bool:
-                looked = (await status(app, settings))[0]
-                return looked.parked == 1 and looked.reason is None
+                work_status = (await status(app, settings))[0]
+                return work_status.parked == 1 and work_status.reason is None
 
             await eventually(has_parked)
     assert caplog.text.count("is quarantined") == 1
 
 
 @pytest.mark.slow
-async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that_read_one(
+async def test_a_consumer_paused_at_the_server_is_the_reason_of_its_reader(
     town: Town, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its heartbeats go on, so that it looks as if nothing came."""
+    """A paused consumer still sends heartbeats, as if there were no events."""
     await town.ready()
     until, log = "2999-01-01T00:00:00Z", town.app.name
     durables = {"rings": "rings-r1", "echo": "echo", "nap": "nap", "abroad": "abroad", "post": f"{log}-post"}
@@ -486,8 +492,8 @@ async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that
             await eventually(lambda name=name: says_why(name))
         await eventually(lambda: town.is_done("sums"))
         assert town.rows() == 0
-        told = [one for one in caplog.records if getattr(one, "event", "") == "eventjet.waits"]
-        assert len(told) == len(durables)
+        records = [record for record in caplog.records if getattr(record, "event", "") == "eventjet.waits"]
+        assert len(records) == len(durables)
         for name, durable in durables.items():
             await town.ask(f"CONSUMER.PAUSE.{town.foreign if name == 'post' else log}.{durable}", {})
         for name in durables:
@@ -496,32 +502,32 @@ async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that
 
 
 @pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}, {"max_bytes": 1}], ids=str)
-async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
+async def test_a_bucket_setting_that_blocks_cursors_is_the_reason_and_hides_no_other_status(
     town: Town, change: dict[str, Any]
 ) -> None:
     await town.ready()
     await town.edit(f"KV_{cursor_bucket(town.app.name)}", **change)
-    looked = {one.name: one for one in await status(town.app, town.settings)}
-    assert {"rings", "sums", "echo", "abroad", "post", "nap"} <= looked.keys()
+    statuses = {work_status.name: work_status for work_status in await status(town.app, town.settings)}
+    assert {"rings", "sums", "echo", "abroad", "post", "nap"} <= statuses.keys()
     for name in ("echo", "abroad", "post", "nap"):
-        assert looked[name].state == "failed"
-        assert next(iter(change)) in str(looked[name].reason)
-    assert looked["rings"].state == "new"
+        assert statuses[name].state == "failed"
+        assert next(iter(change)) in str(statuses[name].reason)
+    assert statuses["rings"].state == "new"
 
 
-async def test_a_limit_with_which_cursors_move_is_no_reason(town: Town) -> None:
+async def test_a_harmless_bucket_limit_is_not_a_reason(town: Town) -> None:
     await town.ready()
     await town.edit(f"KV_{cursor_bucket(town.app.name)}", max_msgs=1)
-    looked = {one.name: one for one in await status(town.app, town.settings)}
-    assert (looked["echo"].state, looked["echo"].reason) == ("active", None)
+    statuses = {work_status.name: work_status for work_status in await status(town.app, town.settings)}
+    assert (statuses["echo"].state, statuses["echo"].reason) == ("active", None)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("no_ack", True), ("max_bytes", 100)])
-async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(
+async def test_timers_that_cannot_be_set_are_the_reason_of_processes_only(
     town: Town, setting: str, value: object
 ) -> None:
     await town.ready()
     await town.edit(timer_stream(town.app.name), **{setting: value})
-    looked = {one.name: one for one in await status(town.app, town.settings)}
-    assert (looked["nap"].state, setting in str(looked["nap"].reason)) == ("failed", True)
-    assert (looked["echo"].state, looked["echo"].reason) == ("active", None)
+    statuses = {work_status.name: work_status for work_status in await status(town.app, town.settings)}
+    assert (statuses["nap"].state, setting in str(statuses["nap"].reason)) == ("failed", True)
+    assert (statuses["echo"].state, statuses["echo"].reason) == ("active", None)

@@ -1,4 +1,4 @@
-"""A connection belongs to the loop, and the process, that opened it: every other one is told so at once."""
+"""A connection belongs to the loop and the process that opened it: every other loop is refused at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def jet_of(app: App, server: NatsServer, *, in_memory: bool = False) -> As
 
 
 def uses_of(jet: Jet) -> dict[str, Use]:
-    """All that a connection has to await."""
+    """Return every awaitable operation of a connection."""
     accounts = jet.repository(Account)
     unknown = OutcomeUnknown((), (), "", ())
     return {
@@ -66,7 +66,7 @@ def uses_of(jet: Jet) -> dict[str, Use]:
         "skipped": jet.skipped,
         "close": jet.close,
         "tail": lambda: first(jet.tail()),
-        "service": lambda: entered(jet.service()),
+        "service": lambda: enter(jet.service()),
     }
 
 
@@ -74,65 +74,63 @@ async def first(events: Any) -> object:
     return await anext(events)
 
 
-async def entered(block: Any) -> object:
+async def enter(block: Any) -> object:
     return await block.__aenter__()
 
 
-async def left(block: Any) -> object:
+async def leave(block: Any) -> object:
     return await block.__aexit__(None, None, None)
 
 
-async def elsewhere(use: Use) -> object:
-    """What came of it in the loop of another thread: what it returned, or raised."""
+async def outcome_elsewhere(use: Use) -> object:
+    """Return what an operation returned or raised in the loop of another thread."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[object] = loop.create_future()
+    result: asyncio.Future[object] = loop.create_future()
 
     def run() -> None:
         try:
             outcome: object = asyncio.run(use())
         except BaseException as raised:  # noqa: BLE001  it is what the test asks for
             outcome = raised
-        loop.call_soon_threadsafe(done.set_result, outcome)
+        loop.call_soon_threadsafe(result.set_result, outcome)
 
     threading.Thread(target=run, daemon=True).start()
     async with asyncio.timeout(BOUND_S):
-        return await done
+        return await result
 
 
-async def refused_elsewhere(use: Use, why: str = ANOTHER) -> None:
-    outcome = await elsewhere(use)
+async def assert_refused_elsewhere(use: Use, why: str = ANOTHER) -> None:
+    outcome = await outcome_elsewhere(use)
     assert isinstance(outcome, UsageError), outcome
     assert why in str(outcome)
 
 
-async def goes_on(jet: Jet, events: int) -> None:
-    """Its own loop records the next event, and reads all."""
+async def assert_usable(jet: Jet, events: int) -> None:
+    """Assert that the connection's own loop records the next event, and reads all events."""
     accounts = jet.repository(Account)
     async with asyncio.timeout(BOUND_S):
-        done = await accounts.execute("a", Account.deposit, Decimal(1))
-        assert (await accounts.load("a"), done.version) == (done.state, events)
-        assert [one.version async for one in jet.tail()] == list(range(1, events + 1))
+        result = await accounts.execute("a", Account.deposit, Decimal(1))
+        assert (await accounts.load("a"), result.version) == (result.state, events)
+        assert [event.version async for event in jet.tail()] == list(range(1, events + 1))
 
 
 @pytest.mark.parametrize("in_memory", [False, True], ids=["server", "memory"])
-async def test_another_loop_is_told_at_once_and_takes_no_lock(
+async def test_another_loop_is_refused_at_once_and_takes_no_lock(
     app: App, eventjet_nats: NatsServer, in_memory: bool
 ) -> None:
     async with jet_of(app, eventjet_nats, in_memory=in_memory) as jet:
-        await refused_elsewhere(lambda: jet.repository(Account).execute("a", Account.open, "nobody"))
+        await assert_refused_elsewhere(lambda: jet.repository(Account).execute("a", Account.open, "nobody"))
         accounts = jet.repository(Account)
         await accounts.execute("a", Account.open, "ada")
         async with accounts.executor.cache.lock("a")[0]:
             for name, use in uses_of(jet).items():
-                outcome = await elsewhere(use)
+                outcome = await outcome_elsewhere(use)
                 assert isinstance(outcome, UsageError), (name, outcome)
                 assert ANOTHER in str(outcome), name
-        await goes_on(jet, 2)
+        await assert_usable(jet, 2)
 
 
-async def test_the_client_and_the_store_of_a_connection_are_of_its_loop_too(
-    app: App, eventjet_nats: NatsServer
-) -> None:
+async def test_the_client_and_store_of_a_connection_belong_to_its_loop(app: App, eventjet_nats: NatsServer) -> None:
     async with jet_of(app, eventjet_nats) as jet:
         client, store, name = jet.client, jet.store, app.name
         assert client is not None
@@ -147,21 +145,21 @@ async def test_the_client_and_the_store_of_a_connection_are_of_its_loop_too(
             store.state,
         ]
         for use in uses:
-            await refused_elsewhere(use)
-        await goes_on(jet, 1)
+            await assert_refused_elsewhere(use)
+        await assert_usable(jet, 1)
         assert len(await store.history("account", "a")) == 1
 
 
 async def test_a_caller_of_served_commands_belongs_to_one_loop(app: App, eventjet_nats: NatsServer) -> None:
     async with jet_of(app, eventjet_nats) as jet, jet.service(), app.client(servers=eventjet_nats.url) as remote:
         accounts = remote.repository(Account)
-        await refused_elsewhere(lambda: accounts.execute("a", Account.open, "nobody"))
-        await refused_elsewhere(lambda: accounts.command("c").execute("a", Account.open, "nobody"))
+        await assert_refused_elsewhere(lambda: accounts.execute("a", Account.open, "nobody"))
+        await assert_refused_elsewhere(lambda: accounts.command("c").execute("a", Account.open, "nobody"))
         async with asyncio.timeout(BOUND_S):
             assert (await accounts.execute("a", Account.open, "ada")).version == 1
 
 
-async def test_a_block_that_is_left_in_another_loop_stays_open(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_block_that_another_loop_tries_to_leave_stays_open(app: App, eventjet_nats: NatsServer) -> None:
     connecting, calling = app.connect(servers=eventjet_nats.url), app.client(servers=eventjet_nats.url)
     jet = await connecting.__aenter__()
     await jet.init()
@@ -169,28 +167,28 @@ async def test_a_block_that_is_left_in_another_loop_stays_open(app: App, eventje
     await serving.__aenter__()
     remote = await calling.__aenter__()
     for block in (serving, connecting, calling):
-        await refused_elsewhere(lambda block=block: left(block))
+        await assert_refused_elsewhere(lambda block=block: leave(block))
     await remote.repository(Account).execute("a", Account.open, "ada")
-    await goes_on(jet, 2)
+    await assert_usable(jet, 2)
     for block in (calling, serving, connecting):
-        await left(block)
+        await leave(block)
 
 
-async def test_a_tail_goes_on_in_the_loop_that_began_it(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_tail_belongs_to_the_loop_that_began_it(app: App, eventjet_nats: NatsServer) -> None:
     async with jet_of(app, eventjet_nats) as jet:
         accounts = jet.repository(Account)
         await accounts.execute("a", Account.open, "ada")
         tail: Any = jet.tail(follow=True)
         assert (await anext(tail)).version == 1
-        await refused_elsewhere(lambda: first(tail))
+        await assert_refused_elsewhere(lambda: first(tail))
         waiting = asyncio.ensure_future(anext(tail))
-        await refused_elsewhere(lambda: first(tail))
-        await refused_elsewhere(tail.aclose)
+        await assert_refused_elsewhere(lambda: first(tail))
+        await assert_refused_elsewhere(tail.aclose)
         await accounts.execute("a", Account.deposit, Decimal(1))
         async with asyncio.timeout(BOUND_S):
             assert (await waiting).version == 2
         await tail.aclose()
-        assert [one async for one in tail] == []
+        assert [event async for event in tail] == []
 
 
 async def test_a_thread_hands_its_calls_to_the_loop_of_the_connection(app: App, eventjet_nats: NatsServer) -> None:
@@ -207,84 +205,84 @@ async def test_a_thread_hands_its_calls_to_the_loop_of_the_connection(app: App, 
 def test_each_asyncio_run_is_a_loop_of_its_own(app: App, eventjet_nats: NatsServer) -> None:
     opening = app.connect(servers=eventjet_nats.url)
 
-    async def opened() -> Jet:
+    async def open_jet() -> Jet:
         jet = await opening.__aenter__()
         await jet.init()
         return jet
 
-    jet = asyncio.run(opened())
-    for use in (*uses_of(jet).values(), lambda: left(opening)):
+    jet = asyncio.run(open_jet())
+    for use in (*uses_of(jet).values(), lambda: leave(opening)):
         with pytest.raises(UsageError, match=CLOSED):
             asyncio.run(asyncio.wait_for(use(), BOUND_S))
 
 
-def test_a_loop_that_stands_still_takes_its_connection_up_again(app: App, eventjet_nats: NatsServer) -> None:
+def test_a_paused_loop_can_use_its_connection_again(app: App, eventjet_nats: NatsServer) -> None:
     with asyncio.Runner() as own:
         opening = app.connect(servers=eventjet_nats.url)
         jet = own.run(opening.__aenter__())
         own.run(jet.init())
-        for use in (*uses_of(jet).values(), lambda: left(opening)):
+        for use in (*uses_of(jet).values(), lambda: leave(opening)):
             with pytest.raises(UsageError, match=ANOTHER):
                 asyncio.run(asyncio.wait_for(use(), BOUND_S))
-        own.run(goes_on(jet, 1))
-        own.run(left(opening))
+        own.run(assert_usable(jet, 1))
+        own.run(leave(opening))
 
 
 async def test_a_world_in_memory_belongs_to_one_loop(app: App) -> None:
-    async with world(app, now=datetime(2030, 1, 1, tzinfo=UTC)) as here:
-        await refused_elsewhere(here.settle)
-        await here.settle()
-        await goes_on(here.jet, 1)
+    async with world(app, now=datetime(2030, 1, 1, tzinfo=UTC)) as memory_world:
+        await assert_refused_elsewhere(memory_world.settle)
+        await memory_world.settle()
+        await assert_usable(memory_world.jet, 1)
 
 
 # Forks.
 
 
-async def test_a_forked_child_is_told_to_open_a_connection_of_its_own(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_forked_child_must_open_its_own_connection(app: App, eventjet_nats: NatsServer) -> None:
     async with jet_of(app, eventjet_nats) as jet, app.client(servers=eventjet_nats.url) as remote:
         uses = uses_of(jet)
         uses["remote"] = lambda: remote.repository(Account).execute("a", Account.open, "nobody")
 
         async def own() -> int:
-            async with app.connect(servers=eventjet_nats.url) as mine:
-                return (await mine.repository(Account).execute("a", Account.open, "ada")).version
+            async with app.connect(servers=eventjet_nats.url) as own_jet:
+                return (await own_jet.repository(Account).execute("a", Account.open, "ada")).version
 
-        def child(told: Connection) -> None:
+        def child(pipe: Connection) -> None:
             signal.alarm(int(BOUND_S))
             for name, use in uses.items():
-                told.send((name, outcome_of(use)))
-            told.send(("own", outcome_of(own)))
+                pipe.send((name, outcome_of(use)))
+            pipe.send(("own", outcome_of(own)))
 
         forking = multiprocessing.get_context("fork")
-        here, there = forking.Pipe()
-        process = forking.Process(target=child, args=(there,))
+        receiver, sender = forking.Pipe()
+        process = forking.Process(target=child, args=(sender,))
         process.start()
-        there.close()
+        sender.close()
         for name in uses:
-            assert await asyncio.to_thread(here.recv) == (name, f"UsageError: {FORK}"), name
-        assert await asyncio.to_thread(here.recv) == ("own", "1")
+            assert await asyncio.to_thread(receiver.recv) == (name, f"UsageError: {FORK}"), name
+        assert await asyncio.to_thread(receiver.recv) == ("own", "1")
         await asyncio.to_thread(process.join, BOUND_S)
         assert process.exitcode == 0
-        await goes_on(jet, 2)
+        await assert_usable(jet, 2)
 
 
 def outcome_of(use: Use) -> str:
-    """In words that go through a pipe."""
+    """Return the outcome as text for a pipe."""
     try:
         return str(asyncio.run(use()))
     except UsageError as error:
         return f"UsageError: {FORK if FORK in str(error) else error}"
 
 
-async def test_a_fork_out_of_a_running_loop_is_told_as_well(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_fork_out_of_a_running_loop_is_refused(app: App, eventjet_nats: NatsServer) -> None:
     async with jet_of(app, eventjet_nats) as jet:
         accounts = jet.repository(Account)
-        assert await forked(lambda: accounts.execute("a", Account.open, "nobody")) == FORK
-        await goes_on(jet, 1)
+        assert await refusal_in_fork(lambda: accounts.execute("a", Account.open, "nobody")) == FORK
+        await assert_usable(jet, 1)
 
 
-async def forked(use: Callable[[], Awaitable[object]]) -> str:
-    """What this very coroutine is told in a child that goes on with it."""
+async def refusal_in_fork(use: Callable[[], Awaitable[object]]) -> str:
+    """Return the refusal of the operation in a forked child that continues this coroutine."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -295,10 +293,10 @@ async def forked(use: Callable[[], Awaitable[object]]) -> str:
             os.write(writing, FORK.encode() if FORK in str(error) else str(error).encode())
         finally:
             os._exit(0)
-    return await asyncio.to_thread(ended, child, reading, writing)
+    return await asyncio.to_thread(child_output, child, reading, writing)
 
 
-def test_a_preforked_worker_with_the_loop_of_its_parent_is_told(app: App, eventjet_nats: NatsServer) -> None:
+def test_a_preforked_worker_with_the_loop_of_its_parent_is_refused(app: App, eventjet_nats: NatsServer) -> None:
     with asyncio.Runner() as runner:
         opening = app.connect(servers=eventjet_nats.url)
         jet = runner.run(opening.__aenter__())
@@ -314,15 +312,15 @@ def test_a_preforked_worker_with_the_loop_of_its_parent_is_told(app: App, eventj
                 os.write(writing, FORK.encode() if FORK in str(error) else str(error).encode())
             finally:
                 os._exit(0)
-        assert ended(child, reading, writing) == FORK
-        runner.run(goes_on(jet, 1))
-        runner.run(left(opening))
+        assert child_output(child, reading, writing) == FORK
+        runner.run(assert_usable(jet, 1))
+        runner.run(leave(opening))
 
 
-def ended(child: int, reading: int, writing: int) -> str:
-    """What a child wrote before it ended."""
+def child_output(child: int, reading: int, writing: int) -> str:
+    """Return what a child wrote before it ended."""
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:
-        told = pipe.read()
+        output = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return output

@@ -1,4 +1,4 @@
-"""What `eventjet nats-config` lets each role do on the server, and nothing else: every role against every subject."""
+"""Every role of `eventjet nats-config` may use its own subjects on the server, and no others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROLES = roles_of(
     mirror=True,
 )
 ROLES += serving_roles("bank", ROLES)
-"""Of an app that has all that roles are made for."""
+"""The roles of an app with every kind of component."""
 
 WRITERS = {"actor", "writer", "service"}
 EACH_WRITER = {*WRITERS, "writer_account", "writer_transfer"}
@@ -69,14 +69,14 @@ def _consumer(*consumers: str, verbs: Sequence[str] = _CONSUMERS) -> list[str]:
 
 
 SENT: dict[str, tuple[set[str], list[str]]] = {
-    # What the log holds.
+    # Subjects of the log.
     "events of one type": ({*WRITERS, "writer_account"}, ["bank.account.a"]),
     "events of another type": ({*WRITERS, "writer_transfer"}, ["bank.transfer.a"]),
     "claims of unique values": ({*WRITERS, "writer_account"}, ["bank.eventjet_unique.x"]),
     "skip markers": ({"admin"}, ["bank._void.7"]),
     "what lies beside the log's subjects": (NOBODY, ["bank", "bank.account", "bank.account.a.b"]),
     "the log of another app": (NOBODY, ["other.account.a", "other._void.7", "other.eventjet_unique.x"]),
-    # What lies beside the log.
+    # Subjects beside the log.
     "snapshots of one type": ({"snapshots", *WRITERS, "writer_account"}, ["$KV.bank_snapshots.account.a"]),
     "snapshots of another type": ({"snapshots", *WRITERS, "writer_transfer"}, ["$KV.bank_snapshots.transfer.a"]),
     "cursors": (ACTS, [f"$KV.bank_cursors.c.{name}" for name in FOLLOWERS]),
@@ -111,13 +111,13 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "whether there are large bodies": ({"admin"}, _stream("INFO", "OBJ_bank_objects")),
     "ask for a copy": (
         {"mirror"},
-        [f"$JS.east.API.CONSUMER.CREATE.{each}" for each in ("bank", "KV_bank_cursors")],
+        [f"$JS.east.API.CONSUMER.CREATE.{bucket}" for bucket in ("bank", "KV_bank_cursors")],
     ),
     "acknowledge a copy": ({"mirror"}, ["$JS.FC.bank.mine.x", "$JS.FC.KV_bank_cursors.mine.x"]),
     "ask for another copy, or for something else": (
         NOBODY,
         [
-            *(f"$JS.east.API.CONSUMER.CREATE.{each}" for each in ("bank.mine", "KV_bank_snapshots", *_OTHERS)),
+            *(f"$JS.east.API.CONSUMER.CREATE.{stream}" for stream in ("bank.mine", "KV_bank_snapshots", *_OTHERS)),
             "$JS.east.API.STREAM.INFO.bank",
             "$JS.east.API.STREAM.MSG.GET.bank",
             "$JS.FC.other.mine.x",
@@ -198,8 +198,8 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
             verbs=("RESET", "PAUSE", "UNPIN", "LEADER.STEPDOWN", "DURABLE.CREATE"),
         )
         + _consumer("bank.mine", "other.x", verbs=["INFO"])
-        + [f"$JS.API.CONSUMER.{verb}.{each}" for verb in ("CREATE", "NAMES") for each in ("bank", *_OTHERS)]
-        + [f"$JS.API.CONSUMER.LIST.{each}" for each in (*_OWN[1:], *_OTHERS)]
+        + [f"$JS.API.CONSUMER.{verb}.{stream}" for verb in ("CREATE", "NAMES") for stream in ("bank", *_OTHERS)]
+        + [f"$JS.API.CONSUMER.LIST.{stream}" for stream in (*_OWN[1:], *_OTHERS)]
         + ["$JS.API.CONSUMER.CREATE.bank.mine.other.account.a"],
     ),
     "the server": (
@@ -245,7 +245,7 @@ HEARD: dict[str, tuple[set[str], list[str]]] = {
     "public streams": (NOBODY, ["public.>", "payments.>"]),
     "what happens to the log": (LOOKS, ["$JS.EVENT.ADVISORY.STREAM.*.bank"]),
     "what happens to others": (NOBODY, ["$JS.EVENT.>", "$JS.EVENT.ADVISORY.API", "$JS.EVENT.ADVISORY.STREAM.*.other"]),
-    # Whoever hears a request can answer it.
+    # A subscriber to requests can answer them.
     "requests to the server": (
         NOBODY,
         [
@@ -276,7 +276,7 @@ HEARD: dict[str, tuple[set[str], list[str]]] = {
 
 
 def _configured(roles: Sequence[Role]) -> str:
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     return f"{passwords}SYS_PASSWORD: sys\n{accounts('bank', roles)}"
 
 
@@ -294,10 +294,10 @@ def nats() -> Iterator[NatsServer]:
         yield server
 
 
-def denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
-    """Those that the server turns away, each sent alone and followed by a PING."""
+def denied_names(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
+    """Return the names of the frames that the server denies; each is sent alone, followed by a PING."""
     address = endpoint.addresses()[0]
-    found: set[str] = set()
+    names: set[str] = set()
     with socket.create_connection((address.host, address.port), timeout=60.0) as sock:
         options = {
             "verbose": False,
@@ -309,24 +309,24 @@ def denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
         frames = {"CONNECT": b"CONNECT %b\r\n" % json.dumps(options).encode(), **frames}
         for name, frame in frames.items():
             sock.sendall(frame + b"PING\r\n")
-            said = b""
-            while b"PONG\r\n" not in said:
-                more = sock.recv(65_536)
-                assert more, f"the server ended the connection after {name}: {said!r}"
-                said += more
-            if b"-ERR" in said:
-                found.add(name)
-    return found
+            answer = b""
+            while b"PONG\r\n" not in answer:
+                chunk = sock.recv(65_536)
+                assert chunk, f"the server ended the connection after {name}: {answer!r}"
+                answer += chunk
+            if b"-ERR" in answer:
+                names.add(name)
+    return names
 
 
 def _takes(pattern: str, subject: str) -> bool:
-    """Whether a granted pattern covers a subject, or is it."""
+    """Return whether a granted pattern covers or equals a subject."""
     parts = [".+" if part == ">" else r"[^.]+" if part == "*" else re.escape(part) for part in pattern.split(".")]
     return re.fullmatch(r"\.".join(parts), subject) is not None
 
 
-def test_the_table_decides_about_every_role_and_all_that_is_granted() -> None:
-    """A new role, or a new grant, needs a line here: else nobody has looked at what it allows."""
+def test_the_table_covers_every_role_and_every_grant() -> None:
+    """A new role or grant needs a line in the table, so that its permissions are checked."""
     assert {role.name for role in ROLES} == NAMES
     for table, granted in ((SENT, "publish"), (HEARD, "subscribe")):
         for roles, subjects in table.values():
@@ -335,11 +335,11 @@ def test_the_table_decides_about_every_role_and_all_that_is_granted() -> None:
         probed = [subject for _, subjects in table.values() for subject in subjects]
         assert len(probed) == len(set(probed))
         grants = [pattern for role in ROLES for pattern in getattr(role, granted)]
-        assert [one for one in grants if not any(_takes(one, subject) for subject in probed)] == []
+        assert [grant for grant in grants if not any(_takes(grant, subject) for subject in probed)] == []
 
 
 def _wrong(table: dict[str, tuple[set[str], list[str]]], role: str, denied: set[str]) -> list[tuple[str, str]]:
-    """Class and subject of what is allowed and should not be, or is not and should."""
+    """Return class and subject of every wrong permission or denial."""
     return [
         (kind, subject)
         for kind, (roles, subjects) in table.items()
@@ -349,27 +349,31 @@ def _wrong(table: dict[str, tuple[set[str], list[str]]], role: str, denied: set[
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_role_may_send_what_its_work_takes_and_nothing_else(nats: NatsServer, name: str) -> None:
-    # What is sent is no JSON, so nothing comes of what is allowed but an error.
-    subjects = [subject for _, each in SENT.values() for subject in each]
+def test_a_role_may_publish_only_what_its_work_needs(nats: NatsServer, name: str) -> None:
+    # The payload is not JSON, so an allowed request has no effect but an error.
+    subjects = [subject for _, group in SENT.values() for subject in group]
     frames = {subject: b"PUB %b _INBOX_%b.probe 1\r\nx\r\n" % (subject.encode(), name.encode()) for subject in subjects}
-    assert _wrong(SENT, name, denied(_as(nats.url, name), frames)) == []
+    assert _wrong(SENT, name, denied_names(_as(nats.url, name), frames)) == []
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_role_hears_its_own_answers_and_could_answer_for_nobody_else(nats: NatsServer, name: str) -> None:
-    subjects = [subject for _, each in HEARD.values() for subject in each]
+def test_a_role_may_subscribe_only_to_what_its_work_needs(nats: NatsServer, name: str) -> None:
+    subjects = [subject for _, group in HEARD.values() for subject in group]
     frames = {subject: b"SUB %b 9%d\r\n" % (subject.encode(), number) for number, subject in enumerate(subjects)}
     queues = {subject: b"SUB %b q 8%d\r\n" % (subject.encode(), number) for number, subject in enumerate(subjects)}
-    assert _wrong(HEARD, name, denied(_as(nats.url, name), frames)) == []
-    assert _wrong(HEARD, name, denied(_as(nats.url, name), queues)) == []
+    assert _wrong(HEARD, name, denied_names(_as(nats.url, name), frames)) == []
+    assert _wrong(HEARD, name, denied_names(_as(nats.url, name), queues)) == []
 
 
 @pytest.mark.parametrize("name", sorted(NAMES - {"admin", "caller", "mirror"}))
-def test_no_role_can_lead_what_the_server_answers_into_a_stream_or_into_its_api(nats: NatsServer, name: str) -> None:
-    """Whoever asks chooses where the answer goes, and no permission limits the server: it must not reach the log."""
+def test_no_role_can_direct_server_replies_into_a_stream_or_the_api(nats: NatsServer, name: str) -> None:
+    """The requester names the reply subject, and no permission limits the server: a reply must not reach the log."""
     granted = [subject for roles, subjects in SENT.values() if name in roles for subject in subjects]
-    asked = [each for each in granted if each.startswith("$JS.API.") and not each.startswith("$JS.API.STREAM.PURGE")]
+    requests = [
+        subject
+        for subject in granted
+        if subject.startswith("$JS.API.") and not subject.startswith("$JS.API.STREAM.PURGE")
+    ]
     # An event, the refusal of one, a status without a body, and what a request without a body is answered.
     bodies = (b'{"seq":1}', b'{"seq":99999}', b'{"last_by_subj":"bank.account.empty"}', b"")
     targets = [
@@ -382,19 +386,19 @@ def test_no_role_can_lead_what_the_server_answers_into_a_stream_or_into_its_api(
         admin.api("CONSUMER.CREATE.bank.kept", {"stream_name": "bank", "config": {"name": "kept"}})
         before = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
         with NatsConnection.open(_as(nats.url, name)) as link:
-            for subject in asked:
+            for subject in requests:
                 for body, target in product(bodies, targets):
                     link.publish(subject, body, reply=target)
             link.request("$JS.API.STREAM.INFO.bank", b"", timeout_s=60.0)
         after = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
-        assert [(one.last, one.messages, one.created) for one in after] == [
-            (one.last, one.messages, one.created) for one in before
+        assert [(state.last, state.messages, state.created) for state in after] == [
+            (state.last, state.messages, state.created) for state in before
         ]
         admin.api("CONSUMER.DELETE.bank.kept")
 
 
 @pytest.mark.parametrize("name", sorted(EACH_WRITER))
-def test_no_writer_can_lead_the_acknowledgement_of_its_event_into_a_stream(nats: NatsServer, name: str) -> None:
+def test_no_writer_can_direct_acknowledgements_into_a_stream(nats: NatsServer, name: str) -> None:
     kind = "transfer" if name == "writer_transfer" else "account"
     with NatsConnection.open(_as(nats.url, name)) as link:
         before = link.ask(stream_info("bank")).last
@@ -430,9 +434,9 @@ def test_a_consumer_that_pushes_to_a_forbidden_subject_has_no_effect(nats: NatsS
         before, snapshots = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
         assert before.messages
         link.api("CONSUMER.CREATE.bank.pushed", {"stream_name": "bank", "config": config, "action": "create"})
-        (made,) = admin.api("CONSUMER.LIST.bank")["consumers"]
-        assert not made.get("push_bound")
-        assert (made["num_pending"], made["delivered"]["consumer_seq"]) == (before.messages, 0)
+        (consumer,) = admin.api("CONSUMER.LIST.bank")["consumers"]
+        assert not consumer.get("push_bound")
+        assert (consumer["num_pending"], consumer["delivered"]["consumer_seq"]) == (before.messages, 0)
         after = link.ask(stream_info("bank"))
         link.api("CONSUMER.DELETE.bank.pushed")
         assert (after.first, after.messages) == (before.first, before.messages)
@@ -440,14 +444,14 @@ def test_a_consumer_that_pushes_to_a_forbidden_subject_has_no_effect(nats: NatsS
 
 
 @pytest.mark.slow
-async def test_the_roles_are_enough_for_their_work(tmp_path: Path) -> None:
-    """Each does its part of a bank: nobody is denied anything on the way."""
-    durables = tuple(one.durable for one in bank.projections.values())
+async def test_every_role_has_the_permissions_for_its_work(tmp_path: Path) -> None:
+    """Each role does its part of a bank, and the server denies nothing."""
+    durables = tuple(projection.durable for projection in bank.projections.values())
     with NatsServer(sync_interval="1m", config=_configured(roles_of("bank", ("account",), durables))) as nats:
 
         def settings(role: str) -> Settings:
-            given = {"servers": nats.url, "user": role, "password": role, "inbox_prefix": f"_INBOX_{role}"}
-            return Settings.load({**given, "database": f"sqlite:///{tmp_path}/read.db"}, {})  # type: ignore[typeddict-item]
+            user = {"servers": nats.url, "user": role, "password": role, "inbox_prefix": f"_INBOX_{role}"}
+            return Settings.load({**user, "database": f"sqlite:///{tmp_path}/read.db"}, {})  # type: ignore[typeddict-item]
 
         async with bank.connect(settings("admin")) as jet:
             assert (await jet.init()).created == ("bank", "KV_bank_snapshots")
@@ -458,12 +462,12 @@ async def test_the_roles_are_enough_for_their_work(tmp_path: Path) -> None:
             accounts = jet.repository(Account)
             await accounts.execute("a", Account.open, "ada")
             for _ in range(120):
-                done = await accounts.execute("a", Account.deposit, Decimal(1))
-            await jet.caught_up("balances", position=done.position, timeout_s=60.0)
+                result = await accounts.execute("a", Account.deposit, Decimal(1))
+            await jet.caught_up("balances", position=result.position, timeout_s=60.0)
         async with bank.connect(settings("reader")) as jet:
             assert (await jet.repository(Account).load("a")).balance == 120
-            assert len([one async for one in jet.tail()]) == 121
-            await jet.caught_up("balances", position=done.position, timeout_s=60.0)
+            assert len([event async for event in jet.tail()]) == 121
+            await jet.caught_up("balances", position=result.position, timeout_s=60.0)
             with pytest.raises(Forbidden):
                 await jet.repository(Account).execute("a", Account.deposit, Decimal(1))
         stop.set()
@@ -475,29 +479,29 @@ async def test_the_roles_are_enough_for_their_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_configuration_is_one_that_the_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_accepts_the_generated_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pems = certificates(tmp_path)
     for role in ROLES:
         monkeypatch.setenv(role.variable, "s3cret")
-    given = {"SYS_PASSWORD": "s3cret", "NATS_STORE": str(tmp_path), "NATS_TLS_CERT": str(pems["server.pem"])}
-    for name, value in {**given, "NATS_TLS_KEY": str(pems["server.key"])}.items():
+    variables = {"SYS_PASSWORD": "s3cret", "NATS_STORE": str(tmp_path), "NATS_TLS_CERT": str(pems["server.pem"])}
+    for name, value in {**variables, "NATS_TLS_KEY": str(pems["server.key"])}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "nats.conf").write_text(server_config("bank", ROLES))
-    ended = subprocess.run(
+    process = subprocess.run(
         [str(nats_program()), "-t", "-c", str(tmp_path / "nats.conf")], capture_output=True, check=False
     )
-    assert ended.returncode == 0, ended.stderr
+    assert process.returncode == 0, process.stderr
     assert "sync_interval: always" in server_config("bank", ROLES)
 
 
-def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nats_config_prints_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     app = ["--app", "eventjet.examples.bank.app:bank"]
     assert main(["nats-config", *app]) == 0
-    whole = capsys.readouterr().out
-    assert "$JS.API.CONSUMER.CREATE.bank.balances-r1" in whole
+    configuration = capsys.readouterr().out
+    assert "$JS.API.CONSUMER.CREATE.bank.balances-r1" in configuration
     assert main(["nats-config", "--accounts", *app]) == 0
-    assert capsys.readouterr().out in whole
-    assert "user: mirror" not in whole
+    assert capsys.readouterr().out in configuration
+    assert "user: mirror" not in configuration
     assert main(["nats-config", "--accounts", "--mirror", *app]) == 0
     assert "user: mirror, password: $MIRROR_PASSWORD" in capsys.readouterr().out
     assert main(["nats-config", "--postgres", *app]) == 0
@@ -505,18 +509,18 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_servers_of_compose_take_the_accounts_that_the_command_writes(
+def test_compose_uses_the_accounts_that_nats_config_writes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["nats-config", "--accounts", "--app", "examples.bank.app:bank", "--app-dir", str(ROOT)]) == 0
     assert capsys.readouterr().out == (ROOT / "deploy" / "accounts.conf").read_text()
     variables = set(re.findall(r"\$([A-Z_]+_PASSWORD)", (ROOT / "deploy" / "accounts.conf").read_text()))
-    told = re.search(r"for name in ([A-Z_ ]+);", (ROOT / "compose.yaml").read_text())
-    assert told is not None
-    assert {f"{name}_PASSWORD" for name in told[1].split()} == variables | {"EVENTJET_DB_PASSWORD"}
+    loop = re.search(r"for name in ([A-Z_ ]+);", (ROOT / "compose.yaml").read_text())
+    assert loop is not None
+    assert {f"{name}_PASSWORD" for name in loop[1].split()} == variables | {"EVENTJET_DB_PASSWORD"}
     for name in variables:
         monkeypatch.setenv(name, "p0e1")
     monkeypatch.setenv("NATS_NAME", "nats-1")
     config = str(ROOT / "deploy" / "nats.conf")
-    ended = subprocess.run([str(nats_program()), "-t", "-c", config], capture_output=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    process = subprocess.run([str(nats_program()), "-t", "-c", config], capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr

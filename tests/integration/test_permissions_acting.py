@@ -1,4 +1,4 @@
-"""What `eventjet nats-config` lets each role do where an app has reactors and processes, and the work they do so."""
+"""Roles of `eventjet nats-config` suffice for an app with reactors, processes and services."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
-from tests.integration.test_permission_matrix import denied
+from tests.integration.test_permission_matrix import denied_names
 from tests.logs import fresh_name
 
 AGGREGATES = ("account", "book", "transfer")
@@ -41,7 +41,7 @@ ROLES = roles_of("transfers", AGGREGATES, (), ("transfer", "receipts"))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[NatsServer]:
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in ROLES)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in ROLES)
     config = f"{passwords}SYS_PASSWORD: sys\n{accounts('transfers', ROLES)}"
     with NatsServer(sync_interval="1m", config=config) as server:
         yield server
@@ -51,29 +51,32 @@ def settings_of(server: NatsServer, name: str) -> Settings:
     return Settings(servers=(server.url,), user=name, password=name, inbox_prefix=f"_INBOX_{name}")
 
 
-async def test_with_its_roles_an_app_does_its_work(server: NatsServer) -> None:
+async def test_reactors_and_processes_work_with_their_roles(server: NatsServer) -> None:
     admin, actor, writer = (settings_of(server, name) for name in ("admin", "actor", "writer"))
     async with transfers.connect(admin) as jet:
         await jet.init()
     async with transfers.connect(writer) as jet:
-        asked, held = jet.repository(Transfer), jet.repository(Account)
-        await held.execute("ada", Account.deposit, Decimal(9))
-        await held.execute("bob", Account.freeze)
+        transfer_repository, account_repository = jet.repository(Transfer), jet.repository(Account)
+        await account_repository.execute("ada", Account.deposit, Decimal(9))
+        await account_repository.execute("bob", Account.freeze)
         async with working(transfers, actor):
             until = datetime.now(UTC) + timedelta(seconds=1)
-            await asked.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
+            await transfer_repository.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
 
             async def has_ended() -> bool:
-                return (await asked.load("t")).stage is Stage.ENDED
+                return (await transfer_repository.load("t")).stage is Stage.ENDED
 
             await eventually(has_ended)
-        assert (await held.load("ada")).balance == 9
-    found = await status(transfers, settings_of(server, "reader"))
-    assert [(one.name, one.state) for one in found] == [("receipts", "active"), ("transfer", "active")]
+        assert (await account_repository.load("ada")).balance == 9
+    statuses = await status(transfers, settings_of(server, "reader"))
+    assert [(work_status.name, work_status.state) for work_status in statuses] == [
+        ("receipts", "active"),
+        ("transfer", "active"),
+    ]
 
 
-async def test_a_setting_that_stops_cursors_or_timers_is_seen_by_the_roles_that_look_or_work() -> None:
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in ROLES)
+async def test_roles_see_a_setting_that_stops_cursors_or_timers() -> None:
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in ROLES)
     config = f"{passwords}SYS_PASSWORD: sys\n{accounts('transfers', ROLES)}"
     config = config.replace("users: [", "users: [ { user: root, password: root }", 1)
     kinds = {
@@ -88,9 +91,11 @@ async def test_a_setting_that_stops_cursors_or_timers_is_seen_by_the_roles_that_
                 state = root.ask(stream_info(stream))
                 root.ask(update_stream({**state.config, "no_ack": True}))
                 for role in ("reader", "actor"):
-                    found = await status(transfers, settings_of(server, role))
-                    assert {one.name for one in found if "no_ack" in str(one.reason)} == stopped
-                    assert {one.name for one in found if one.state != "active"} == stopped
+                    statuses = await status(transfers, settings_of(server, role))
+                    assert {
+                        work_status.name for work_status in statuses if "no_ack" in str(work_status.reason)
+                    } == stopped
+                    assert {work_status.name for work_status in statuses if work_status.state != "active"} == stopped
                 client = await connect(settings_of(server, "actor"))
                 error = await explained(client, declared("transfers", 1), StoreUnavailable(stream, "silence"))
                 await client.close()
@@ -99,18 +104,18 @@ async def test_a_setting_that_stops_cursors_or_timers_is_seen_by_the_roles_that_
                 root.ask(update_stream(state.config))
 
 
-async def test_who_answers_in_the_account_of_writers_is_seen_by_them_and_not_known_to_admin() -> None:
+async def test_a_foreign_responder_is_visible_to_writers_and_unknown_to_admin() -> None:
     app = App(fresh_name(), aggregates=[Account])
     roles = roles_of(app.name, ("account",), ())
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     log, _, clients = accounts(app.name, roles).partition(f"{app.name.upper()}_CLIENTS {{\n    users: [")
     stranger = "{ user: stranger, password: stranger }"
     config = f"{passwords}SYS_PASSWORD: sys\n{log}{app.name.upper()}_CLIENTS {{\n    users: [ {stranger}{clients}"
 
     async def answers(server: NatsServer, role: str) -> list[tuple[Level, str]]:
         installation = Installation(app, settings_of(server, role), (), 60.0, time.time)
-        found = (await asyncio.to_thread(examine, installation)).findings
-        return [(one.level, one.what) for one in found if one.check == "answers"]
+        findings = (await asyncio.to_thread(examine, installation)).findings
+        return [(finding.level, finding.what) for finding in findings if finding.check == "answers"]
 
     with NatsServer(sync_interval="1m", config=config) as server:
         async with app.connect(settings_of(server, "admin")) as jet:
@@ -128,15 +133,15 @@ async def test_who_answers_in_the_account_of_writers_is_seen_by_them_and_not_kno
         await client.close()
 
 
-async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:
+async def test_workers_share_partitions_with_their_roles() -> None:
     town = Town()
     app = app_of(town, partitions=2)
     roles = roles_of(app.name, ("bell", "tower"), (), list(declarations_of(app)))
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     config = f"{passwords}SYS_PASSWORD: sys\n{accounts(app.name, roles)}"
     with NatsServer(sync_interval="1m", config=config) as server:
-        before = app_of(town, partitions=4, name=app.name)
-        async with before.connect(settings_of(server, "admin")) as jet:
+        old_app = app_of(town, partitions=4, name=app.name)
+        async with old_app.connect(settings_of(server, "admin")) as jet:
             await jet.init()
         async with app.connect(settings_of(server, "admin")) as jet:
             assert [name for name, _ in (await jet.init()).cursors] == ["echo-1-of-2", "echo-2-of-2"]
@@ -146,11 +151,11 @@ async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:
             await until(lambda: {bell for bell, *_ in town.heard} == set("abcdef"))
 
 
-async def test_a_caller_asks_a_service_and_reaches_nothing_else() -> None:
+async def test_a_caller_reaches_the_service_and_nothing_else() -> None:
     purses = App(fresh_name(), aggregates=[Account], served=[served(Account, Account.deposit)])
     roles = roles_of(purses.name, ("account",), ())
     roles += serving_roles(purses.name, roles)
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     config = f"{passwords}SYS_PASSWORD: sys\n{accounts(purses.name, roles)}"
     with NatsServer(sync_interval="1m", config=config) as server:
         async with purses.connect(settings_of(server, "admin")) as jet:
@@ -160,10 +165,10 @@ async def test_a_caller_asks_a_service_and_reaches_nothing_else() -> None:
             await service.open()
             async with purses.client(settings_of(server, "caller")) as remote:
                 once = remote.repository(Account).command("c")
-                done = [await once.execute("a", Account.deposit, Decimal(3)) for _ in range(2)]
+                results = [await once.execute("a", Account.deposit, Decimal(3)) for _ in range(2)]
             await service.close()
-        assert done[0] == done[1]
+        assert results[0] == results[1]
         endpoint = Endpoint((server.url,), user="caller", password="caller", inbox_prefix="_INBOX_caller")
         probes = (f"{purses.name}.account.a", "$JS.API.INFO", f"$JS.API.STREAM.INFO.{purses.name}", "_INBOX_service.x")
         frames = {subject: b"PUB %b 1\r\nx\r\n" % subject.encode() for subject in probes}
-        assert denied(endpoint, frames) == set(probes)
+        assert denied_names(endpoint, frames) == set(probes)

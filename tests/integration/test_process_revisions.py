@@ -1,7 +1,8 @@
-"""Processes that wait while their code changes: a higher revision looks at each of them, once."""
+"""A higher revision of a process advances each waiting process once."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections import Counter
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, Deadline, Imported, Jet, Step, after, aggregate, do, event, process
+from eventjet import App, Deadline, Imported, Jet, NotSettled, Step, after, aggregate, do, event, process
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, until, working
 from tests.logs import fresh_name
 
@@ -54,17 +56,17 @@ class Mail:
 
 @dataclass
 class Code:
-    """What a release says, and how often it was asked for whom."""
+    """The behaviour of a release, and how often its step was called."""
 
     lapses_s: float | None = None
     mails: bool = False
     breaks: bool = False
     breaks_at: int = 0
-    """It breaks for those that have so many events."""
+    """The step fails for processes with this number of events."""
     cannot_lapse_at: int = 0
-    """Those that have so many events cannot, for a while."""
+    """The deadline fails for processes with this number of events."""
     asked: Counter[int] = field(default_factory=Counter[int])
-    """By how many events a process had."""
+    """Calls of the step, by the number of events of the process."""
 
 
 SOURCE = """
@@ -105,11 +107,11 @@ class Parcel:
 
 
 def app_of(name: str, revision: int, code: Code) -> tuple[App, Any]:
-    """One release: a module of its own."""
+    """Return a release as an app and its process, in a module of its own."""
     module = types.ModuleType(f"{name}_{revision}_{id(code)}")
     sys.modules[module.__name__] = module
     known = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
-    module.__dict__.update({one.__name__: one for one in known}, code=code)
+    module.__dict__.update({item.__name__: item for item in known}, code=code)
     exec(SOURCE.format(revision=revision), module.__dict__)
     parcel = module.__dict__["Parcel"]
     return App(name, aggregates=[Mail], processes=[parcel]), parcel
@@ -122,14 +124,14 @@ def settings(eventjet_nats: NatsServer) -> Settings:
 
 @pytest.fixture
 async def name(settings: Settings) -> str:
-    """An app of which three parcels are on their way: the first has two events, the others one."""
+    """Create three parcels, the first with two events, the others with one; return the name of the app."""
     app, parcel = app_of(fresh_name(), 1, Code())
     async with app.connect(settings) as jet:
         await jet.init()
         parcels = jet.repository(parcel)
         async with working(app, settings):
-            for one in ("a", "b", "c"):
-                await parcels.execute(one, parcel.send)
+            for parcel_id in ("a", "b", "c"):
+                await parcels.execute(parcel_id, parcel.send)
             await parcels.execute("a", parcel.note)
             await eventually(lambda: stands_at(jet, 4))
     return app.name
@@ -141,66 +143,105 @@ async def stands_at(jet: Jet, position: int) -> bool:
     return cursor.position >= position and cursor.waking is None
 
 
-async def is_lapsed(jet: Jet, parcel: Any, one: str) -> bool:
-    return (await jet.repository(parcel).load(one)).lapsed
+async def has_revision(jet: Jet, revision: int) -> bool:
+    assert jet.client is not None
+    return (await Cursors(jet.client, jet.name).read("parcel")).cursor.revision == revision
 
 
-async def are_lapsed(jet: Jet, parcel: Any, those: Sequence[str]) -> bool:
-    return all([await is_lapsed(jet, parcel, one) for one in those])
+async def is_lapsed(jet: Jet, parcel: Any, parcel_id: str) -> bool:
+    return (await jet.repository(parcel).load(parcel_id)).lapsed
 
 
-async def lapsed(jet: Jet, parcel: Any) -> bool:
+async def are_lapsed(jet: Jet, parcel: Any, parcel_ids: Sequence[str]) -> bool:
+    return all([await is_lapsed(jet, parcel, parcel_id) for parcel_id in parcel_ids])
+
+
+async def all_lapsed(jet: Jet, parcel: Any) -> bool:
     return await are_lapsed(jet, parcel, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("code", [Code(lapses_s=0.5), Code(mails=True)], ids=["a deadline", "a step"])
-async def test_what_a_new_revision_says_is_carried_out_for_those_that_wait(
+async def test_steps_and_deadlines_of_a_new_revision_apply_to_waiting_processes(
     name: str, settings: Settings, code: Code
 ) -> None:
     app, parcel = app_of(name, 2, code)
     async with app.connect(settings) as jet, working(app, settings):
-        await eventually(lambda: lapsed(jet, parcel))
+        await eventually(lambda: all_lapsed(jet, parcel))
         assert (await jet.repository(Mail).load("m")).count == (3 if code.mails else 0)
 
 
-async def test_a_nearer_deadline_of_a_new_revision_takes_the_place_of_the_farther(
-    name: str, settings: Settings
-) -> None:
+async def test_a_nearer_deadline_of_a_new_revision_replaces_the_farther_one(name: str, settings: Settings) -> None:
     for revision, lapses_s in ((2, 3_600.0), (3, 0.5)):
         app, parcel = app_of(name, revision, Code(lapses_s=lapses_s))
         async with app.connect(settings) as jet, working(app, settings):
             if revision == 2:
                 await eventually(lambda jet=jet: stands_at(jet, 4))
-                assert not await lapsed(jet, parcel)
+                assert not await all_lapsed(jet, parcel)
             else:
-                await eventually(lambda jet=jet, parcel=parcel: lapsed(jet, parcel))
+                await eventually(lambda jet=jet, parcel=parcel: all_lapsed(jet, parcel))
 
 
-async def test_each_is_looked_at_once_for_each_revision_and_none_by_the_code_before(
-    name: str, settings: Settings
-) -> None:
-    same, new = Code(), Code()
-    for revision, code in ((1, same), (2, new), (2, new)):
+async def test_a_process_is_advanced_once_for_each_new_revision(name: str, settings: Settings) -> None:
+    unchanged, new = Code(), Code()
+    for revision, code in ((1, unchanged), (2, new), (2, new)):
         app, _ = app_of(name, revision, code)
         async with app.connect(settings) as jet, working(app, settings):
             await eventually(lambda jet=jet: stands_at(jet, 4))
-    assert same.asked == {}
+    assert unchanged.asked == {}
     assert new.asked == {2: 1, 1: 2}
 
 
-async def test_older_code_that_runs_beside_it_stands_by_once_new_code_has_looked(name: str, settings: Settings) -> None:
+async def test_older_code_stands_by_once_a_newer_revision_runs(name: str, settings: Settings) -> None:
     old, new = Code(), Code(lapses_s=0.5)
-    before, _ = app_of(name, 1, old)
+    old_app, _ = app_of(name, 1, old)
     app, parcel = app_of(name, 2, new)
     async with app.connect(settings) as jet:
-        async with working(app, settings), working(before, settings):
-            await eventually(lambda: lapsed(jet, parcel))
+        async with working(app, settings), working(old_app, settings):
+            await eventually(lambda: all_lapsed(jet, parcel))
         assert old.asked == {}
 
 
-async def test_one_that_new_code_breaks_is_parked_and_keeps_nobody_from_what_comes(
-    name: str, settings: Settings
+async def test_older_code_that_alone_is_left_says_why_it_stands_by_and_how_it_goes_on(
+    name: str, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
+    before, parcel = app_of(name, 1, Code())
+    app, _ = app_of(name, 2, Code())
+    async with before.connect(settings) as jet:
+        async with working(app, settings):
+            await eventually(lambda: has_revision(jet, 2))
+            (beside,) = await status(before, settings)
+            assert beside.reason is None, "while the newer code works, nothing is wrong"
+        async with working(before, settings):
+            await until(lambda: "declare that with revision=3" in caplog.text)
+            await jet.repository(parcel).execute("d", parcel.send)
+            with pytest.raises(NotSettled, match="Start workers of the release with revision 2") as raised:
+                await jet.settled(parcel, "d", timeout_s=0.1, until=lambda _: False)
+            assert "no worker runs" not in str(raised.value)
+            (alone,) = await status(before, settings)
+        assert alone.condition.word == "waiting"
+        assert "revision 2 of its code had it last, and workers of revision 1 stand by" in str(alone.reason)
+        assert caplog.text.count("declare that with revision=3") == 1
+        back, _ = app_of(name, 3, Code())
+        async with working(back, settings):
+            await eventually(lambda: stands_at(jet, 5))
+        (again,) = await status(back, settings)
+        assert again.reason is None
+
+
+async def test_older_code_says_besides_the_fault_of_the_newer_that_it_stands_by(name: str, settings: Settings) -> None:
+    before, _ = app_of(name, 1, Code())
+    async with before.connect(settings) as jet:
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        stored = await cursors.read("parcel")
+        await cursors.write(stored, stored.cursor.taken("new", 2).failed("it is broken."))
+        (stopped,) = await status(before, settings)
+        assert stopped.condition.word == "stopped"
+        assert str(stopped.reason).startswith("it is broken. Besides, revision 2 of its code had it last")
+
+
+async def test_an_error_of_new_code_is_retried_and_blocks_no_other_process(name: str, settings: Settings) -> None:
     code = Code(breaks=True)
     app, parcel = app_of(name, 2, code)
     async with app.connect(settings) as jet:
@@ -216,20 +257,18 @@ async def test_one_that_new_code_breaks_is_parked_and_keeps_nobody_from_what_com
 
 
 @pytest.mark.parametrize("stuck", [1, 20])
-async def test_those_that_cannot_be_looked_at_for_long_keep_no_other_from_being_looked_at(
-    settings: Settings, stuck: int
-) -> None:
-    name, held, others = fresh_name(), [f"s-{n}" for n in range(stuck)], [f"p-{n}" for n in range(40)]
-    last = 2 * len(held) + len(others)
+async def test_processes_that_keep_failing_block_no_other_process(settings: Settings, stuck: int) -> None:
+    name, stuck_ids, others = fresh_name(), [f"s-{n}" for n in range(stuck)], [f"p-{n}" for n in range(40)]
+    last = 2 * len(stuck_ids) + len(others)
     app, parcel = app_of(name, 1, Code())
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
-            for one in held:
-                await jet.repository(parcel).execute(one, parcel.send)
-                await jet.repository(parcel).execute(one, parcel.note)
-            for one in others:
-                await jet.repository(parcel).execute(one, parcel.send)
+            for parcel_id in stuck_ids:
+                await jet.repository(parcel).execute(parcel_id, parcel.send)
+                await jet.repository(parcel).execute(parcel_id, parcel.note)
+            for parcel_id in others:
+                await jet.repository(parcel).execute(parcel_id, parcel.send)
             await eventually(lambda: stands_at(jet, last))
     code = Code(mails=True, breaks_at=2)
     app, parcel = app_of(name, 2, code)
@@ -239,24 +278,24 @@ async def test_those_that_cannot_be_looked_at_for_long_keep_no_other_from_being_
         async with working(app, settings):
             await eventually(lambda: are_lapsed(jet, parcel, others))
             assert code.asked[2] > 0
-            assert not await are_lapsed(jet, parcel, held)
+            assert not await are_lapsed(jet, parcel, stuck_ids)
             waking = (await cursors.read("parcel")).cursor.waking
             assert waking is not None
             assert waking[0] < 2, "whoever goes on begins with the first one that is left"
             code.breaks_at = 0
-            await eventually(lambda: are_lapsed(jet, parcel, held))
+            await eventually(lambda: are_lapsed(jet, parcel, stuck_ids))
             await eventually(lambda: stands_at(jet, last))
 
 
-async def test_deadlines_that_fail_passingly_keep_those_of_no_other_process_from_coming(settings: Settings) -> None:
+async def test_failing_deadlines_delay_no_deadline_of_another_process(settings: Settings) -> None:
     code = Code(lapses_s=0.05, cannot_lapse_at=1)
     app, parcel = app_of(fresh_name(), 1, code)
     stuck = [f"p-{n}" for n in range(20)]
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
-            for one in stuck:
-                await jet.repository(parcel).execute(one, parcel.send)
+            for parcel_id in stuck:
+                await jet.repository(parcel).execute(parcel_id, parcel.send)
             assert jet.client is not None
             cursors = Cursors(jet.client, app.name)
 
@@ -272,21 +311,21 @@ async def test_deadlines_that_fail_passingly_keep_those_of_no_other_process_from
             await eventually(lambda: are_lapsed(jet, parcel, stuck))
 
 
-def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_anew() -> None:
+def test_an_interrupted_pass_continues_and_a_higher_revision_begins_again() -> None:
     cursor = Cursor("parcel", "process", "log", 70, "id", ((75, 80),), revision=1).taken("one", 2)
     assert cursor.waking == (0, 80)
-    later = Cursor.decoded(cursor.moved(90, "id", (), (40, 80)).encoded())
-    assert later.taken("two", 2).waking == (40, 80)
-    assert later.taken("two", 3).waking == (0, 90)
+    resumed = Cursor.decoded(cursor.moved(90, "id", (), (40, 80)).encoded())
+    assert resumed.taken("two", 2).waking == (40, 80)
+    assert resumed.taken("two", 3).waking == (0, 90)
     assert Cursor("letters", "reactor", "log", 70, revision=1).taken("one", 2).waking is None
 
 
-def test_the_first_code_that_runs_looks_at_nothing_from_before_whatever_its_revision() -> None:
+def test_the_first_revision_wakes_no_earlier_process() -> None:
     first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
     assert (first.waking, first.revision) == (None, 3)
 
 
-def test_a_higher_revision_looks_at_nothing_that_no_revision_ever_followed() -> None:
+def test_a_higher_revision_wakes_only_processes_that_a_revision_followed() -> None:
     first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
     later = Cursor.decoded(first.moved(90, "id", ()).encoded())
     assert later.taken("one", 4).waking == (70, 90)
@@ -303,12 +342,12 @@ async def test_processes_from_before_the_first_start_are_not_woken_by_a_higher_r
         assert jet.client is not None
         cursors = Cursors(jet.client, name)
         await cursors.drop(await cursors.read("parcel"), ())
-        for one in ("old", "both"):
-            await jet.repository(parcel).execute(one, parcel.send)
+        for parcel_id in ("old", "both"):
+            await jet.repository(parcel).execute(parcel_id, parcel.send)
         await jet.init()
         async with working(app, settings):
-            for one in ("both", "new"):
-                await jet.repository(parcel).execute(one, parcel.note)
+            for parcel_id in ("both", "new"):
+                await jet.repository(parcel).execute(parcel_id, parcel.note)
             await eventually(lambda: stands_at(jet, 4))
     code = Code(mails=True)
     app, parcel = app_of(name, 2, code)
@@ -319,7 +358,7 @@ async def test_processes_from_before_the_first_start_are_not_woken_by_a_higher_r
         assert (await jet.repository(Mail).load("m")).count == 2
 
 
-async def test_a_process_whose_first_revision_is_a_higher_one_hears_nothing_of_what_happened_before(
+async def test_a_process_that_starts_with_a_higher_revision_ignores_earlier_events(
     settings: Settings,
 ) -> None:
     code = Code(mails=True)
@@ -338,7 +377,7 @@ async def test_a_process_whose_first_revision_is_a_higher_one_hears_nothing_of_w
         assert code.asked[1] == 1
 
 
-async def test_a_new_revision_does_nothing_about_what_was_imported(settings: Settings) -> None:
+async def test_a_new_revision_ignores_imported_processes(settings: Settings) -> None:
     name = fresh_name()
     app, parcel = app_of(name, 1, Code())
     async with app.connect(settings) as jet:

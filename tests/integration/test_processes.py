@@ -1,4 +1,4 @@
-"""Processes on a real server: steps, what they hear, deadlines, and what becomes of those that cannot go on."""
+"""Processes on a real server: steps, events they follow, deadlines, and steps that fail."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class Egg:
     def deadline(self) -> list[Deadline[Egg, Boiled | Spoiled]]:
         if self.laid is None or self.ended:
             return []
-        found: list[Deadline[Egg, Boiled | Spoiled]] = [after(timedelta(seconds=self.laid.minutes), Egg.take)]
+        deadlines: list[Deadline[Egg, Boiled | Spoiled]] = [after(timedelta(seconds=self.laid.minutes), Egg.take)]
         if self.laid.until is not None:
-            found.append(at(self.laid.until, Egg.spoil, "too late"))
-        return found
+            deadlines.append(at(self.laid.until, Egg.spoil, "too late"))
+        return deadlines
 
     def evolve(self, event: Laid | Boiled | Spoiled) -> Egg:
         match event:
@@ -142,29 +142,29 @@ async def jet(kitchen: App, settings: Settings) -> AsyncGenerator[Jet]:
         yield jet
 
 
-async def ended(jet: Jet, *ids: str) -> list[str]:
-    """How these have ended, once all of them have."""
+async def wait_ended(jet: Jet, *ids: str) -> list[str]:
+    """Wait until these eggs have ended, and return how."""
     eggs = jet.repository(Egg)
     states = dict.fromkeys(ids, "")
 
-    async def look() -> bool:
-        for one in ids:
-            states[one] = (await eggs.load(one)).ended
+    async def all_ended() -> bool:
+        for egg_id in ids:
+            states[egg_id] = (await eggs.load(egg_id)).ended
         return all(states.values())
 
-    await eventually(look)
-    return [states[one] for one in ids]
+    await eventually(all_ended)
+    return [states[egg_id] for egg_id in ids]
 
 
-async def test_an_order_hears_of_its_payment_and_parcel_once_though_it_is_told_twice(settings: Settings) -> None:
+async def test_an_order_takes_its_payment_and_shipment_once_although_they_are_handled_twice(settings: Settings) -> None:
     shop = App(fresh_name(), aggregates=[Stock, Payment, Shipment], processes=[Order])
     async with shop.connect(settings) as jet:
         await jet.init()
-        placed = jet.repository(Order)
+        orders = jet.repository(Order)
         await jet.repository(Stock).execute("nails", Stock.receive, 19)
         async with working(shop, settings):
             for n in range(3):
-                await placed.execute(f"o{n}", Order.place, f"o{n}", "nails", 2, Decimal(9))
+                await orders.execute(f"o{n}", Order.place, f"o{n}", "nails", 2, Decimal(9))
             await stages(jet, OrderStage.UNPAID, "o0", "o1", "o2")
             for n in range(2):
                 await jet.repository(Payment).execute(f"p{n}", Payment.capture, f"o{n}", Decimal(9))
@@ -173,31 +173,31 @@ async def test_an_order_hears_of_its_payment_and_parcel_once_though_it_is_told_t
             await stages(jet, OrderStage.UNDER_WAY, "o0", "o1")
             await jet.repository(Shipment).execute("o0", Shipment.deliver)
             await stages(jet, OrderStage.ENDED, "o0")
-        # Everything is told again: nothing follows from it.
+        # Every event is handled again, without an effect.
         assert jet.client is not None
-        history = {n: await placed.history(f"o{n}") for n in range(3)}
+        history = {n: await orders.history(f"o{n}") for n in range(3)}
         cursors = Cursors(jet.client, jet.name)
-        held = await cursors.read("order")
-        await cursors.write(held, held.cursor.set_to(held.cursor.log, 0, ""))
+        stored = await cursors.read("order")
+        await cursors.write(stored, stored.cursor.set_to(stored.cursor.log, 0, ""))
         async with working(shop, settings):
             await eventually(lambda: caught_up(shop, settings))
-        assert {n: await placed.history(f"o{n}") for n in range(3)} == history
+        assert {n: await orders.history(f"o{n}") for n in range(3)} == history
         assert (await jet.repository(Stock).load("nails")).left == 15
 
 
 async def stages(jet: Jet, stage: OrderStage, *ids: str) -> None:
-    async def look() -> bool:
-        return all([(await jet.repository(Order).load(one)).stage is stage for one in ids])
+    async def are_in_stage() -> bool:
+        return all([(await jet.repository(Order).load(order_id)).stage is stage for order_id in ids])
 
-    await eventually(look)
+    await eventually(are_in_stage)
 
 
 async def caught_up(app: App, settings: Settings) -> bool:
     return not (await status(app, settings))[0].lag_events
 
 
-async def waiting(jet: Jet) -> list[TimerSet]:
-    """The timers that are set."""
+async def egg_timers(jet: Jet) -> list[TimerSet]:
+    """Return the timers that are set."""
     assert jet.client is not None
     return await timers_set(jet.client, jet.name, "egg")
 
@@ -211,42 +211,40 @@ async def test_deadlines_come_due_once_never_early_and_the_earliest_first(
         await eggs.execute("a", Egg.lay, "a", 1)
         await eggs.execute("b", Egg.lay, "b", 3_600, soon)
         await eggs.execute("c", Egg.lay, "c", 0)
-        assert await ended(jet, "a", "b", "c") == ["boiled", "too late", "boiled"]
+        assert await wait_ended(jet, "a", "b", "c") == ["boiled", "too late", "boiled"]
     first, last = await eggs.history("a")
     assert last.recorded_at - first.recorded_at >= timedelta(seconds=1)
     assert (await eggs.history("b"))[-1].recorded_at >= soon
-    assert [len(await eggs.history(one)) for one in ("a", "b", "c")] == [2, 2, 2]
+    assert [len(await eggs.history(egg_id)) for egg_id in ("a", "b", "c")] == [2, 2, 2]
     assert (await jet.repository(Pot).load("p")).used == 1
 
 
-async def test_a_timer_is_there_while_a_process_waits_and_gone_with_it(
-    kitchen: App, jet: Jet, settings: Settings
-) -> None:
+async def test_a_timer_exists_while_its_process_waits(kitchen: App, jet: Jet, settings: Settings) -> None:
     assert jet.client is not None
     client = jet.client
     eggs = jet.repository(Egg)
     async with working(kitchen, settings):
         await eggs.execute("a", Egg.lay, "a", 3_600)
-        (found,) = await eventually(lambda: waiting(jet))
-        assert found.process_id == "a"
+        (timer,) = await eventually(lambda: egg_timers(jet))
+        assert timer.process_id == "a"
         await eggs.execute("a", Egg.take)
 
         async def is_gone() -> bool:
-            return not await waiting(jet)
+            return not await egg_timers(jet)
 
         await eventually(is_gone)
     assert (await client.ask(stream_info(timer_stream(jet.name)))).messages == 0
 
 
-async def test_a_deadline_beyond_the_servers_calendar_is_set_as_far_as_it_goes(
+async def test_a_deadline_beyond_the_servers_calendar_is_set_to_its_last_date(
     kitchen: App, jet: Jet, settings: Settings
 ) -> None:
     assert jet.client is not None
     eggs = jet.repository(Egg)
     async with working(kitchen, settings):
         await eggs.execute("a", Egg.lay, "a", 10**12)
-        found = await eventually(lambda: waiting(jet))
-    assert timedelta(days=365 * 99) < found[0].at - datetime.now(UTC) < timedelta(days=365 * 101)
+        pending = await eventually(lambda: egg_timers(jet))
+    assert timedelta(days=365 * 99) < pending[0].at - datetime.now(UTC) < timedelta(days=365 * 101)
     assert len(await eggs.history("a")) == 1
 
 
@@ -258,8 +256,8 @@ async def test_a_deadline_from_before_the_servers_calendar_is_due_at_once(
         await eggs.execute("delay", Egg.lay, "delay", -6 * 10**10)
         for name, year in (("first", 1), ("early", 1500), ("past", 1971)):
             await eggs.execute(name, Egg.lay, name, 10**6, datetime(year, 1, 1, tzinfo=UTC))
-            assert await ended(jet, name) == ["too late"]
-        assert await ended(jet, "delay") == ["boiled"]
+            assert await wait_ended(jet, name) == ["too late"]
+        assert await wait_ended(jet, "delay") == ["boiled"]
 
 
 async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet: Jet, settings: Settings) -> None:
@@ -267,25 +265,25 @@ async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet
     assert jet.client is not None
     await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
     cursors = Cursors(jet.client, jet.name)
-    at = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 1)
-    await cursor_control.set_position(cursors, at)
+    cursor = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 1)
+    await cursor_control.set_position(cursors, cursor)
     async with open_repositories(kitchen, settings) as (repositories, client):
-        (found,) = kitchen.processes.items()
-        await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
+        (process,) = kitchen.processes.items()
+        await wake(ProcessRunner(repositories, *process), JetStreamTimers(client, jet.name), "a")
     async with working(kitchen, settings):
-        assert await ended(jet, "a") == ["boiled"]
+        assert await wait_ended(jet, "a") == ["boiled"]
 
 
 @pytest.mark.parametrize("by", ["the worker", "process sync"])
 async def test_a_timer_that_the_server_does_not_fire_is_set_again(
     kitchen: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """As nats-server 2.15.1 leaves one whose stream was scaled at its time: stored, and never fired."""
+    """nats-server 2.15.1 leaves such a timer when its stream is scaled at its time: stored, and never fired."""
     assert jet.client is not None
     await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
     await jet.repository(Egg).execute("b", Egg.lay, "b", 3_600)
-    at = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 2)
-    await cursor_control.set_position(Cursors(jet.client, jet.name), at)
+    cursor = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 2)
+    await cursor_control.set_position(Cursors(jet.client, jet.name), cursor)
     (laid,) = await jet.repository(Egg).history("a")
     lost = [("Ej-Version", "1"), ("Ej-At", utc_text(laid.recorded_at + timedelta(seconds=1)))]
     later = [("Ej-Version", "1"), ("Ej-At", utc_text(laid.recorded_at + timedelta(seconds=3_600)))]
@@ -298,37 +296,37 @@ async def test_a_timer_that_the_server_does_not_fire_is_set_again(
 
         async def sync() -> bool:
             async with open_repositories(kitchen, settings) as (repositories, client):
-                (found,) = kitchen.processes.items()
-                await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
-            return [one.process_id for one in await waiting(jet)] == ["b"]
+                (process,) = kitchen.processes.items()
+                await wake(ProcessRunner(repositories, *process), JetStreamTimers(client, jet.name), "a")
+            return [timer.process_id for timer in await egg_timers(jet)] == ["b"]
 
         await eventually(sync)
     async with working(kitchen, settings):
-        assert await ended(jet, "a") == ["boiled"]
-    (still,) = await waiting(jet)
+        assert await wait_ended(jet, "a") == ["boiled"]
+    (timer,) = await egg_timers(jet)
     record = await jet.client.ask(last_message(timer_stream(jet.name), timer_subject(jet.name, "egg", "b")))
-    assert still.process_id == "b"
+    assert timer.process_id == "b"
     assert record is not None
     assert record[0] == 2  # not touched
 
 
-async def test_an_older_state_does_not_replace_a_newer_ones_timer(jet: Jet) -> None:
+async def test_a_timer_of_an_older_state_does_not_replace_a_newer_one(jet: Jet) -> None:
     assert jet.client is not None
     now = datetime.now(UTC)
-    one, other = JetStreamTimers(jet.client, jet.name), JetStreamTimers(jet.client, jet.name)
-    await one.set("egg", "a", 3, now + timedelta(hours=3))
-    await other.set("egg", "a", 2, now + timedelta(hours=2))
-    await other.cancel("egg", "a", 2)
-    (found,) = await timers_set(jet.client, jet.name, "egg")
-    assert found.at == now + timedelta(hours=3)
-    await other.set("egg", "a", 4, now + timedelta(hours=4))
-    await one.set("egg", "a", 3, now + timedelta(hours=3))
-    await one.cancel("egg", "a", 3)
-    (found,) = await timers_set(jet.client, jet.name, "egg")
-    assert found.at == now + timedelta(hours=4)
+    first, second = JetStreamTimers(jet.client, jet.name), JetStreamTimers(jet.client, jet.name)
+    await first.set("egg", "a", 3, now + timedelta(hours=3))
+    await second.set("egg", "a", 2, now + timedelta(hours=2))
+    await second.cancel("egg", "a", 2)
+    (timer,) = await timers_set(jet.client, jet.name, "egg")
+    assert timer.at == now + timedelta(hours=3)
+    await second.set("egg", "a", 4, now + timedelta(hours=4))
+    await first.set("egg", "a", 3, now + timedelta(hours=3))
+    await first.cancel("egg", "a", 3)
+    (timer,) = await timers_set(jet.client, jet.name, "egg")
+    assert timer.at == now + timedelta(hours=4)
 
 
-async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
+async def test_a_failing_step_is_quarantined_and_succeeds_in_a_later_retry(
     kitchen: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert jet.client is not None
@@ -346,31 +344,29 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
         reasons = {entry.parked.aggregate_id: entry.parked.reason for entry in await cursors.parked("egg")}
         assert "recorded nothing of its own, so it would be done for ever" in reasons["a"]
         tries = {entry.parked.aggregate_id: entry.tries for entry in await cursors.parked("egg")}
-        assert tries == {"a": 1, "b": 2, "c": 1}  # what is said to fail each time is not tried again
+        assert tries == {"a": 1, "b": 2, "c": 1}  # a permanent failure is not tried again
         assert reasons["c"] == "PermanentFailure: there is no pot"
         assert reasons["b"] == "PotBroken: hard"
         monkeypatch.setattr(Pot, "use", lambda self, egg: Used(egg=egg))
-        (found,) = [one for one in await cursor_control.listed(cursors, "egg") if one.aggregate_id == "b"]
-        await cursor_control.retry(cursors, "egg", [found.position])
-        assert await ended(jet, "b") == ["boiled"]
-    left = [(entry.parked.aggregate_id, entry.parked.resolution) for entry in await cursors.parked("egg")]
-    assert left == [("a", QUARANTINED), ("c", QUARANTINED)]
+        (entry,) = [entry for entry in await cursor_control.listed(cursors, "egg") if entry.aggregate_id == "b"]
+        await cursor_control.retry(cursors, "egg", [entry.position])
+        assert await wait_ended(jet, "b") == ["boiled"]
+    quarantined = [(entry.parked.aggregate_id, entry.parked.resolution) for entry in await cursors.parked("egg")]
+    assert quarantined == [("a", QUARANTINED), ("c", QUARANTINED)]
     assert (await jet.repository(Pot).load("p")).used == 1
 
 
-async def test_a_process_acts_on_the_newest_state_whoever_else_writes_to_it(
-    kitchen: App, jet: Jet, settings: Settings
-) -> None:
-    """Two workers' worth of runners take the same steps at once: each is taken once."""
+async def test_concurrent_runners_take_each_step_of_a_process_once(kitchen: App, jet: Jet, settings: Settings) -> None:
+    """Two runners take the same steps at once: each step is taken once."""
     eggs = jet.repository(Egg)
     for n in range(10):
         await eggs.execute(f"e{n}", Egg.lay, f"e{n}", 0)
-    (found,) = kitchen.processes.items()
+    (process,) = kitchen.processes.items()
     async with (
-        open_repositories(kitchen, settings) as (one, _),
-        open_repositories(kitchen, settings) as (other, _),
+        open_repositories(kitchen, settings) as (first, _),
+        open_repositories(kitchen, settings) as (second, _),
     ):
-        runners = [ProcessRunner(one, *found), ProcessRunner(other, *found)]
+        runners = [ProcessRunner(first, *process), ProcessRunner(second, *process)]
         await asyncio.gather(*(runner.advance(f"e{n}") for n in range(10) for runner in runners))
         assert sum(runner.steps for runner in runners) == 10
     assert (await jet.repository(Pot).load("p")).used == 10

@@ -54,8 +54,8 @@ class Changed:
 
 
 @dataclass
-class Told:
-    """What is in the public stream."""
+class PublishedMessages:
+    """The messages of a public stream."""
 
     messages: list[tuple[str, dict[str, Any], str | None]]
 
@@ -94,33 +94,33 @@ async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
         yield jet
 
 
-async def told(jet: Jet, stream: str) -> Told:
+async def published(jet: Jet, stream: str) -> PublishedMessages:
     assert jet.client is not None
-    found: list[tuple[str, dict[str, Any], str | None]] = []
+    messages: list[tuple[str, dict[str, Any], str | None]] = []
     position = 1
     while (record := await jet.client.ask(next_message(stream, position))) is not None:
-        found.append((record[2].decode(), json.loads(record[4]), header(record[3], MSG_ID)))
+        messages.append((record[2].decode(), json.loads(record[4]), header(record[3], MSG_ID)))
         position = record[0] + 1
-    return Told(found)
+    return PublishedMessages(messages)
 
 
-async def is_told(app: App, settings: Settings) -> bool:
-    (found,) = await status(app, settings)
-    return not found.lag_events
+async def is_published(app: App, settings: Settings) -> bool:
+    (work_status,) = await status(app, settings)
+    return not work_status.lag_events
 
 
-async def test_events_are_told_once_and_in_order_as_cloud_events(app: App, jet: Jet, settings: Settings) -> None:
+async def test_events_are_published_once_and_in_order_as_cloud_events(app: App, jet: Jet, settings: Settings) -> None:
     stream = app.publications["lights"].stream
     lamps = jet.repository(Lamp)
     async with working(app, settings):
         for times in (1, 3, 0, 2):
             await lamps.execute("hall/1", Lamp.switch, times)
         await lamps.execute("hall/1", Lamp.fall)
-        await eventually(lambda: is_told(app, settings))
-    found = await told(jet, stream)
-    assert found.numbers == [0, 0, 1, 2, 0, 1]
+        await eventually(lambda: is_published(app, settings))
+    content = await published(jet, stream)
+    assert content.numbers == [0, 0, 1, 2, 0, 1]
     (first, *_) = await lamps.history("hall/1")
-    subject, body, name = found.messages[0]
+    subject, body, name = content.messages[0]
     assert subject == f"{stream}.lights.hall=2F1"
     assert name == body["id"] == f"{first.event_id}.lights.0"
     assert body == {
@@ -136,25 +136,23 @@ async def test_events_are_told_once_and_in_order_as_cloud_events(app: App, jet: 
     }
 
 
-async def test_what_was_told_is_not_told_again_though_the_cursor_goes_back(
-    app: App, jet: Jet, settings: Settings
-) -> None:
+async def test_a_cursor_that_is_set_back_publishes_no_event_again(app: App, jet: Jet, settings: Settings) -> None:
     assert jet.client is not None
     stream = app.publications["lights"].stream
     for _ in range(5):
         await jet.repository(Lamp).execute("l", Lamp.switch, 2)
     async with working(app, settings):
-        await eventually(lambda: is_told(app, settings))
+        await eventually(lambda: is_published(app, settings))
     cursors = Cursors(jet.client, jet.name)
-    held = await cursors.read("lights")
-    await cursors.write(held, held.cursor.set_to(held.cursor.log, 0, ""))
+    stored = await cursors.read("lights")
+    await cursors.write(stored, stored.cursor.set_to(stored.cursor.log, 0, ""))
     await jet.repository(Lamp).execute("l", Lamp.switch, 1)
     async with working(app, settings):
-        await eventually(lambda: is_told(app, settings))
-    assert (await told(jet, stream)).numbers == [0, 1] * 5 + [0]
+        await eventually(lambda: is_published(app, settings))
+    assert (await published(jet, stream)).numbers == [0, 1] * 5 + [0]
 
 
-async def test_two_publications_of_one_event_do_not_take_each_other_for_repetitions(settings: Settings) -> None:
+async def test_two_publications_of_one_event_do_not_deduplicate_each_other(settings: Settings) -> None:
     """The server drops a message with an id that its stream had within two minutes, on whatever subject."""
     stream, source = f"pub-{fresh_name()}", "https://lamps.example/lights"
 
@@ -175,16 +173,16 @@ async def test_two_publications_of_one_event_do_not_take_each_other_for_repetiti
             await jet.repository(Lamp).execute("l", Lamp.switch, times)
         async with working(app, settings):
 
-            async def both() -> bool:
-                return not any(one.lag_events for one in await status(app, settings))
+            async def are_published() -> bool:
+                return not any(work_status.lag_events for work_status in await status(app, settings))
 
-            await eventually(both)
-        found = await told(jet, stream)
-    assert sorted(found.numbers) == [-2, -2, -1, -1, 1, 1, 2]
-    assert len({(body["source"], body["id"]) for _, body, _ in found.messages}) == 7
+            await eventually(are_published)
+        content = await published(jet, stream)
+    assert sorted(content.numbers) == [-2, -2, -1, -1, 1, 1, 2]
+    assert len({(body["source"], body["id"]) for _, body, _ in content.messages}) == 7
 
 
-async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) -> None:
+async def test_concurrent_publishers_publish_every_event_once(app: App, jet: Jet) -> None:
     assert jet.client is not None
     stream = app.publications["lights"].stream
     lamps = jet.repository(Lamp)
@@ -197,71 +195,69 @@ async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) ->
         nonlocal conflicts
 
         assert jet.client is not None
-        one = app.publications["lights"]
+        lights = app.publications["lights"]
         declared = declarations_of(app)["lights"]
         public = PublicStream(jet.client, stream, "lights")
-        followed = PublicationHandler(declared, cast("EventSource", None), one, public)
-        for one_event in events:
+        followed = PublicationHandler(declared, cast("EventSource", None), lights, public)
+        for recorded in events:
             while True:
                 try:
-                    await followed.work(one_event)[1](1)
+                    await followed.work(recorded)[1](1)
                 except ConcurrencyConflict:
                     conflicts += 1
                 else:
                     break
 
     await asyncio.gather(publish(), publish(), publish())
-    assert (await told(jet, stream)).numbers == [0, 1] * 30
+    assert (await published(jet, stream)).numbers == [0, 1] * 30
     assert conflicts
 
 
-async def test_messages_of_another_log_do_not_stand_for_the_events_of_this_one(
-    app: App, jet: Jet, settings: Settings
-) -> None:
-    """A log that was lost and made anew begins at position 1 again, and its events are others."""
+async def test_messages_of_another_log_stop_the_publication(app: App, jet: Jet, settings: Settings) -> None:
+    """A log that was lost and created again begins at position 1 with other events."""
     assert jet.client is not None
     stream = app.publications["lights"].stream
     for _ in range(3):
         await jet.repository(Lamp).execute("l", Lamp.switch, 1)
     async with working(app, settings):
-        await eventually(lambda: is_told(app, settings))
+        await eventually(lambda: is_published(app, settings))
     for lost in (app.name, f"KV_{app.name}_cursors"):
         await jet.client.api(f"STREAM.DELETE.{lost}")
 
     async def failed() -> str | None:
-        (found,) = await status(app, settings)
-        return found.reason if found.state == "failed" else None
+        (work_status,) = await status(app, settings)
+        return work_status.reason if work_status.state == "failed" else None
 
-    async with app.connect(settings) as again:
-        assert again.client is not None
-        await again.init()
-        await again.repository(Lamp).execute("l", Lamp.switch, 2)
+    async with app.connect(settings) as new_jet:
+        assert new_jet.client is not None
+        await new_jet.init()
+        await new_jet.repository(Lamp).execute("l", Lamp.switch, 2)
         for _ in range(2):
             async with working(app, settings):
                 reason = await eventually(failed)
             assert "the last message in its stream" in reason
             assert f"nats stream purge {stream} --subject='{stream}.lights.>'" in reason
-            await again.repository(Lamp).execute("l", Lamp.switch, 1)  # the positions are as far as before
-        assert (await told(again, stream)).numbers == [0, 0, 0]
-        await again.client.api(f"STREAM.PURGE.{stream}", {"filter": f"{stream}.lights.>"})
+            await new_jet.repository(Lamp).execute("l", Lamp.switch, 1)  # the positions are as far as before
+        assert (await published(new_jet, stream)).numbers == [0, 0, 0]
+        await new_jet.client.api(f"STREAM.PURGE.{stream}", {"filter": f"{stream}.lights.>"})
         async with working(app, settings):
-            await eventually(lambda: is_told(app, settings))
-        assert (await told(again, stream)).numbers == [0, 1, 0, 0]
+            await eventually(lambda: is_published(app, settings))
+        assert (await published(new_jet, stream)).numbers == [0, 1, 0, 0]
 
 
-async def test_what_cannot_be_told_stops_it_with_its_reason(app: App, jet: Jet, settings: Settings) -> None:
+async def test_a_publication_that_raises_fails_with_its_reason(app: App, jet: Jet, settings: Settings) -> None:
     lamps = jet.repository(Lamp)
     await lamps.execute("l", Lamp.switch, 1)
     await lamps.execute("l", Lamp.switch, -1)
     await lamps.execute("m", Lamp.switch, 1)
 
     async def has_failed() -> bool:
-        (found,) = await status(app, settings)
-        return found.state == "failed" and "ValueError: less than nothing" in str(found.reason)
+        (work_status,) = await status(app, settings)
+        return work_status.state == "failed" and "ValueError: less than nothing" in str(work_status.reason)
 
     async with working(app, settings):
         await eventually(has_failed)
-    assert (await told(jet, app.publications["lights"].stream)).numbers == [0]
+    assert (await published(jet, app.publications["lights"].stream)).numbers == [0]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +272,7 @@ async def test_what_cannot_be_told_stops_it_with_its_reason(app: App, jet: Jet, 
         ),
     ],
 )
-async def test_a_stream_that_cannot_be_used_is_said_by_init_which_makes_all_else(
+async def test_init_reports_an_unusable_public_stream_and_creates_the_rest(
     settings: Settings, config: dict[str, Any] | None, reason: str
 ) -> None:
     stream = f"pub-{fresh_name()}"
@@ -286,13 +282,13 @@ async def test_a_stream_that_cannot_be_used_is_said_by_init_which_makes_all_else
         if config is not None:
             subjects = [subject.format(stream) for subject in config["subjects"]]
             await jet.client.ask(create_stream({**config, "name": stream, "subjects": subjects}))
-        made = await jet.init()
-        assert [isinstance(one, LogUnusable) and reason in str(one) for one in made.unusable] == [True]
-        assert made.created
-        assert made.cursors == (("lights", 0),)
+        topology = await jet.init()
+        assert [isinstance(problem, LogUnusable) and reason in str(problem) for problem in topology.unusable] == [True]
+        assert topology.created
+        assert topology.cursors == (("lights", 0),)
 
 
-def test_the_faults_of_publications_are_told_at_once() -> None:
+def test_all_faults_of_publications_are_reported_together() -> None:
     @publication("Bad", stream="a.b", source="")
     async def bad(event: Recorded[Changed]) -> int:
         return 1

@@ -1,4 +1,4 @@
-"""A rebuild and a verification obey the quarantine: what is parked, dropped or waits is left out, as it is live."""
+"""A rebuild and a verification obey the quarantine as a worker does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from eventjet.sql import quarantine as verdict
 from tests.integration.ledger_log import eventually
-from tests.integration.quarantined import Kept, kept_of, resolutions
+from tests.integration.quarantined import QuarantineRow, quarantine_rows, resolutions
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block
 from tests.tables import reading
@@ -36,7 +36,7 @@ BAD = b'{"amount":"666"}'
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
-    """An app whose balances quarantine, with its tables and an empty log."""
+    """Return an app whose balances quarantine, with its tables and an empty log."""
     database = f"sqlite:///{tmp_path}/read.db"
     if request.param == "postgresql":
         database = request.getfixturevalue("eventjet_database")
@@ -47,8 +47,8 @@ def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Bo
 
 
 def deployed(book: Book, ref: AppRef) -> None:
-    wired: Any = ref.load()
-    book.ref, book.catalog, book.projections = ref, wired.catalog, dict(wired.projections)
+    loaded_app: Any = ref.load()
+    book.ref, book.catalog, book.projections = ref, loaded_app.catalog, dict(loaded_app.projections)
 
 
 def mixed(book: Book, count: int, *, seed: int = 1, accounts: int = 100, every: int = 25) -> int:
@@ -71,136 +71,136 @@ def mixed(book: Book, count: int, *, seed: int = 1, accounts: int = 100, every: 
     return book.append_raw(records)
 
 
-def changed(book: Book, change: Callable[[Connection], T]) -> T:
+def in_transaction(book: Book, change: Callable[[Connection], T]) -> T:
     with book.where.sync_engine().begin() as connection:
         return change(connection)
 
 
-def kept(book: Book) -> list[Kept]:
+def quarantine_of(book: Book) -> list[QuarantineRow]:
     with reading(book.settings.database) as connection:
-        return kept_of(connection)
+        return quarantine_rows(connection)
 
 
 def parked(book: Book) -> list[int]:
-    return [one.position for one in kept(book) if one.resolution == "parked"]
+    return [event.position for event in quarantine_of(book) if event.resolution == "parked"]
 
 
-async def made(book: Book, *names: str, engine: Any = "local", **options: Any) -> Any:
+async def rebuilt(book: Book, *names: str, engine: Any = "local", **options: Any) -> Any:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine=engine, **options)
 
 
-async def live(book: Book, last: int) -> tuple[list[Any], list[Kept]]:
-    """(rows, quarantine) as a worker makes them."""
+async def projected_live(book: Book, last: int) -> tuple[list[Any], list[QuarantineRow]]:
+    """Let a worker project the log, and return (rows, quarantine)."""
     async with book.working("balances"):
         await book.caught_up(last, book.projections["balances"], timeout_s=60)
-    return book.rows(), kept(book)
+    return book.rows(), quarantine_of(book)
 
 
-async def decided(book: Book) -> None:
-    """Some of what is parked is dropped, some tried again with a function that takes it."""
+async def resolve_some(book: Book) -> None:
+    """Drop some quarantined events, and retry others with a handler that takes them."""
     positions = parked(book)
     deployed(book, book.altered((POISON[1], POISON[0])))
-    changed(book, lambda connection: verdict.drop(connection, "balances", 1, positions[1::3]))
-    changed(book, lambda connection: verdict.retry(connection, "balances", 1, positions[::3]))
+    in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, positions[1::3]))
+    in_transaction(book, lambda connection: verdict.retry(connection, "balances", 1, positions[::3]))
     async with book.working("balances"):
 
         async def is_settled() -> bool:
-            return "retry" not in resolutions(kept(book)).values()
+            return "retry" not in resolutions(quarantine_of(book)).values()
 
         await eventually(is_settled, "the verdicts to be carried out")
 
 
 async def test_a_rebuild_makes_the_same_rows_and_the_same_quarantine_as_a_worker(book: Book) -> None:
     last = mixed(book, 2_000)
-    rows, quarantine = await live(book, last)
-    await made(book)
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    rows, quarantine = await projected_live(book, last)
+    await rebuilt(book)
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     assert len(parked(book)) > 20
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
-    changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
-    await made(book)
-    # Nothing was decided, so it parks by itself what a worker would.
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    in_transaction(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
+    await rebuilt(book)
+    # There are no resolutions, so the rebuild quarantines what a worker would.
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     assert remains(book.where) == []
 
 
-async def test_decisions_are_obeyed_and_a_worker_goes_on_from_there(book: Book) -> None:
+async def test_a_rebuild_obeys_resolutions_and_a_worker_continues(book: Book) -> None:
     last = mixed(book, 1_000)
-    await live(book, last)
-    await decided(book)
-    rows, quarantine = book.rows(), kept(book)
+    await projected_live(book, last)
+    await resolve_some(book)
+    rows, quarantine = book.rows(), quarantine_of(book)
     assert {"parked", "dropped", "retried", "blocked"} == set(resolutions(quarantine).values())
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
-    await made(book)
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    await rebuilt(book)
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     last = mixed(book, 300, seed=2)
-    rows, quarantine = await live(book, last)
+    rows, quarantine = await projected_live(book, last)
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
-    await made(book)
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    await rebuilt(book)
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
 
 
-async def test_what_comes_while_a_rebuild_runs_is_parked_too(book: Book) -> None:
+async def test_bad_events_recorded_during_a_rebuild_are_quarantined(book: Book) -> None:
     first = mixed(book, 300)
-    told: list[int] = []
+    positions: list[int] = []
 
     def report(step: Progress) -> None:
-        if step.phase == "index" and not told:
-            told.append(mixed(book, 300, seed=3))
+        if step.phase == "index" and not positions:
+            positions.append(mixed(book, 300, seed=3))
 
-    await live(book, first)
-    await made(book, progress=report)
-    rows, quarantine = book.rows(), kept(book)
-    assert max(one.position for one in quarantine) > first
-    changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
-    await made(book)
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    await projected_live(book, first)
+    await rebuilt(book, progress=report)
+    rows, quarantine = book.rows(), quarantine_of(book)
+    assert max(event.position for event in quarantine) > first
+    in_transaction(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
+    await rebuilt(book)
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
 
 
-async def test_an_event_that_the_database_refuses_while_a_rebuild_catches_up_is_parked(book: Book) -> None:
+async def test_an_event_that_the_database_refuses_while_a_rebuild_catches_up_is_quarantined(book: Book) -> None:
     deployed(book, book.altered(('Index("ix_balances_owner", "owner")', 'Index("one", "owner", unique=True)')))
-    changed(book, lambda connection: connection.execute(text("drop table balances")))
+    in_transaction(book, lambda connection: connection.execute(text("drop table balances")))
     book.init()
-    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+    opened = next(event_type for event_type in book.projections["balances"].events if event_type.__name__ == "Opened")
     first = book.append([("a-1", opened(owner="ada"))])
-    told: list[int] = []
+    positions: list[int] = []
 
     def report(step: Progress) -> None:
-        if step.phase == "catch up" and not told:
-            told.append(book.append([("a-2", opened(owner="bob")), ("a-3", opened(owner="ada"))]))
+        if step.phase == "catch up" and not positions:
+            positions.append(book.append([("a-2", opened(owner="bob")), ("a-3", opened(owner="ada"))]))
 
-    await live(book, first)
-    await made(book, progress=report)
+    await projected_live(book, first)
+    await rebuilt(book, progress=report)
     assert [row.owner for row in book.rows()] == ["ada", "bob"]
-    assert resolutions(kept(book)) == {3: "parked"}
+    assert resolutions(quarantine_of(book)) == {3: "parked"}
 
 
-async def test_a_decision_made_meanwhile_ends_the_rebuild_with_nothing_changed(book: Book) -> None:
+async def test_a_resolution_during_a_rebuild_ends_it_without_a_change(book: Book) -> None:
     last = mixed(book, 300)
-    rows, quarantine = await live(book, last)
+    rows, quarantine = await projected_live(book, last)
 
     def report(step: Progress) -> None:
         if step.phase == "index" and step.done == 0:
-            changed(book, lambda connection: verdict.drop(connection, "balances", 1, parked(book)[:1]))
+            in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, parked(book)[:1]))
 
     with pytest.raises(RebuildError, match="decided about quarantined events of 'balances' while it was rebuilt"):
-        await made(book, progress=report)
+        await rebuilt(book, progress=report)
     assert book.rows() == rows
-    assert [one.position for one in kept(book)] == [one.position for one in quarantine]
-    assert "dropped" in resolutions(kept(book)).values()
+    assert [event.position for event in quarantine_of(book)] == [event.position for event in quarantine]
+    assert "dropped" in resolutions(quarantine_of(book)).values()
     assert remains(book.where) == []
-    await live(book, last)
-    await made(book)
+    await projected_live(book, last)
+    await rebuilt(book)
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
 
 
-async def test_an_earlier_event_that_fails_newly_comes_before_what_was_parked(book: Book) -> None:
-    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+async def test_an_earlier_event_that_fails_now_blocks_the_quarantined_one(book: Book) -> None:
+    opened = next(event_type for event_type in book.projections["balances"].events if event_type.__name__ == "Opened")
     book.append([("a-1", opened(owner="ada"))])
     last = book.append_raw([("a-1", block("account.deposited"), BAD)])
     last = book.append([("a-1", opened(owner="eve"))])
-    await live(book, last)
-    assert resolutions(kept(book)) == {2: "parked", 3: "blocked"}
+    await projected_live(book, last)
+    assert resolutions(quarantine_of(book)) == {2: "parked", 3: "blocked"}
     deployed(
         book,
         book.altered(
@@ -208,56 +208,58 @@ async def test_an_earlier_event_that_fails_newly_comes_before_what_was_parked(bo
             ("isinstance(event.data, Deposited) and event.data.amount", "getattr(event.data, 'amount', 0)"),
         ),
     )
-    await made(book)
-    assert resolutions(kept(book)) == {1: "parked", 2: "blocked", 3: "blocked"}
+    await rebuilt(book)
+    assert resolutions(quarantine_of(book)) == {1: "parked", 2: "blocked", 3: "blocked"}
     assert book.rows() == []
 
 
-async def test_projections_that_stop_and_that_quarantine_share_a_reading_of_the_log(book: Book) -> None:
+async def test_projections_that_stop_and_that_quarantine_are_rebuilt_in_one_run(book: Book) -> None:
     book.fill(200)
     book.append_raw([("a-1", block("account.deposited"), BAD)])
     last = book.append_raw([("a-2", block("account.deposited"), b"{")])
-    rows, quarantine = await live(book, last)
+    rows, quarantine = await projected_live(book, last)
     # Owners take no deposits, so a bad one is nothing to them.
-    await made(book, "balances", "owners")
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    await rebuilt(book, "balances", "owners")
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     with pytest.raises(CodecError, match=f"position {last}"):
-        await made(book, "balances", "movements")
+        await rebuilt(book, "balances", "movements")
     book.append_raw([("a-3", block("account.stranger"), b"{}")])
     with pytest.raises(CodecError, match=r"account\.stranger"):
-        await made(book, "balances", "owners")
+        await rebuilt(book, "balances", "owners")
 
 
-async def test_a_projection_that_stops_from_now_on_is_rebuilt_without_a_quarantine(book: Book) -> None:
+async def test_a_projection_that_now_stops_on_errors_is_rebuilt_without_a_quarantine(book: Book) -> None:
     book.fill(100)
     last = book.append_raw([("a-1", block("account.deposited"), BAD)])
-    await live(book, last)
+    await projected_live(book, last)
     deployed(book, book.altered((POISON[1], POISON[0]), (PARKS[1], PARKS[0])))
-    await made(book)
-    assert kept(book) == []
+    await rebuilt(book)
+    assert quarantine_of(book) == []
     assert book.rows() == book.folded(last)
 
 
-async def test_decisions_about_another_past_are_not_obeyed(book: Book) -> None:
+async def test_resolutions_for_another_log_are_ignored(book: Book) -> None:
     book.append_raw([("a-1", block("account.deposited"), BAD)])
-    await live(book, 1)
-    changed(book, lambda connection: verdict.drop(connection, "balances", 1, [1]))
+    await projected_live(book, 1)
+    in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, [1]))
     book.delete()
     book.create()
     last = book.fill(50)
-    await made(book)
+    await rebuilt(book)
     assert book.rows() == book.folded(last)
-    assert kept(book) == []
+    assert quarantine_of(book) == []
 
 
 async def test_a_verification_names_the_row_that_differs_and_since_when(book: Book) -> None:
-    sent = next(one for one in book.projections["balances"].events if one.__name__ == "Deposited")
-    book.append([("a-1", sent(amount=Decimal(1))), ("a-1", sent(amount=Decimal(2)))])
+    deposited = next(
+        event_type for event_type in book.projections["balances"].events if event_type.__name__ == "Deposited"
+    )
+    book.append([("a-1", deposited(amount=Decimal(1))), ("a-1", deposited(amount=Decimal(2)))])
     book.append_raw([("a-1", block("account.deposited"), BAD)])
-    last = book.append([("a-1", sent(amount=Decimal(4))), ("a-2", sent(amount=Decimal(4)))])
-    await live(book, last)
+    last = book.append([("a-1", deposited(amount=Decimal(4))), ("a-2", deposited(amount=Decimal(4)))])
+    await projected_live(book, last)
     assert [row.amount for row in book.rows()] == [3, 4]
-    changed(
+    in_transaction(
         book,
         lambda connection: connection.execute(
             text("update balances set amount = '1.00', events = 1 where account_id = 'a-1'")
@@ -272,10 +274,10 @@ async def test_a_verification_names_the_row_that_differs_and_since_when(book: Bo
 @pytest.mark.timeout(300)
 async def test_a_rebuild_on_spark_makes_the_same_rows_and_the_same_quarantine(book: Book, spark: Started) -> None:
     last = mixed(book, 1_500)
-    await live(book, last)
-    await decided(book)
+    await projected_live(book, last)
+    await resolve_some(book)
     last = mixed(book, 300, seed=4)
-    rows, quarantine = await live(book, last)
-    await made(book, engine="spark")
-    assert (book.rows(), kept(book)) == (rows, quarantine)
+    rows, quarantine = await projected_live(book, last)
+    await rebuilt(book, engine="spark")
+    assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     assert (await verify(book.ref, "balances", book.settings, engine="spark")).differences == 0

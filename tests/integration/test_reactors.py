@@ -72,8 +72,8 @@ async def ring(jet: Jet, bell: str, *numbers: int) -> None:
 
 
 async def cursor_status(app: App, settings: Settings) -> WorkStatus:
-    (found,) = await status(app, settings)
-    return found
+    (work_status,) = await status(app, settings)
+    return work_status
 
 
 def cursors_of(jet: Jet) -> Cursors:
@@ -95,29 +95,36 @@ async def test_every_event_leads_to_its_command_once_and_a_worker_needs_no_datab
         await eventually(caught_up)  # beyond the event of no interest too
     assert all(town.order(f"b{k}") == list(range(k, 40, 4)) for k in range(4))
     assert sorted(n for _, n in await counted(jet)) == list(range(40))
-    found = await cursor_status(app, settings)
-    assert (found.kind, found.state, found.lag_events, found.owner) == ("reactor", "active", 0, None)
+    work_status = await cursor_status(app, settings)
+    assert (work_status.kind, work_status.state, work_status.lag_events, work_status.owner) == (
+        "reactor",
+        "active",
+        0,
+        None,
+    )
 
 
-@pytest.mark.parametrize(("start", "position", "heard"), [("new", 2, [3]), ("beginning", 0, [1, 2, 3]), (1, 1, [2, 3])])
-async def test_it_begins_where_it_is_to_when_its_cursor_is_made(
-    settings: Settings, town: Town, start: Any, position: int, heard: list[int]
+@pytest.mark.parametrize(
+    ("start", "position", "handled"), [("new", 2, [3]), ("beginning", 0, [1, 2, 3]), (1, 1, [2, 3])]
+)
+async def test_a_reactor_begins_at_its_declared_start(
+    settings: Settings, town: Town, start: Any, position: int, handled: list[int]
 ) -> None:
     app = app_of(town, start=start)
-    async with replace_reactors(app).connect(settings) as before:
-        await before.init()
-        await ring(before, "b", 1, 2)
+    async with replace_reactors(app).connect(settings) as old_jet:
+        await old_jet.init()
+        await ring(old_jet, "b", 1, 2)
     async with app.connect(settings) as jet:
         assert (await jet.init()).cursors == (("echo", position),)
         assert (await jet.init()).cursors == ()
         await ring(jet, "b", 3)
         async with working(app, settings):
             await until(lambda: 3 in town.order("b"))
-    assert town.order("b") == heard
+    assert town.order("b") == handled
 
 
 def replace_reactors(app: App) -> App:
-    """The same app without its reactors: as it was deployed before."""
+    """Return the same app without its reactors, as it was deployed before."""
     return App(app.name, aggregates=list(app.aggregates))
 
 
@@ -129,19 +136,17 @@ async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: S
         await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
     with pytest.raises(UsageError, match=r"has no 'eco' to work on\. Did you mean 'echo'\? It has echo\."):
         await run_workers(app, settings, ["eco"], stop=asyncio.Event(), options=QUICK)
-    (found,) = await status(app, settings)
-    assert found.reason == "it has no cursor: run `eventjet init`"
+    (work_status,) = await status(app, settings)
+    assert work_status.reason == "it has no cursor: run `eventjet init`"
 
 
-async def test_deps_that_nothing_can_open_are_said_to_be_so(app: App, jet: Jet, settings: Settings) -> None:
+async def test_deps_that_cannot_be_opened_are_refused(app: App, jet: Jet, settings: Settings) -> None:
     app.deps = Town  # type: ignore[assignment,return-value]
     with pytest.raises(UsageError, match="gave a Town, which nothing can open and close"):
         await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
 
 
-async def test_a_worker_ends_when_it_is_asked_while_its_deps_are_being_opened_again(
-    app: App, jet: Jet, settings: Settings
-) -> None:
+async def test_a_worker_stops_while_its_deps_are_being_opened_again(app: App, jet: Jet, settings: Settings) -> None:
     tries = 0
 
     @asynccontextmanager
@@ -161,7 +166,7 @@ async def test_a_worker_ends_when_it_is_asked_while_its_deps_are_being_opened_ag
 @pytest.mark.parametrize(
     ("deps_s", "reason"), [(PATIENT_S, "they are not open yet"), (0.5, "that took longer than 0.5 s")]
 )
-async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
+async def test_deps_that_hang_while_opening_are_the_reason_of_waiting_reactors(
     app: App,
     jet: Jet,
     settings: Settings,
@@ -170,7 +175,7 @@ async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is said before the try is given up, and when it is."""
+    """The reason is reported while the try goes on, and when it is given up."""
     opens = asyncio.Event()
 
     @asynccontextmanager
@@ -199,15 +204,15 @@ async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
     ],
 )
 @pytest.mark.parametrize("where", ["deps", "handler"])
-async def test_what_hangs_on_its_way_out_is_named_and_holds_up_no_stop(
+async def test_deps_or_handlers_that_hang_while_ending_are_logged_and_do_not_delay_a_stop(
     app: App, jet: Jet, settings: Settings, town: Town, where: str, heeds: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    over = asyncio.Event()
+    may_end = asyncio.Event()
 
     async def hang() -> None:
-        while not over.is_set():
+        while not may_end.is_set():
             try:
-                await over.wait()
+                await may_end.wait()
             except asyncio.CancelledError:
                 if heeds:
                     raise
@@ -220,29 +225,31 @@ async def test_what_hangs_on_its_way_out_is_named_and_holds_up_no_stop(
                 await hang()
 
     @asynccontextmanager
-    async def opened() -> AsyncGenerator[Town]:
+    async def open_deps() -> AsyncGenerator[Town]:
         try:
             yield town
         finally:
             await (hang() if where == "deps" else asyncio.sleep(0))
 
-    app.deps = opened
+    app.deps = open_deps
     if where == "handler":
         town.gate = Gate()
     caplog.set_level(logging.WARNING, "eventjet")
     async with working(app, settings, replace(QUICK, drain_s=0.4)):
         await ring(jet, "b", 1)
         await until(lambda: "b" in town.begun)
-    over.set()
-    told = {(getattr(one, "event", ""), one.__dict__.get("fields", {}).get("name")) for one in caplog.records}
+    may_end.set()
+    log_events = {
+        (getattr(record, "event", ""), record.__dict__.get("fields", {}).get("name")) for record in caplog.records
+    }
     if where == "deps":
-        assert told == {("eventjet.given_up", f"the deps of the app {app.name!r}")}
+        assert log_events == {("eventjet.given_up", f"the deps of the app {app.name!r}")}
     else:
         ends = set() if heeds else {("eventjet.given_up", "echo")}
-        assert told == {("eventjet.handler_cut_off", "echo"), ("eventjet.cut_off", "echo"), *ends}
+        assert log_events == {("eventjet.handler_cut_off", "echo"), ("eventjet.cut_off", "echo"), *ends}
 
 
-async def test_a_usage_error_of_the_deps_keeps_their_reactors_waiting_and_ends_nothing(
+async def test_a_usage_error_of_the_deps_keeps_reactors_waiting_and_ends_no_worker(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     is_set = False
@@ -267,24 +274,24 @@ async def test_a_usage_error_of_the_deps_keeps_their_reactors_waiting_and_ends_n
 async def test_context_variables_that_the_deps_set_are_set_for_handlers(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
-    seen: list[str] = []
+    tenants: list[str] = []
 
     @asynccontextmanager
-    async def set_it() -> AsyncGenerator[Town]:
+    async def set_tenant() -> AsyncGenerator[Town]:
         TENANT.set("shop")
         yield town
 
-    def see(bell: str, n: int, attempt: int) -> None:
-        seen.append(TENANT.get("nobody"))
+    def note_tenant(bell: str, n: int, attempt: int) -> None:
+        tenants.append(TENANT.get("nobody"))
 
-    app.deps, town.fails = set_it, see
+    app.deps, town.fails = set_tenant, note_tenant
     async with working(app, settings):
         await ring(jet, "b", 1)
-        await until(lambda: seen == ["shop"])
+        await until(lambda: tenants == ["shop"])
     assert TENANT.get("nobody") == "nobody"
 
 
-async def test_a_worker_that_stops_ends_the_try_that_runs_and_begins_no_other(
+async def test_a_stopping_worker_finishes_the_running_try_and_begins_no_other(
     jet: Jet, settings: Settings, town: Town
 ) -> None:
     """Neither of the event that fails, nor of the next one."""
@@ -302,7 +309,7 @@ async def test_a_worker_that_stops_ends_the_try_that_runs_and_begins_no_other(
     assert (await cursors_of(jet).read("echo")).cursor.position == 0
 
 
-async def test_a_worker_that_stops_waits_for_no_pause_between_two_tries(
+async def test_a_stopping_worker_does_not_wait_for_the_next_try(
     jet: Jet, settings: Settings, town: Town, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=60.0, most_s=60.0))
@@ -312,7 +319,10 @@ async def test_a_worker_that_stops_waits_for_no_pause_between_two_tries(
         await ring(jet, "b", 1)
         await until(lambda: town.heard != [])
     assert [attempt for *_, attempt in town.heard] == [1]
-    assert not {one.__dict__.get("event") for one in caplog.records} & {"eventjet.handler_cut_off", "eventjet.cut_off"}
+    assert not {record.__dict__.get("event") for record in caplog.records} & {
+        "eventjet.handler_cut_off",
+        "eventjet.cut_off",
+    }
 
 
 async def test_a_handler_that_fails_is_tried_again_under_the_same_key(
@@ -328,7 +338,7 @@ async def test_a_handler_that_fails_is_tried_again_under_the_same_key(
     assert await counted(jet) == [("b", 1), ("b", 2)]
 
 
-async def test_what_cannot_be_handled_is_parked_with_what_waits_behind_it_and_retried_in_order(
+async def test_a_failing_event_is_quarantined_with_those_behind_it_and_retried_in_order(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     town.fails = lambda bell, n, attempt: ValueError(f"poison {n}") if (bell, n) == ("bad", 2) else None
@@ -338,28 +348,28 @@ async def test_what_cannot_be_handled_is_parked_with_what_waits_behind_it_and_re
         await ring(jet, "good", 1, 2)
         await until(lambda: len(town.order("good")) == 2)
         await wait_parked(cursors, 3)
-        (found,) = await cursor_control.listed(cursors, "echo")
-        assert (found.aggregate_id, found.blocked, found.resolution) == ("bad", 2, "parked")
-        assert found.reason == "ValueError: poison 2"
-        whole = await cursor_control.shown(cursors, "echo", found.position)
-        assert whole is not None
-        assert "ValueError: poison 2" in whole.traceback
+        (entry,) = await cursor_control.listed(cursors, "echo")
+        assert (entry.aggregate_id, entry.blocked, entry.resolution) == ("bad", 2, "parked")
+        assert entry.reason == "ValueError: poison 2"
+        details = await cursor_control.shown(cursors, "echo", entry.position)
+        assert details is not None
+        assert "ValueError: poison 2" in details.traceback
         assert (await cursor_status(app, settings)).parked == 1
         with pytest.raises(UsageError, match="it may wait behind another one"):
-            await cursor_control.retry(cursors, "echo", [found.position + 1])
+            await cursor_control.retry(cursors, "echo", [entry.position + 1])
         # It fails once more, and is parked again.
-        await cursor_control.retry(cursors, "echo", [found.position])
-        await wait_outcome(cursors, found.position, "parked")
+        await cursor_control.retry(cursors, "echo", [entry.position])
+        await wait_outcome(cursors, entry.position, "parked")
         town.fails = lambda bell, n, attempt: None
         await cursor_control.retry(cursors, "echo", None)
-        await wait_outcome(cursors, found.position, "retried")
+        await wait_outcome(cursors, entry.position, "retried")
         await wait_parked(cursors, 0)
         await ring(jet, "bad", 5)
         await until(lambda: town.order("bad") == [1, 2, 3, 4, 5])
     assert [n for bell, n in await counted(jet) if bell == "bad"] == [1, 2, 3, 4, 5]
 
 
-async def test_what_is_dropped_is_left_out_and_what_it_blocked_goes_on(
+async def test_a_dropped_event_is_skipped_and_the_events_it_blocked_are_handled(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     town.fails = lambda bell, n, attempt: ValueError("poison") if n == 1 else None
@@ -367,16 +377,16 @@ async def test_what_is_dropped_is_left_out_and_what_it_blocked_goes_on(
     async with working(app, settings):
         await ring(jet, "b", 1, 2, 3)
         await wait_parked(cursors, 3)
-        (found,) = await cursor_control.listed(cursors, "echo")
-        await cursor_control.drop(cursors, "echo", [found.position])
+        (entry,) = await cursor_control.listed(cursors, "echo")
+        await cursor_control.drop(cursors, "echo", [entry.position])
         await wait_parked(cursors, 0)
     assert await counted(jet) == [("b", 2), ("b", 3)]
-    (kept,) = await cursor_control.listed(cursors, "echo", resolved=True)
-    assert kept.resolution == "dropped"
-    assert kept.resolved_at is not None
+    (entry,) = await cursor_control.listed(cursors, "echo", resolved=True)
+    assert entry.resolution == "dropped"
+    assert entry.resolved_at is not None
 
 
-async def test_what_was_parked_waits_for_the_next_worker_too(
+async def test_a_quarantined_event_blocks_its_aggregate_for_the_next_worker_too(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     town.fails = lambda bell, n, attempt: ValueError("poison") if n == 1 else None
@@ -384,11 +394,11 @@ async def test_what_was_parked_waits_for_the_next_worker_too(
     async with working(app, settings):
         await ring(jet, "b", 1)
         await wait_parked(cursors, 1)
-    heard = len(town.heard)
+    handled = len(town.heard)
     async with working(app, settings):
         await ring(jet, "b", 2)
         await wait_parked(cursors, 2)
-    assert len(town.heard) == heard
+    assert len(town.heard) == handled
     await cursor_control.retry(cursors, "echo", None)
     town.fails = lambda bell, n, attempt: None
     async with working(app, settings):
@@ -396,7 +406,9 @@ async def test_what_was_parked_waits_for_the_next_worker_too(
     assert await counted(jet) == [("b", 1), ("b", 2)]
 
 
-async def test_an_outage_outside_parks_nothing(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+async def test_an_outage_of_another_service_quarantines_nothing(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
     town.fails = lambda bell, n, attempt: ConnectionError("down") if attempt < 6 else None
     async with working(app, settings):
         await ring(jet, "b", 1)
@@ -405,7 +417,7 @@ async def test_an_outage_outside_parks_nothing(app: App, jet: Jet, settings: Set
     assert await counted(jet) == [("b", 1)]
 
 
-async def test_events_that_fail_passingly_keep_those_of_no_other_aggregate_from_being_handled(
+async def test_temporary_failures_delay_no_event_of_another_aggregate(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     town.fails = lambda bell, n, attempt: None if bell == "free" else ConnectionRefusedError("the mail server is away")
@@ -422,7 +434,7 @@ async def test_events_that_fail_passingly_keep_those_of_no_other_aggregate_from_
         await eventually(all_counted)
 
 
-async def test_a_handler_that_hangs_is_cut_off_and_that_counts(settings: Settings, town: Town) -> None:
+async def test_a_handler_that_hangs_is_cut_off_and_counts_as_a_failed_try(settings: Settings, town: Town) -> None:
     app = app_of(town, retry=Retry(tries=2, first_s=0.01, timeout_s=0.1))
     town.gate.clear()
     async with app.connect(settings) as jet:
@@ -451,7 +463,7 @@ async def test_a_permanent_failure_is_quarantined_after_its_first_try(settings: 
     assert town.order("c") == [1]
 
 
-async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_tries(
+async def test_a_reactor_with_on_error_stop_stays_failed_until_another_worker_starts(
     settings: Settings, town: Town
 ) -> None:
     app = app_of(town, on_error="stop")
@@ -462,37 +474,37 @@ async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_t
         async with working(app, settings):
             await ring(jet, "b", 1, 2, 3)
             await wait_state(cursors, "failed")
-            found = await cursor_status(app, settings)
-            assert found.reason is not None
-            assert "could not take the event at position" in found.reason
-            assert "ValueError: poison" in found.reason
+            work_status = await cursor_status(app, settings)
+            assert work_status.reason is not None
+            assert "could not take the event at position" in work_status.reason
+            assert "ValueError: poison" in work_status.reason
         town.fails = lambda bell, n, attempt: None
         async with working(app, settings):
             await until(lambda: 3 in town.order("b"))
         assert await counted(jet) == [("b", 1), ("b", 2), ("b", 3)]
 
 
-async def test_a_command_is_known_however_many_came_after_it(
+async def test_a_repeated_command_is_recognised_after_more_than_a_thousand_others(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     """An aggregate with snapshots knows its newest 1,024 commands; a reaction's is looked for back to its cause."""
     async with working(app, settings):
         await ring(jet, "b", 1)
         await until(lambda: town.order("b") == [1])
-    others = jet.repository(Tower)
+    towers = jet.repository(Tower)
     for n in range(1_100):
-        await others.command(f"other-{n}").execute("all", Tower.count, "other", n)
+        await towers.command(f"other-{n}").execute("all", Tower.count, "other", n)
     cursors = cursors_of(jet)
     await cursor_control.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["echo"], 0))
-    before = len(town.heard)
+    handled_before = len(town.heard)
     async with working(app, settings):
-        await until(lambda: len(town.heard) > before)
+        await until(lambda: len(town.heard) > handled_before)
     recorded = await counted(jet)
     assert recorded.count(("b", 1)) == 1
     assert len(recorded) == 1_101
 
 
-async def test_imported_events_are_passed_over(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+async def test_imported_events_are_not_handled(app: App, jet: Jet, settings: Settings, town: Town) -> None:
     async with working(app, settings):
         await jet.append_many([Imported(Bell, "old", Rung(n=n)) for n in range(20)], source="elsewhere")
         await ring(jet, "old", 20)
@@ -500,7 +512,7 @@ async def test_imported_events_are_passed_over(app: App, jet: Jet, settings: Set
     assert town.order("old") == [20]
 
 
-async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(
+async def test_a_paused_reactor_handles_no_event_until_it_is_resumed(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     cursors = cursors_of(jet)
@@ -509,8 +521,8 @@ async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(
         await until(lambda: town.order("b") == [1])
         (paused,) = await cursor_control.pause(cursors, ["echo"])
         assert (paused.state, paused.changed) == ("paused", True)
-        (again,) = await cursor_control.pause(cursors, ["echo"])
-        assert not again.changed
+        (second,) = await cursor_control.pause(cursors, ["echo"])
+        assert not second.changed
         await ring(jet, "b", 2)
         async with working(app, settings):  # nobody takes it
             pass
@@ -522,34 +534,32 @@ async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(
 
 
 async def test_older_code_stands_by(settings: Settings, town: Town) -> None:
-    new = app_of(town, revision=2)
-    async with new.connect(settings) as jet:
+    new_app = app_of(town, revision=2)
+    async with new_app.connect(settings) as jet:
         await jet.init()
-        async with working(new, settings):
+        async with working(new_app, settings):
             await ring(jet, "b", 1)
             await until(lambda: town.order("b") == [1])
-        old = app_of(town, revision=1)
-        old.name = new.name
-        async with working(old, settings):
+        old_app = app_of(town, revision=1)
+        old_app.name = new_app.name
+        async with working(old_app, settings):
             await ring(jet, "b", 2)
-            held = await cursors_of(jet).read("echo")
-            assert (held.cursor.owner, held.cursor.revision) == (None, 2)
-        async with working(new, settings):
+            stored = await cursors_of(jet).read("echo")
+            assert (stored.cursor.owner, stored.cursor.revision) == (None, 2)
+        async with working(new_app, settings):
             await until(lambda: town.order("b") == [1, 2])
 
 
-async def test_another_worker_takes_over_from_one_that_has_gone_silent(
-    app: App, jet: Jet, settings: Settings, town: Town
-) -> None:
+async def test_a_worker_takes_over_from_a_silent_worker(app: App, jet: Jet, settings: Settings, town: Town) -> None:
     cursors = cursors_of(jet)
-    held = await cursors.read("echo")
-    await cursors.write(held, held.cursor.taken("a dead process", 1))
+    stored = await cursors.read("echo")
+    await cursors.write(stored, stored.cursor.taken("a dead process", 1))
     async with working(app, settings):
         await ring(jet, "b", 1)
         await until(lambda: town.order("b") == [1])
 
 
-async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
+async def test_a_recreated_log_is_refused_and_no_event_is_handled_twice(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     assert jet.client is not None
@@ -558,33 +568,31 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
         await ring(jet, "b", 1, 2)
         await ring(jet, "a", 1)
         await until(lambda: town.order("b") == [1, 2])
-        (parked,) = await wait_parked(cursors_of(jet), 1)
+        (entry,) = await wait_parked(cursors_of(jet), 1)
     config = (await jet.client.ask(stream_info(app.name))).config
     await jet.client.api(f"STREAM.DELETE.{app.name}")
     await jet.client.api(
         f"STREAM.CREATE.{app.name}", config | {"metadata": {**config["metadata"], "eventjet.log": "another"}}
     )
-    async with app.connect(settings) as again:
-        await ring(again, "b", 7, 8)
+    async with app.connect(settings) as new_jet:
+        await ring(new_jet, "b", 7, 8)
         async with working(app, settings):
-            await wait_state(cursors_of(again), "failed")
-        found = await cursor_status(app, settings)
-        assert found.state == "failed"
-        assert found.reason is not None
-        assert "is another. It cannot go on: bring the right log back" in found.reason
+            await wait_state(cursors_of(new_jet), "failed")
+        work_status = await cursor_status(app, settings)
+        assert work_status.state == "failed"
+        assert work_status.reason is not None
+        assert "is another. It cannot go on: bring the right log back" in work_status.reason
         assert town.order("b") == [1, 2]
-        declared = declarations_of(app)["echo"]
-        wanted = await cursor_at(again.store, again.client, declared, 1)
-        assert await move_cursors(cursors_of(again), again.client, [declared], wanted, again.store.at) == [
-            parked.position
+        reactor = declarations_of(app)["echo"]
+        target = await cursor_at(new_jet.store, new_jet.client, reactor, 1)
+        assert await move_cursors(cursors_of(new_jet), new_jet.client, [reactor], target, new_jet.store.at) == [
+            entry.position
         ]
         async with working(app, settings):
             await until(lambda: town.order("b") == [1, 2, 8])
 
 
-async def test_what_is_stored_among_the_cursors_is_only_what_is_needed(
-    app: App, jet: Jet, settings: Settings, town: Town
-) -> None:
+async def test_a_cursor_keeps_one_message_in_its_bucket(app: App, jet: Jet, settings: Settings, town: Town) -> None:
     assert jet.client is not None
     async with working(app, settings):
         await ring(jet, "b", *range(20))
@@ -593,57 +601,57 @@ async def test_what_is_stored_among_the_cursors_is_only_what_is_needed(
     assert state.messages == 1
 
 
-# Waiting.
+# Waits for conditions.
 
 
 async def wait_parked(cursors: Cursors, count: int) -> list[Any]:
-    async def look() -> list[list[Any]]:
-        found = await cursors.parked("echo")
-        return [found] if len(found) == count else []
+    async def entries_of_the_count() -> list[list[Any]]:
+        entries = await cursors.parked("echo")
+        return [entries] if len(entries) == count else []
 
-    return (await eventually(look))[0]
+    return (await eventually(entries_of_the_count))[0]
 
 
 async def wait_outcome(cursors: Cursors, position: int, resolution: str) -> None:
-    async def look() -> bool:
-        (found,) = await cursor_control.outcomes(cursors, "echo", [position])
-        return found.resolution == resolution
+    async def has_resolution() -> bool:
+        (outcome,) = await cursor_control.outcomes(cursors, "echo", [position])
+        return outcome.resolution == resolution
 
-    await eventually(look)
+    await eventually(has_resolution)
 
 
 async def wait_state(cursors: Cursors, state: str) -> None:
-    async def look() -> bool:
+    async def has_state() -> bool:
         return (await cursors.read("echo")).cursor.state == state
 
-    await eventually(look)
+    await eventually(has_state)
 
 
 async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_requests(
     jet: Jet, app: App, town: Town, settings: Settings
 ) -> None:
     await ring(jet, "b-1", 1)
-    cursors, most = cursors_of(jet), 3_000
-    held = await cursors.read("echo")
-    for start in range(0, most, CHANGES_MAX):
+    cursors, total = cursors_of(jet), 3_000
+    stored = await cursors.read("echo")
+    for start in range(0, total, CHANGES_MAX):
         entries = [
             QuarantinedEntry(
                 Quarantined(1_000 + n, "bell", f"b-{n}", "", "bell.rung", QUARANTINED, "no"),
                 tries=1,
-                log=held.cursor.log,
+                log=stored.cursor.log,
             )
-            for n in range(start, min(start + CHANGES_MAX, most))
+            for n in range(start, min(start + CHANGES_MAX, total))
         ]
-        await cursors.write(held, held.cursor, entries)
-    asked: list[Frame] = []
+        await cursors.write(stored, stored.cursor, entries)
+    requests: list[Frame] = []
     assert jet.client is not None
-    await jet.client.serve("$JS.API.STREAM.MSG.GET.*", asked.append)  # from the leader, one each
-    await jet.client.serve("$JS.API.DIRECT.GET.*", asked.append)
-    assert len(await cursors.parked("echo")) == most
+    await jet.client.serve("$JS.API.STREAM.MSG.GET.*", requests.append)  # from the leader, one each
+    await jet.client.serve("$JS.API.DIRECT.GET.*", requests.append)
+    assert len(await cursors.parked("echo")) == total
     async with working(app, settings):
         await until(lambda: town.order("b-1") == [1])
-    assert (await cursor_status(app, settings)).parked == most
-    assert 0 < len(asked) < 200
+    assert (await cursor_status(app, settings)).parked == total
+    assert 0 < len(requests) < 200
 
 
 def _cancel_this_task() -> None:
@@ -662,7 +670,7 @@ EXITS: dict[str, Any] = {
 }
 
 
-async def test_what_is_no_exception_out_of_a_handler_is_a_failed_try(
+async def test_a_base_exception_of_a_handler_is_a_failed_try(
     jet: Jet, app: App, town: Town, settings: Settings
 ) -> None:
     town.fails = lambda bell, n, attempt: EXITS[bell]() if bell in EXITS else None
@@ -672,28 +680,28 @@ async def test_what_is_no_exception_out_of_a_handler_is_a_failed_try(
     async with working(app, settings):
         await until(lambda: town.order("sound") == [1])
 
-        async def are_parked() -> bool:
+        async def are_quarantined() -> bool:
             return len(await cursors_of(jet).parked("echo")) == 2 * len(EXITS)
 
-        await eventually(are_parked)
+        await eventually(are_quarantined)
     tries = [(bell, attempt) for bell, _, _, attempt in town.heard if bell in EXITS]
     assert sorted(tries) == sorted((bell, attempt) for bell in EXITS for attempt in (1, 2))
-    parked = [one.parked for one in await cursors_of(jet).parked("echo") if one.parked.resolution == QUARANTINED]
-    assert len(parked) == len(EXITS)
-    assert all("not an `Exception`" in one.reason for one in parked)
+    events = [entry.parked for entry in await cursors_of(jet).parked("echo") if entry.parked.resolution == QUARANTINED]
+    assert len(events) == len(EXITS)
+    assert all("not an `Exception`" in event.reason for event in events)
 
 
-async def test_a_worker_of_which_a_task_ends_unasked_says_so_and_ends(
+async def test_a_worker_ends_with_an_error_when_a_task_ends_unexpectedly(
     jet: Jet, app: App, town: Town, settings: Settings
 ) -> None:
-    async def worked() -> None:
+    async def work() -> None:
         async with working(app, settings):
-            (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "echo"]
+            (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "echo"]
             task.cancel()
             await asyncio.wait({task})
 
     with pytest.raises(UnexpectedExit, match="'echo'"):
-        await worked()
+        await work()
     await ring(jet, "b-1", 1)
     async with working(app, settings):
         await until(lambda: town.order("b-1") == [1])

@@ -1,4 +1,4 @@
-"""What stands on a log goes on over its restored copy: read models, commands, snapshots, time travel."""
+"""Read models, commands, snapshots and time travel work over the restored copy of a log."""
 
 from __future__ import annotations
 
@@ -58,32 +58,32 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def working_on(url: str, database: str) -> Ledger:
-    """The bank as workers know it."""
+    """Return the bank as its workers know it."""
     settings = Settings(servers=(url,), database=database)
     return Ledger(settings, name="bank", catalog=bank.catalog, projections=dict(bank.projections))  # type: ignore[arg-type]
 
 
 async def project(url: str, database: str) -> int:
-    """Have workers bring every read model to the log's end, and stop; the position."""
+    """Let workers bring every read model to the end of the log; return its position."""
     create_tables(Database(database).sync_engine(), bank.projections.values())
-    there = working_on(url, database)
+    ledger = working_on(url, database)
     last = ask_once(endpoint(url), stream_info("bank")).last
-    async with there.working(*NAMES):
-        for resolved in there.projections.values():
-            await there.caught_up(last, resolved)
+    async with ledger.working(*NAMES):
+        for resolved in ledger.projections.values():
+            await ledger.caught_up(last, resolved)
     return last
 
 
 def checkpoints(database: str) -> dict[str, Checkpoint]:
     with reading(database) as connection:
-        found = {name: read(connection, name, 1) for name in NAMES}
-    return {name: one for name, one in found.items() if one is not None}
+        read_checkpoints = {name: read(connection, name, 1) for name in NAMES}
+    return {name: checkpoint for name, checkpoint in read_checkpoints.items() if checkpoint is not None}
 
 
 def rows(database: str) -> list[list[object]]:
     with reading(database) as connection:
         tables = [resolved.table for resolved in bank.projections.values()]  # type: ignore[union-attr]
-        return [list(connection.execute(select(one).order_by(*one.primary_key.columns))) for one in tables]
+        return [list(connection.execute(select(table).order_by(*table.primary_key.columns))) for table in tables]
 
 
 def archived(url: str, folder: Path) -> str:
@@ -91,21 +91,19 @@ def archived(url: str, folder: Path) -> str:
     return seal(folder, records_of(url), identity)
 
 
-async def test_read_models_go_on_by_themselves_over_the_restored_log(
-    old: str, new: str, database: str, tmp_path: Path
-) -> None:
+async def test_read_models_continue_over_the_restored_log(old: str, new: str, database: str, tmp_path: Path) -> None:
     await fill(bank, old, 600)
-    reached = await project(old, database)
+    position = await project(old, database)
     async with bank.connect(servers=old, database=database) as jet:  # while no worker runs
         for number in range(5):
             await jet.repository(Account).execute("ada", Account.deposit, Decimal(number + 1))
     report = await restore(REF, archived(old, tmp_path / "archive"), Settings(servers=(new,)))
-    assert (report.events, report.last) == (reached + 5, reached + 5)
+    assert (report.events, report.last) == (position + 5, position + 5)
     before = checkpoints(database)
     assert await project(new, database) == report.last
     after = checkpoints(database)
     for name in NAMES:
-        assert (before[name].position, after[name].position) == (reached, report.last)
+        assert (before[name].position, after[name].position) == (position, report.last)
         assert (after[name].generation, after[name].log, after[name].state) == (1, report.log, "active")
     async with bank.connect(servers=new, database=database) as jet:
         assert (await jet.init()).drifts == ()
@@ -113,15 +111,15 @@ async def test_read_models_go_on_by_themselves_over_the_restored_log(
     last = await project(new, database)
     settings = Settings(servers=(new,), database=database)
     for name in NAMES:
-        found = await verify(REF, name, settings)
-        assert (found.differences, found.position, found.events) == (0, last, report.events + 1)
+        verification = await verify(REF, name, settings)
+        assert (verification.differences, verification.position, verification.events) == (0, last, report.events + 1)
     live = rows(database)
     await rebuild(REF, NAMES, settings, engine="local")
     assert rows(database) == live
     assert [(await verify(REF, name, settings)).differences for name in NAMES] == [0, 0, 0]
 
 
-async def test_a_read_model_beyond_the_restored_log_stops_and_says_why(
+async def test_a_read_model_beyond_the_restored_log_fails_with_a_reason(
     old: str, new: str, database: str, tmp_path: Path
 ) -> None:
     await fill(bank, old, 100)
@@ -132,30 +130,32 @@ async def test_a_read_model_beyond_the_restored_log_stops_and_says_why(
     ahead = await project(old, database)
     end = (await restore(REF, url, Settings(servers=(new,)))).last
     assert ahead == end + 3
-    there = working_on(new, database)
+    ledger = working_on(new, database)
 
     async def all_failed() -> bool:
-        return {one.state for one in checkpoints(database).values()} == {"failed"}
+        return {checkpoint.state for checkpoint in checkpoints(database).values()} == {"failed"}
 
-    async with there.working(*NAMES):
+    async with ledger.working(*NAMES):
         await eventually(all_failed, "the projections to fail")
-    for one in checkpoints(database).values():
-        assert f"stands at position {ahead}, but the log ends at position {end}" in str(one.reason)
+    for checkpoint in checkpoints(database).values():
+        assert f"stands at position {ahead}, but the log ends at position {end}" in str(checkpoint.reason)
     async with bank.connect(servers=new, database=database) as jet:
         for _ in range(5):
             await jet.repository(Account).execute("bob", Account.deposit, Decimal(1))
 
-    async def told_of_another() -> bool:
-        return all("the event there is" in str(one.reason) for one in checkpoints(database).values())
+    async def all_differ() -> bool:
+        return all("the event there is" in str(checkpoint.reason) for checkpoint in checkpoints(database).values())
 
-    async with there.working(*NAMES):
-        await eventually(told_of_another, "the projections to see another past")
-    await rebuild(REF, NAMES, there.settings, engine="local")
-    assert [(await verify(REF, name, there.settings)).differences for name in NAMES] == [0, 0, 0]
+    async with ledger.working(*NAMES):
+        await eventually(all_differ, "the projections to see another past")
+    await rebuild(REF, NAMES, ledger.settings, engine="local")
+    assert [(await verify(REF, name, ledger.settings)).differences for name in NAMES] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("snapshots", ["kept", "lost"])
-async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path, snapshots: str) -> None:
+async def test_commands_and_time_travel_work_over_the_restored_log(
+    old: str, new: str, tmp_path: Path, snapshots: str
+) -> None:
     async with bank.connect(servers=old) as jet:
         await fill(bank, old, 100)
         accounts = jet.repository(Account)
@@ -164,39 +164,39 @@ async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path
         balance = (await accounts.load("ada")).balance
         first = await accounts.command("c-7").execute("ada", Account.deposit, Decimal(8))
     url, records = archived(old, tmp_path / "archive"), records_of(old)
-    where = old if snapshots == "kept" else new
-    delete(where)
-    await restore(REF, url, Settings(servers=(where,)))
-    async with bank.connect(servers=where) as jet:
+    server_url = old if snapshots == "kept" else new
+    delete(server_url)
+    await restore(REF, url, Settings(servers=(server_url,)))
+    async with bank.connect(servers=server_url) as jet:
         await jet.init()
         accounts = jet.repository(Account)
         assert (await accounts.load("ada")).balance == balance
         again = await accounts.command("c-7").execute("ada", Account.deposit, Decimal(8))
         assert (again.position, again.version, again.state) == (first.position, first.version, first.state)
         last = len(records)
-        done = await accounts.execute("ada", Account.withdraw, Decimal(1))
-        assert (done.position, done.version) == (last + 1, 20 + 5 + 1 + 120 + 1)
-        moved = await jet.transact(
+        withdrawal = await accounts.execute("ada", Account.withdraw, Decimal(1))
+        assert (withdrawal.position, withdrawal.version) == (last + 1, 20 + 5 + 1 + 120 + 1)
+        transfers = await jet.transact(
             accounts.decide("ada", Account.withdraw, Decimal(1)), accounts.decide("bob", Account.deposit, Decimal(1))
         )
-        assert [one.position for one in moved] == [last + 2, last + 3]
-        mine = [one for one in records if one[2] == b"bank.account.ada"]
-        for record in mine[::20]:
+        assert [transfer.position for transfer in transfers] == [last + 2, last + 3]
+        ada_records = [record for record in records if record[2] == b"bank.account.ada"]
+        for record in ada_records[::20]:
             at = recorded_at(record)
             assert await accounts.load("ada", at=at) == await accounts.load("ada", position=record[0])
-        told = {one.position: one.recorded_at for one in await accounts.history("ada")}
-        assert all(told[record[0]] == recorded_at(record) for record in mine)
+        recorded_times = {event.position: event.recorded_at for event in await accounts.history("ada")}
+        assert all(recorded_times[record[0]] == recorded_at(record) for record in ada_records)
         middle = logged_at(records[60])
-        expected = [one[0] for one in records if logged_at(one) >= middle] + [last + 1, last + 2, last + 3]
-        assert [one.position async for one in jet.tail(since=middle)] == expected
-        just = logged_at(records[-1]) + timedelta(microseconds=1)
-        assert [one.position async for one in jet.tail(since=just)] == expected[-3:]
+        expected = [record[0] for record in records if logged_at(record) >= middle] + [last + 1, last + 2, last + 3]
+        assert [event.position async for event in jet.tail(since=middle)] == expected
+        after_last = logged_at(records[-1]) + timedelta(microseconds=1)
+        assert [event.position async for event in jet.tail(since=after_last)] == expected[-3:]
 
 
-async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
+async def test_a_log_that_lost_its_end_is_completed_from_the_archive(tmp_path: Path) -> None:
     with NatsServer(tmp_path / "server", sync_interval="1m") as server:
         await fill(bank, server.url, 100)
-        kept = ask_once(endpoint(server.url), stream_info("bank")).last
+        last = ask_once(endpoint(server.url), stream_info("bank")).last
         server.stop()
         shutil.copytree(tmp_path / "server", tmp_path / "backup")
         server.start()
@@ -206,22 +206,22 @@ async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
         url, records = archived(server.url, tmp_path / "archive"), records_of(server.url)
     with NatsServer(tmp_path / "backup", sync_interval="1m") as server:
         report = await restore(REF, url, Settings(servers=(server.url,)))
-        assert (report.events, report.published) == (kept + 5, 5)
-        found = records_of(server.url)
-        assert found[:kept] == records[:kept]
-        assert [recorded_at(one) for one in found] == [recorded_at(one) for one in records]
+        assert (report.events, report.published) == (last + 5, 5)
+        restored_records = records_of(server.url)
+        assert restored_records[:last] == records[:last]
+        assert [recorded_at(record) for record in restored_records] == [recorded_at(record) for record in records]
         async with bank.connect(servers=server.url) as jet:
             assert (await jet.init()).drifts == ()
 
 
 async def waiting(url: str, count: int) -> bool:
-    """Whether the server knows of so many consumers that somebody waits on."""
+    """Return whether exactly this many consumers have a waiting pull."""
     with NatsConnection.open(endpoint(url)) as link:
-        found = link.api("CONSUMER.LIST.bank")["consumers"] or []
-    return sum(one["num_waiting"] > 0 for one in found) == count
+        consumers = link.api("CONSUMER.LIST.bank")["consumers"] or []
+    return sum(consumer["num_waiting"] > 0 for consumer in consumers) == count
 
 
-async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new: str, tmp_path: Path) -> None:
+async def test_an_empty_stream_that_workers_wait_on_is_refused(old: str, new: str, tmp_path: Path) -> None:
     await fill(bank, old, 50)
     url, database = archived(old, tmp_path / "archive"), f"sqlite:///{tmp_path}/b"
     settings = Settings(servers=(new,), database=database)
@@ -238,9 +238,7 @@ async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new:
     assert await project(new, database) == last
 
 
-async def test_an_archive_that_was_changed_or_is_of_another_app_is_refused_before_anything_is_written(
-    old: str, new: str, tmp_path: Path
-) -> None:
+async def test_a_changed_or_foreign_archive_is_refused_before_any_write(old: str, new: str, tmp_path: Path) -> None:
     await fill(bank, old, 50)
     url = archived(old, tmp_path / "archive")
     settings = Settings(servers=(new,))
@@ -248,10 +246,10 @@ async def test_an_archive_that_was_changed_or_is_of_another_app_is_refused_befor
         await restore(App("shop", aggregates=[]), url, settings)
     with pytest.raises(ArchiveBroken, match="nothing is in it"):
         await restore(REF, str(tmp_path / "elsewhere"), settings)
-    last = max((tmp_path / "archive" / "events").glob("*/*"))
-    content = bytearray(last.read_bytes())
+    part = max((tmp_path / "archive" / "events").glob("*/*"))
+    content = bytearray(part.read_bytes())
     content[40] ^= 1
-    last.write_bytes(content)
+    part.write_bytes(content)
     with pytest.raises(ArchiveBroken, match="was changed"):
         await restore(REF, url, settings)
     async with bank.connect(servers=new) as jet:

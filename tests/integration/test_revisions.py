@@ -34,11 +34,11 @@ def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
 
 
 class Reader:
-    """Polls the declared table all the time, as an application does, each time with what its checkpoint says."""
+    """A reader that polls the declared table together with its checkpoint, as an application does."""
 
     def __init__(self, ledger: Ledger) -> None:
         where = Database(ledger.settings.database)
-        self.seen: list[tuple[int, int, str]] = []
+        self.snapshots: list[tuple[int, int, str]] = []
         """(revision, position, rows) as each single statement showed them."""
         self._engine = where.sync_engine()
         self._query = text(
@@ -53,10 +53,10 @@ class Reader:
         try:
             with self._engine.connect().execution_options(**{READ_ONLY: True}) as connection:
                 while not self._stop.is_set():
-                    found, revision, position = connection.execute(self._query).one()
+                    rows_text, revision, position = connection.execute(self._query).one()
                     connection.rollback()
-                    if not self.seen or self.seen[-1][:2] != (revision, position):
-                        self.seen.append((revision, position, found))
+                    if not self.snapshots or self.snapshots[-1][:2] != (revision, position):
+                        self.snapshots.append((revision, position, rows_text))
                     time.sleep(0.01)
         except Exception as error:  # noqa: BLE001 - raised where it is checked
             self.fault = error
@@ -72,35 +72,35 @@ class Reader:
             self._engine.dispose()
 
     async def has_seen(self, revision: int, states: int) -> bool:
-        """Whether it has met that many states of the revision."""
-        return sum(one[0] == revision for one in self.seen) >= states
+        """Return whether the reader has read that many states of the revision."""
+        return sum(snapshot[0] == revision for snapshot in self.snapshots) >= states
 
     def check(self, ledger: Ledger) -> None:
-        """Each look showed the whole fold of its revision at its position, never an older one."""
+        """Assert that each read showed the whole fold of its revision at its position, never an older one."""
         assert self.fault is None, self.fault
-        positions = [position for _, position, _ in self.seen]
+        positions = [position for _, position, _ in self.snapshots]
         assert positions == sorted(positions)
-        assert [revision for revision, _, _ in self.seen] == sorted(revision for revision, _, _ in self.seen)
+        assert [revision for revision, _, _ in self.snapshots] == sorted(revision for revision, _, _ in self.snapshots)
         events = iter(ledger.recorded(positions[-1]))
         states: dict[int, dict[str, Any]] = {1: {}, 2: {}}
         at = 0
-        for revision, position, found in self.seen:
+        for revision, position, rows_text in self.snapshots:
             while at < position:
-                one = next(events)
-                at = one.position
-                if isinstance(one.data, Opened | Added | NewerAdded | Closed):
+                event = next(events)
+                at = event.position
+                if isinstance(event.data, Opened | Added | NewerAdded | Closed):
                     for number, state in states.items():
-                        state[one.aggregate_id] = FOLDS[number](state.get(one.aggregate_id), one)
+                        state[event.aggregate_id] = FOLDS[number](state.get(event.aggregate_id), event)
             due = sorted(
                 [row.account_id, row.owner, f"{row.amount:.2f}", row.events, row.last]
                 for row in states[revision].values()
                 if row is not None
             )
-            assert sorted(json.loads(found)) == due, f"revision {revision} at {position}"
+            assert sorted(json.loads(rows_text)) == due, f"revision {revision} at {position}"
 
 
 class Commands:
-    """Events that keep coming until the end of the block."""
+    """A thread that appends events until the end of the block."""
 
     def __init__(self, ledger: Ledger, *also: tuple[str, Any]) -> None:
         self._ledger = ledger
@@ -128,7 +128,7 @@ class Commands:
 
 @pytest.mark.slow
 async def are_active(ledger: Ledger) -> bool:
-    return {one.state for one in checkpoints(ledger).values()} == {"active"}
+    return {checkpoint.state for checkpoint in checkpoints(ledger).values()} == {"active"}
 
 
 async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Ledger, processes: ExitStack) -> None:
@@ -139,8 +139,8 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
         await eventually(lambda: is_past(ledger, 1, 3_000), "revision 1 to catch up")
         with Reader(ledger).reading() as reader:
             await eventually(lambda: reader.has_seen(1, 6), "a reader to look at revision 1")
-            made = init(ledger, "fold")
-            assert len(made) == 1
+            tables = init(ledger, "fold")
+            assert len(tables) == 1
             standby = processes.enter_context(Worker("old", ledger)).ready()
             new = processes.enter_context(Worker("fold", ledger)).ready()
             await stands(ledger, 2, location="")
@@ -154,9 +154,9 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     await eventually(lambda: are_active(ledger), "all to be active")
-    found = checkpoints(ledger)
-    assert found["balances", 1].location.endswith("r1")
-    assert [one.runs() for one in (old, standby, new)] == [True, True, True]
+    stored = checkpoints(ledger)
+    assert stored["balances", 1].location.endswith("r1")
+    assert [worker.runs() for worker in (old, standby, new)] == [True, True, True]
     reader.check(ledger)
     # The old deploy ends; the new one goes on alone.
     for worker in (old, standby):
@@ -185,25 +185,25 @@ async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
             before = commands.last
             await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
             await eventually(lambda: waits(ledger), "revision 1 to say what it waits for")
-            assert [one.runs() for one in (old, new)] == [True, True]
+            assert [worker.runs() for worker in (old, new)] == [True, True]
         last = commands.last
         # Movements have one revision, which both list: it waits for nobody once the old deploy is gone.
         old.drain()
         await newer.caught_up(last, DEPLOYS["schema"][1][1])
         await stands(ledger, 2, position=last)
         await eventually(lambda: reader.has_seen(2, 2), "a reader to look at revision 2")
-    found = checkpoints(ledger)
-    stopped = found["balances", 1].position
+    stored = checkpoints(ledger)
+    stopped = stored["balances", 1].position
     assert 1_000 <= stopped < last
     await eventually(lambda: are_active(ledger), "all to be active")
     assert rows(ledger, NEWER) == folded(ledger, 2, last, "schema")
     assert rows(ledger, BALANCES) == folded(ledger, 1, stopped)
-    moved = [
-        (one.position, one.aggregate_id, one.data.amount)
-        for one in newer.recorded(last)
-        if isinstance(one.data, NewerAdded)
+    expected = [
+        (event.position, event.aggregate_id, event.data.amount)
+        for event in newer.recorded(last)
+        if isinstance(event.data, NewerAdded)
     ]
-    assert rows(ledger, MOVEMENTS) == moved
+    assert rows(ledger, MOVEMENTS) == expected
     reader.check(newer)
     new.drain()
 

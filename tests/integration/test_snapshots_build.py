@@ -1,4 +1,4 @@
-"""All snapshots of one aggregate type from one reading of the log: what loads find is what a replay would give."""
+"""All snapshots of an aggregate type are built from one pass over the log, and equal what a replay gives."""
 
 from __future__ import annotations
 
@@ -49,22 +49,20 @@ async def build(scene: Scene, engine: EngineName = "local", **options: Any) -> S
 
 
 def possible_ids(count: int) -> list[str]:
-    """Hostile ones that a log takes."""
-    found: list[str] = []
-    for one in dict.fromkeys(hostile_ids(4 * count, seed=11)):
+    """Return hostile ids that a log accepts."""
+    ids: list[str] = []
+    for aggregate_id in dict.fromkeys(hostile_ids(4 * count, seed=11)):
         try:
-            encode_id(one)
+            encode_id(aggregate_id)
         except Refused:
             continue
-        found.append(one)
-    assert len(found) >= count
-    return found[:count]
+        ids.append(aggregate_id)
+    assert len(ids) >= count
+    return ids[:count]
 
 
-async def test_every_load_starts_at_a_snapshot_and_gives_what_a_replay_gives(
-    scene: Scene, jet: Jet, spark: Started
-) -> None:
-    lengths = {one: 1 + number % 7 for number, one in enumerate(possible_ids(AGGREGATES))}
+async def test_every_load_starts_at_a_snapshot_and_equals_a_replay(scene: Scene, jet: Jet, spark: Started) -> None:
+    lengths = {aggregate_id: 1 + number % 7 for number, aggregate_id in enumerate(possible_ids(AGGREGATES))}
     await scene.fill(jet, lengths.items())
     scene.put("p", "plain.noted", 1, b"{}", aggregate="plain")
     due = sum(length >= 3 for length in lengths.values())
@@ -81,44 +79,49 @@ async def test_every_load_starts_at_a_snapshot_and_gives_what_a_replay_gives(
             assert known(await scene.snapshot(jet, aggregate_id)) == (known(replayed) if length >= 3 else None)
             assert await jet.repository(scene.module.Tally).load(aggregate_id) == replayed.state
 
-    await asyncio.gather(*(compare(*one) for one in lengths.items()))
-    # The other engine makes the same: there is nothing to be done, and with a lower bar the short ones are new.
-    again = await build(scene, "local")
-    assert (again.tally.written, again.tally.newer, again.tally.few) == (0, due, AGGREGATES - due)
+    await asyncio.gather(*(compare(*item) for item in lengths.items()))
+    # The other engine builds the same snapshots; with a lower minimum the short histories get one, too.
+    second = await build(scene, "local")
+    assert (second.tally.written, second.tally.newer, second.tally.few) == (0, due, AGGREGATES - due)
     lower = await build(scene, "local", min_events=1)
     assert (lower.tally.written, lower.tally.newer, lower.tally.few) == (AGGREGATES - due, due, 0)
-    for one in [name for name, length in lengths.items() if length < 3][:100]:
-        assert known(await scene.snapshot(jet, one)) == known(await replays.load(one, None))
+    for aggregate_id in [name for name, length in lengths.items() if length < 3][:100]:
+        assert known(await scene.snapshot(jet, aggregate_id)) == known(await replays.load(aggregate_id, None))
 
 
-async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(scene: Scene, jet: Jet) -> None:
+async def test_a_build_during_commands_replaces_no_snapshot_by_an_older_one(scene: Scene, jet: Jet) -> None:
     ids = [f"a-{number}" for number in range(150)]
-    await scene.fill(jet, [(one, 5) for one in ids])
-    kept: dict[str, int] = {}
+    await scene.fill(jet, [(aggregate_id, 5) for aggregate_id in ids])
+    versions: dict[str, int] = {}
     async with scene.connect() as live:
         building = asyncio.create_task(build(scene))
         tallies = live.repository(scene.module.Tally)
-        while not (building.done() and kept):
-            for one in ids:
-                done = await tallies.execute(one, scene.module.Tally.add, 1)
-                if done.version % 3 == 0:
-                    kept[one] = done.version
-                if building.done() and kept:
+        while not (building.done() and versions):
+            for aggregate_id in ids:
+                result = await tallies.execute(aggregate_id, scene.module.Tally.add, 1)
+                if result.version % 3 == 0:
+                    versions[aggregate_id] = result.version
+                if building.done() and versions:
                     break
     report = await building
     assert report.tally.broken == 0
     assert report.tally.written + report.tally.newer == len(ids)
     replays = scene.histories(jet)
-    for one in ids:
-        found = await scene.snapshot(jet, one)
-        assert found is not None
-        assert found.version >= kept.get(one, 5)
-        assert await jet.repository(scene.module.Tally).load(one) == (await replays.load(one, None)).state
-        assert known(found) == known(await replays.load_until(one, version=found.version, position=None, at=None))
+    for aggregate_id in ids:
+        snapshot = await scene.snapshot(jet, aggregate_id)
+        assert snapshot is not None
+        assert snapshot.version >= versions.get(aggregate_id, 5)
+        assert (
+            await jet.repository(scene.module.Tally).load(aggregate_id)
+            == (await replays.load(aggregate_id, None)).state
+        )
+        assert known(snapshot) == known(
+            await replays.load_until(aggregate_id, version=snapshot.version, position=None, at=None)
+        )
 
 
 @pytest.mark.parametrize("engine", ["local", "spark"])
-async def test_what_cannot_be_kept_is_counted_and_a_broken_history_is_named(
+async def test_states_without_a_snapshot_are_counted_and_a_broken_history_is_named(
     scene: Scene, jet: Jet, spark: Started, engine: EngineName
 ) -> None:
     await scene.fill(jet, [("good", 4), ("few", 2), ("unkept", 3), ("gap", 3), ("odd", 3), ("thirteen", 3)])
@@ -131,16 +134,16 @@ async def test_what_cannot_be_kept_is_counted_and_a_broken_history_is_named(
     tally = (await build(scene, engine)).tally
     counts = (tally.aggregates, tally.written, tally.few, tally.unkept, tally.too_large, tally.broken)
     assert counts == (7, 2, 1, 1, 0, 3)
-    told = "\n".join(sorted(tally.faults))
-    assert f"The history of {scene.name}.tally.gap is broken at position" in told
-    assert "version 5 follows version 3" in told
-    assert "'tally.unheard_of' schema 1" in told
-    assert f"Folding {scene.name}.tally.thirteen: Tally.evolve raised RuntimeError for " in told
-    kept = [await scene.snapshot(jet, one) for one in ("good", "huge", "gap", "odd")]
-    assert [snapshot and snapshot.version for snapshot in kept] == [4, 3, None, None]
+    faults = "\n".join(sorted(tally.faults))
+    assert f"The history of {scene.name}.tally.gap is broken at position" in faults
+    assert "version 5 follows version 3" in faults
+    assert "'tally.unheard_of' schema 1" in faults
+    assert f"Folding {scene.name}.tally.thirteen: Tally.evolve raised RuntimeError for " in faults
+    snapshots = [await scene.snapshot(jet, aggregate_id) for aggregate_id in ("good", "huge", "gap", "odd")]
+    assert [snapshot and snapshot.version for snapshot in snapshots] == [4, 3, None, None]
 
 
-async def test_another_revision_s_snapshots_are_replaced_and_believed_by_nobody_else(scene: Scene, jet: Jet) -> None:
+async def test_snapshots_of_another_revision_are_replaced(scene: Scene, jet: Jet) -> None:
     await scene.fill(jet, [("a", 4), ("b", 4)])
     assert (await build(scene)).tally.written == 2
     newer = Scene.of(scene.settings, scene.folder, scene.name, revision=2)
@@ -150,41 +153,44 @@ async def test_another_revision_s_snapshots_are_replaced_and_believed_by_nobody_
     assert known(await newer.snapshot(jet, "a")) == known(await newer.histories(jet).load("a", None))
 
 
-async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Jet) -> None:
-    await scene.fill(jet, [(one, 4) for one in ("same", "rubbish", "beyond", "stranger", "gone")])
+async def test_only_a_snapshot_of_the_same_history_is_kept(scene: Scene, jet: Jet) -> None:
+    await scene.fill(jet, [(aggregate_id, 4) for aggregate_id in ("same", "rubbish", "beyond", "stranger", "gone")])
     last = (await jet.log()).last
-    true = {one: await scene.histories(jet).load(one, None) for one in ("same", "rubbish", "beyond", "stranger")}
+    replayed = {
+        aggregate_id: await scene.histories(jet).load(aggregate_id, None)
+        for aggregate_id in ("same", "rubbish", "beyond", "stranger")
+    }
     bucket = scene.bucket(jet)
 
-    async def hold(one: str, **changed: Any) -> None:
-        value = scene.codec.encode(true[one])
+    async def store_changed(aggregate_id: str, **changed: Any) -> None:
+        value = scene.codec.encode(replayed[aggregate_id])
         assert value is not None
         inner = {**orjson.loads(value)["snapshot"], **changed}
         from eventjet.codec.states import digest
 
         body = orjson.dumps(inner)
-        await bucket.put("tally", one, orjson.dumps({"checksum": digest(body), "snapshot": inner}))
+        await bucket.put("tally", aggregate_id, orjson.dumps({"checksum": digest(body), "snapshot": inner}))
 
-    await hold("same")
+    await store_changed("same")
     await bucket.put("tally", "rubbish", b"\xff")
-    await hold("beyond", position=last + 1_000)
-    await hold("stranger", event_id="another past")
+    await store_changed("beyond", position=last + 1_000)
+    await store_changed("stranger", event_id="another past")
     await bucket.put("tally", "gone", b"x")
     assert jet.client is not None
     purge = {"filter": f"$KV.{snapshot_bucket(scene.name)}.tally.gone"}
     await jet.client.api(f"STREAM.PURGE.KV_{snapshot_bucket(scene.name)}", purge)
     report = await build(scene)
     assert (report.tally.written, report.tally.newer) == (4, 1)
-    for one, held in true.items():
-        assert known(await scene.snapshot(jet, one)) == known(held)
+    for aggregate_id, aggregate in replayed.items():
+        assert known(await scene.snapshot(jet, aggregate_id)) == known(aggregate)
 
 
-async def test_a_write_that_comes_in_between_is_looked_at_before_anything_is_replaced(scene: Scene, jet: Jet) -> None:
+async def test_a_concurrent_newer_snapshot_is_not_replaced(scene: Scene, jet: Jet) -> None:
     await scene.fill(jet, [("a", 3)])
     old = await scene.histories(jet).load("a", None)
     await jet.repository(scene.module.Tally).execute("a", scene.module.Tally.add, 1)
     new = await scene.histories(jet).load("a", None)
-    values = {one.position: scene.codec.encode(one) for one in (old, new)}
+    values = {aggregate.position: scene.codec.encode(aggregate) for aggregate in (old, new)}
     assert None not in values.values()
     await scene.bucket(jet).put("tally", "a", b"first")
     loop = asyncio.get_running_loop()
@@ -203,12 +209,14 @@ async def test_a_write_that_comes_in_between_is_looked_at_before_anything_is_rep
     assert known(await scene.snapshot(jet, "a")) == known(new)
 
 
-async def test_what_cannot_be_built_is_said_at_once(scene: Scene, jet: Jet, nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_build_that_is_not_possible_is_refused_at_once(
+    scene: Scene, jet: Jet, nats: NatsServer, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="keeps no snapshots"):
         await build_snapshots(scene.ref, "plain", scene.settings, engine="local")
-    away = replace(scene.settings, servers=("nats://127.0.0.1:1",))
+    unreachable = replace(scene.settings, servers=("nats://127.0.0.1:1",))
     with pytest.raises(UsageError, match="It has plain, tally"):
-        await build_snapshots(scene.ref, "nothing", away, engine="local")
+        await build_snapshots(scene.ref, "nothing", unreachable, engine="local")
     with pytest.raises(UsageError, match="min_events is 0"):
         await build(scene, min_events=0)
     assert (await build(scene)).tally.aggregates == 0
@@ -233,8 +241,8 @@ def test_the_command_reports_and_fails_when_a_history_is_broken(
     command += ["--app-dir", str(tmp_path)]
     asyncio.run(fill(0))
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["written"], found["few"], found["min_events"], found["engine"]) == (1, 1, 3, "local")
+    output = json.loads(capsys.readouterr().out)
+    assert (output["written"], output["few"], output["min_events"], output["engine"]) == (1, 1, 3, "local")
     asyncio.run(fill(6))
     assert main(command) == 1
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Handlers of SQL by hand that take many events at once: the same rows as event by event, and each taken once."""
+"""SQL handlers of batches write the same rows as handlers of single events, and take each event once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_batches_of_any_size_come_to_the_same_rows_as_a_plain_loop(log: Le
     assert rows(log) == written(log.recorded(last))
 
 
-async def test_a_rebuild_and_a_verification_come_to_what_the_worker_came_to(log: Ledger) -> None:
+async def test_a_rebuild_and_a_verification_equal_the_worker(log: Ledger) -> None:
     last = log.append(writes(20, 12))
     await caught_up(log, WRITING, last)
     lived = rows(log)
@@ -61,25 +61,25 @@ async def test_a_rebuild_and_a_verification_come_to_what_the_worker_came_to(log:
     assert rows(log) == lived == written(log.recorded(last))
 
 
-async def test_a_call_has_every_event_up_to_the_next_one_of_another_handler(log: Ledger) -> None:
+async def test_a_batch_ends_at_the_next_event_of_another_handler(log: Ledger) -> None:
     calls: list[list[int]] = []
 
     async def first(events: Sequence[Recorded[Opened]], connection: AsyncConnection) -> None:
-        calls.append([one.position for one in events])
+        calls.append([event.position for event in events])
 
     async def then(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
-        calls.append([one.position for one in events])
+        calls.append([event.position for event in events])
 
     opening, adding = Opened(owner="ada"), Added(amount=Decimal(1))
-    last = log.append([("a-1", one) for one in (opening, opening, adding, Noted(text=""), adding, opening, adding)])
+    last = log.append([("a-1", data) for data in (opening, opening, adding, Noted(text=""), adding, opening, adding)])
     await _write(log, bound_with(first, then, closed), last)
     assert calls == [[1, 2], [3, 5], [6], [7]]
 
 
-async def test_the_event_that_a_call_cannot_take_is_named_and_what_precedes_it_is_written(log: Ledger) -> None:
+async def test_the_failing_event_of_a_batch_is_named_and_earlier_events_are_written(log: Ledger) -> None:
     async def picky(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
         await added_all(events, connection)
-        if any(one.data.amount == 7 for one in events):
+        if any(event.data.amount == 7 for event in events):
             raise RuntimeError("seven")
 
     log.append([("a-1", Opened(owner="ada")), *[("a-1", Added(amount=Decimal(1)))] * 20])
@@ -94,8 +94,8 @@ async def test_the_event_that_a_call_cannot_take_is_named_and_what_precedes_it_i
 
 async def test_a_row_that_the_database_refuses_names_its_event(log: Ledger) -> None:
     async def opened_all(events: Sequence[Recorded[Opened]], connection: AsyncConnection) -> None:
-        for one in events:
-            await opened(one, connection)
+        for event in events:
+            await opened(event, connection)
 
     log.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(5)])
     bad = log.append([("a-9", Opened(owner="o-1"))])  # whose owner has an account
@@ -106,7 +106,7 @@ async def test_a_row_that_the_database_refuses_names_its_event(log: Ledger) -> N
     assert rows(log) == written(log.recorded(bad - 1))
 
 
-async def test_a_call_that_fails_and_event_by_event_does_not_is_told_and_written_once(
+async def test_a_batch_that_succeeds_only_event_by_event_is_logged_and_written_once(
     log: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def alone(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
@@ -119,15 +119,15 @@ async def test_a_call_that_fails_and_event_by_event_does_not_is_told_and_written
     with caplog.at_level(logging.WARNING):
         await _write(log, bound_with(opened, alone, closed), last)
     assert rows(log) == written(log.recorded(last))
-    (told,) = [one for one in caplog.records if getattr(one, "event", "") == "eventjet.event_by_event"]
-    assert told.__dict__["fields"]["count"] == 21
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "eventjet.event_by_event"]
+    assert record.__dict__["fields"]["count"] == 21
 
 
-async def test_a_call_that_goes_on_after_an_error_of_the_database_names_its_event(log: Ledger) -> None:
+async def test_a_batch_that_ignores_a_database_error_is_stopped_at_its_event(log: Ledger) -> None:
     async def hides(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
         await added_all(events, connection)
-        for one in events:
-            if one.data.amount == 7:
+        for event in events:
+            if event.data.amount == 7:
                 with suppress(DBAPIError):
                     await connection.execute(insert(totals_table).values(name=None, n=0))
 
@@ -146,7 +146,7 @@ async def test_a_call_that_goes_on_after_an_error_of_the_database_names_its_even
     assert rows(log) == written(log.recorded(last))
 
 
-async def test_a_call_may_not_end_the_transaction(log: Ledger) -> None:
+async def test_a_batch_handler_may_not_end_the_transaction(log: Ledger) -> None:
     async def commits(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
         await added_all(events, connection)
         await connection.commit()
@@ -176,7 +176,7 @@ async def a_question(connection: AsyncConnection, rows: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("statement", [one_row, many_rows, by_sync_code, a_question])
-async def test_a_handler_that_goes_on_after_its_own_timeout_is_named(
+async def test_a_handler_that_ignores_its_own_timeout_is_stopped_at_its_event(
     log: Ledger, statement: Callable[..., Awaitable[None]]
 ) -> None:
     async def impatient(event: Recorded[Added], connection: AsyncConnection) -> None:
@@ -194,44 +194,44 @@ async def test_a_handler_that_goes_on_after_its_own_timeout_is_named(
     assert rows(log) == written(log.recorded(last - 1))
 
 
-async def test_a_deposed_worker_writes_nothing(log: Ledger) -> None:
+async def test_a_batch_of_a_worker_that_lost_its_lease_is_not_written(log: Ledger) -> None:
     last = log.append(writes(3, 3))
     with pytest.raises(CheckpointFenced):
         await _write(log, WRITING, last, epochs_missed=1)
     assert rows(log) == written([])
 
 
-async def test_a_connection_lost_within_a_call_is_tried_again(
+async def test_a_batch_is_tried_again_after_a_lost_connection(
     eventjet_nats: NatsServer, eventjet_database: str
 ) -> None:
     log = by_hand.log_of(eventjet_nats, eventjet_database)
-    left = 3
+    cuts_left = 3
 
     async def cut(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
-        nonlocal left
+        nonlocal cuts_left
         await added_all(events, connection)
-        if left and events[-1].position > 20:
-            left -= 1
+        if cuts_left and events[-1].position > 20:
+            cuts_left -= 1
             own = await connection.scalar(text("select pg_backend_pid()"))
             log.execute(f"select pg_terminate_backend({own}, 20000)")
             await added(replace(events[0], position=-1), connection)
 
     last = log.append(writes(5, 20))
     await caught_up(log, bound_with(opened, cut, closed), last)
-    assert left == 0
+    assert cuts_left == 0
     assert rows(log) == written(log.recorded(last))
 
 
-async def test_one_statement_of_more_parameters_than_the_database_takes_stops_the_projection(log: Ledger) -> None:
+async def test_a_statement_with_too_many_parameters_stops_the_projection(log: Ledger) -> None:
     is_postgres = log.where.dialect.is_concurrent
     with closing(sqlite3.connect(":memory:")) as memory:
-        many = (POSTGRES_MAX if is_postgres else memory.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)) + 1
-    statement = f"delete from totals where n in ({', '.join(['%s' if is_postgres else '?'] * many)})"
+        count = (POSTGRES_MAX if is_postgres else memory.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)) + 1
+    statement = f"delete from totals where n in ({', '.join(['%s' if is_postgres else '?'] * count)})"
 
     async def too_many(event: Recorded[Added], connection: AsyncConnection) -> None:
         await added(event, connection)
         if event.data.amount:
-            await connection.exec_driver_sql(statement, tuple(range(many)))
+            await connection.exec_driver_sql(statement, tuple(range(count)))
 
     log.append([("a-0", Opened(owner="ada")), *[("a-0", Added(amount=Decimal(0)))] * 3])
     bad = log.append([("a-0", Added(amount=Decimal(1)))])
@@ -244,18 +244,18 @@ async def test_one_statement_of_more_parameters_than_the_database_takes_stops_th
 
 
 async def _write(log: Ledger, resolved: Any, last: int, epochs_missed: int = 0) -> None:
-    """Write the log up to there as one batch."""
-    events = [one for one in log.recorded(last) if not isinstance(one.data, Noted)]
+    """Write the log up to a position as one batch."""
+    events = [event for event in log.recorded(last) if not isinstance(event.data, Noted)]
     engine = log.where.engine(limits=BULK)  # nobody tries again after a pause of the machine
     try:
         async with engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, "ledger", 1)
-            held = await connection.run_sync(checkpoint.read, "ledger", 1)
+            lease = await connection.run_sync(checkpoint.read, "ledger", 1)
             await connection.commit()
-            assert held is not None
-            held = replace(held, epoch=held.epoch + epochs_missed)
+            assert lease is not None
+            lease = replace(lease, epoch=lease.epoch + epochs_missed)
             async with connection.begin():
                 batch = Batch(0, last, events[-1].event_id, events)
-                await SqlWriter(resolved, lease_s=30).write(connection, held, batch)
+                await SqlWriter(resolved, lease_s=30).write(connection, lease, batch)
     finally:
         await engine.dispose()

@@ -1,4 +1,4 @@
-"""SQL by hand, live: handlers and checkpoint in one transaction, on both databases."""
+"""A worker commits the writes of SQL handlers and the checkpoint in one transaction, on both databases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eventjet import Recorded
 from eventjet.subscriptions import projection_session
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, table_rows
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import Added, Noted
 
@@ -26,10 +26,10 @@ async def test_tables_equal_an_independent_computation_when_caught_up_and_while_
     last = log.append(history(600))
     async with log.working():
         await log.caught_up(last, LEDGER)
-        assert found(log.where) == expected(log.recorded(last))
+        assert table_rows(log.where) == expected(log.recorded(last))
         last = log.append(history(200, seed=8))
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
     assert (await log.status()).state == "active"
 
 
@@ -39,14 +39,14 @@ async def test_batches_of_any_size_give_identical_tables_and_stop_at_the_same_ev
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     log.append(history(20))
     async with log.working(options=replace(QUICK, batch_max=size)):
-        found_state = await log.failed()
+        failed_status = await log.failed()
     before = log.recorded(bad - 1)
-    assert found(log.where) == expected(before)
-    assert f"position {bad} of 'a-1'" in str(found_state.reason)
-    assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found_state.position < bad
+    assert table_rows(log.where) == expected(before)
+    assert f"position {bad} of 'a-1'" in str(failed_status.reason)
+    assert max(event.position for event in before if not isinstance(event.data, Noted)) <= failed_status.position < bad
 
 
-async def test_a_handler_that_fails_leaves_what_precedes_its_event_and_goes_on_once_mended(log: Ledger) -> None:
+async def test_a_failing_handler_leaves_earlier_events_and_continues_after_a_correction(log: Ledger) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await by_hand.added(event, connection)
         if event.data.amount == Decimal("13.13"):
@@ -59,10 +59,10 @@ async def test_a_handler_that_fails_leaves_what_precedes_its_event_and_goes_on_o
         stopped = await log.failed()
     assert stopped.position == bad - 1
     assert f"position {bad} of 'a-2': RuntimeError: the thirteenth" in str(stopped.reason)
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert table_rows(log.where) == expected(log.recorded(bad - 1))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
 async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_once(log: Ledger) -> None:
@@ -75,10 +75,10 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
     options = replace(QUICK, lease_s=0.4, batch_max=50)
     async with slow.working(options=options), slow.working(options=options):
         await log.caught_up(last, LEDGER, timeout_s=100)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log: Ledger) -> None:
+async def test_a_worker_cut_off_within_a_batch_writes_nothing_of_it(log: Ledger) -> None:
     reached = threading.Event()
 
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
@@ -92,13 +92,13 @@ async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log
     async with stuck.working(options=replace(QUICK, drain_s=0.1)):
         assert await asyncio.to_thread(reached.wait, 20)
     assert (await log.status()).position < 25
-    assert found(log.where) == expected(log.recorded((await log.status()).position))
+    assert table_rows(log.where) == expected(log.recorded((await log.status()).position))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_worker_that_stops_commits_the_transaction_in_hand_and_begins_no_other(
+async def test_a_stopping_worker_commits_its_transaction_and_begins_no_other(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(projection_session, "_FIRST_PART", 1)  # so that one batch takes several transactions
@@ -113,10 +113,10 @@ async def test_a_worker_that_stops_commits_the_transaction_in_hand_and_begins_no
     async with asyncio.timeout(90):
         await run_workers(stopping, stopping.settings, stop=stop, options=QUICK)
     assert ((await log.status()).position, last) == (1, 50)
-    assert found(log.where) == expected(log.recorded(1))
+    assert table_rows(log.where) == expected(log.recorded(1))
 
 
-async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) -> None:
+async def test_a_table_with_rows_and_no_checkpoint_is_refused(log: Ledger) -> None:
     log.execute("insert into totals (name, n) values ('x', 1)")
     log.append(history(3))
     async with log.working(options=QUICK):
@@ -124,13 +124,13 @@ async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) ->
     assert "totals holds rows that no checkpoint knows of" in str(stopped.reason)
 
 
-async def test_tables_are_made_with_their_keys_and_constraints(log: Ledger) -> None:
+async def test_tables_are_created_with_their_keys_and_constraints(log: Ledger) -> None:
     assert [table.name for table in LEDGER.tables] == ["totals", "accounts", "lines"]
     engine = log.where.sync_engine()
-    there = inspect(engine)
-    assert [key["referred_table"] for key in there.get_foreign_keys("lines")] == ["accounts"]
-    assert [one["column_names"] for one in there.get_unique_constraints("accounts")] == [["owner"]]
-    assert "ix_lines_account" in {one["name"] for one in there.get_indexes("lines")}
+    inspector = inspect(engine)
+    assert [key["referred_table"] for key in inspector.get_foreign_keys("lines")] == ["accounts"]
+    assert [constraint["column_names"] for constraint in inspector.get_unique_constraints("accounts")] == [["owner"]]
+    assert "ix_lines_account" in {index["name"] for index in inspector.get_indexes("lines")}
     engine.dispose()
 
 
@@ -156,4 +156,4 @@ async def test_a_worker_killed_around_a_commit_takes_every_event_once(log: Ledge
         await log.caught_up(last, LEDGER)
         process.terminate()
         await asyncio.wait_for(process.wait(), 30)
-    assert found(log.where) == expected(log.recorded(last))
+    assert table_rows(log.where) == expected(log.recorded(last))

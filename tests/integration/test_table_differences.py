@@ -1,4 +1,4 @@
-"""A table that would change what is declared for it stops workers and `init`; any other one is never complained of."""
+"""Workers and `init` refuse a table that would change declared values, and accept every other table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SAMPLES: list[tuple[sa.types.TypeEngine[Any], list[Any]]] = [
     (sa.Enum("open", "shut", name="narrow"), ["open", "shut"]),
     (sa.Enum("open", "shut", "12", name="wide"), ["12"]),
 ]
-"""Declared types, and values at the edges of what they take."""
+"""Declared types, with values at the edges of their ranges."""
 FOREIGN: dict[str, list[str]] = {
     "postgresql": ["varchar", "char(20)", "text", "numeric", "numeric(12, 1)", "real", "double precision",
                    "timestamp(0)", "timestamptz(3)", "timestamptz", "money", "json", "jsonb", "oid", "domained"],
@@ -69,8 +69,8 @@ FOREIGN: dict[str, list[str]] = {
 
 
 def every_type() -> Iterator[sa.types.TypeEngine[Any]]:
-    """All that a fold may declare, plain and with their options."""
-    for kind in sorted(_SUPPORTED, key=lambda one: (one.__module__, one.__name__)):
+    """Yield every type that a fold may declare, plain and with its options."""
+    for kind in sorted(_SUPPORTED, key=lambda type_: (type_.__module__, type_.__name__)):
         if kind is sa.Enum:
             yield sa.Enum("a", "b", name="plain_enum")
             yield sa.Enum("a", "bcd", native_enum=False)
@@ -97,7 +97,7 @@ def engine(database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def is_made(connection: Connection, table: Table) -> bool:
+def can_create(connection: Connection, table: Table) -> bool:
     try:
         with connection.begin_nested():
             table.create(connection)
@@ -106,14 +106,14 @@ def is_made(connection: Connection, table: Table) -> bool:
     return True
 
 
-def test_of_every_supported_type_what_eventjet_makes_is_no_difference(engine: Engine) -> None:
+def test_a_created_column_of_every_supported_type_has_no_difference(engine: Engine) -> None:
     unknown: set[str] = set()
     with engine.begin() as connection:
         for number, kind in enumerate(every_type()):
             values = Column("v", kind), Column("n", kind, nullable=False)
             declared = Table(f"t{number}", MetaData(), Column("id", sa.String(40), primary_key=True), *values)
             table = located(declared, DECLARED, dialect_of(engine))
-            if not is_made(connection, table):
+            if not can_create(connection, table):
                 unknown.add(type(kind).__name__)
                 continue
             assert differences(connection, [table]) == [], kind
@@ -121,66 +121,74 @@ def test_of_every_supported_type_what_eventjet_makes_is_no_difference(engine: En
     assert unknown == ({"NVARCHAR", "DATETIME", "BLOB", "DOUBLE"} if engine.name == "postgresql" else set())
 
 
-def test_a_column_that_is_not_complained_of_gives_every_value_back(engine: Engine) -> None:
-    """A law over all pairs of a type that is there and one that is declared: no loss is let pass."""
-    taken: list[tuple[sa.types.TypeEngine[Any], str, list[Any]]] = []
+def test_an_accepted_column_returns_every_value_unchanged(engine: Engine) -> None:
+    """Over all pairs of an existing and a declared type, no type that is accepted loses a value."""
+    accepted: list[tuple[sa.types.TypeEngine[Any], str, list[Any]]] = []
     with engine.begin() as connection:
         if engine.name == "postgresql":
             connection.exec_driver_sql("create domain domained as numeric(12, 2)")
         for number, (ddl, kind, samples) in enumerate(pairs(connection)):
             table = Table(f"p{number}", MetaData(), Column("id", sa.String(40), primary_key=True), Column("v", kind))
-            there = located(table, DECLARED, dialect_of(engine))
+            existing = located(table, DECLARED, dialect_of(engine))
             connection.exec_driver_sql(f"create table p{number} (id varchar(40) not null primary key, v {ddl})")
-            if not any(one.breaks for one in column_differences(connection, [there])):
-                assert_kept(connection, table, there, samples, f"{kind!r} in {ddl}")
-                taken.append((kind, ddl, samples))
-    assert len(taken) > 40
+            if not any(difference.breaks for difference in column_differences(connection, [existing])):
+                assert_kept(connection, table, existing, samples, f"{kind!r} in {ddl}")
+                accepted.append((kind, ddl, samples))
+    assert len(accepted) > 40
 
 
 def pairs(connection: Connection) -> Iterator[tuple[str, sa.types.TypeEngine[Any], list[Any]]]:
-    """(what is there as SQL, what is declared, values)."""
-    there: list[str] = []
+    """Yield (existing type as SQL, declared type, values)."""
+    ddls: list[str] = []
     for kind, _ in SAMPLES:
         stored = located(Table("x", MetaData(), Column("v", kind)), DECLARED, dialect_of(connection)).c.v.type
         if isinstance(stored, sa.Enum) and connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"create type {stored.name} as enum ({', '.join(map(repr, stored.enums))})")
-        there.append(stored.compile(dialect=connection.dialect))
-    there += FOREIGN[connection.dialect.name]
-    for ddl in dict.fromkeys(there):
+        ddls.append(stored.compile(dialect=connection.dialect))
+    ddls += FOREIGN[connection.dialect.name]
+    for ddl in dict.fromkeys(ddls):
         for kind, samples in SAMPLES:
             yield ddl, kind, samples
 
 
-def assert_kept(connection: Connection, table: Table, there: Table, samples: list[Any], told: str) -> None:
+def assert_kept(connection: Connection, table: Table, existing: Table, samples: list[Any], message: str) -> None:
     row_type = make_dataclass("Row", ["id", "v"], frozen=True)
     dialect = dialect_of(connection)
     codec = RowCodec(table, row_type, dialect)
-    held = held_for(connection, table)
-    rows = [codec.normalise(row_type(str(number), one)) for number, one in enumerate([*samples, None])]
-    mark = (1, "e-1", 60.0, held.name, held.revision, held.epoch, held.position)
-    assert dialect.statements(there, codec).write(connection, mark, Changes(inserts=rows)), told
-    found = dialect.statements(there, codec).read(connection, [(row.id,) for row in rows])
-    assert {key: (row.v, type(row.v)) for key, row in found.items()} == {
+    checkpoint_held = take_checkpoint(connection, table)
+    rows = [codec.normalise(row_type(str(number), value)) for number, value in enumerate([*samples, None])]
+    mark = (
+        1,
+        "e-1",
+        60.0,
+        checkpoint_held.name,
+        checkpoint_held.revision,
+        checkpoint_held.epoch,
+        checkpoint_held.position,
+    )
+    assert dialect.statements(existing, codec).write(connection, mark, Changes(inserts=rows)), message
+    stored = dialect.statements(existing, codec).read(connection, [(row.id,) for row in rows])
+    assert {key: (row.v, type(row.v)) for key, row in stored.items()} == {
         (row.id,): (row.v, type(row.v)) for row in rows
-    }, told
+    }, message
 
 
-def held_for(connection: Connection, table: Table) -> Checkpoint:
+def take_checkpoint(connection: Connection, table: Table) -> Checkpoint:
     checkpoint.ensure(connection, table.name, 1)
-    held = checkpoint.take(connection, table.name, 1, "w:1", 60.0)
-    assert held is not None
-    return held
+    taken = checkpoint.take(connection, table.name, 1, "w:1", 60.0)
+    assert taken is not None
+    return taken
 
 
 def fresh(column: Column[Any]) -> Column[Any]:
-    """The same one, of no table."""
-    given = {"nullable": column.nullable, "primary_key": column.primary_key, "server_default": column.server_default}
-    return Column(column.name, column.type, autoincrement=False, **given)
+    """Return the same column without a table."""
+    options = {"nullable": column.nullable, "primary_key": column.primary_key, "server_default": column.server_default}
+    return Column(column.name, column.type, autoincrement=False, **options)
 
 
-def before(*changed: Column[Any]) -> ResolvedProjection:
-    """The balances as they were declared once, when these columns were otherwise, or there."""
-    columns = {one.name: one for one in BALANCES.table.columns} | {one.name: one for one in changed}
+def declared_before(*changed: Column[Any]) -> ResolvedProjection:
+    """Return the balances as declared earlier, with these columns changed or added."""
+    columns = {column.name: column for column in BALANCES.table.columns} | {column.name: column for column in changed}
     return replace(BALANCES, table=Table("balances", MetaData(), *map(fresh, columns.values())))
 
 
@@ -212,91 +220,93 @@ HARMLESS = [
 
 
 @contextmanager
-def made(engine: Engine, was: ResolvedProjection) -> Generator[Connection]:
-    """Tables of another declaration, gone after the block."""
+def made_for(engine: Engine, earlier: ResolvedProjection) -> Generator[Connection]:
+    """Create the tables of an earlier declaration, and drop them after the block."""
     with engine.connect() as connection, connection.begin() as transaction:
-        create_tables(connection, [was])
+        create_tables(connection, [earlier])
         yield connection
         transaction.rollback()
 
 
-def refusals(engine: Engine, was: ResolvedProjection) -> Iterator[str]:
-    """What a worker and `init` say of tables that were made for another declaration."""
-    with made(engine, was) as connection:
-        for look in (check_tables, create_tables):
+def refusals(engine: Engine, earlier: ResolvedProjection) -> Iterator[str]:
+    """Yield the refusals of a worker and of `init` for tables of an earlier declaration."""
+    with made_for(engine, earlier) as connection:
+        for check in (check_tables, create_tables):
             with pytest.raises(Unreachable) as refused:
-                look(connection, [BALANCES])
+                check(connection, [BALANCES])
             yield str(refused.value)
 
 
-def test_a_declaration_that_changed_alone_is_refused_by_column(engine: Engine) -> None:
-    for was, told in [*CHANGES, *(NARROWER if engine.name == "postgresql" else [])]:
-        for said in refusals(engine, before(was)):
-            assert f"the column balances.{told.format(**WRITTEN[engine.name])}" in said
-            assert "projection 'balances' is declared otherwise than its table is" in said
-            assert "Run `eventjet rebuild balances`" in said
+def test_a_changed_declaration_is_refused_and_its_column_named(engine: Engine) -> None:
+    for column, problem in [*CHANGES, *(NARROWER if engine.name == "postgresql" else [])]:
+        for refusal in refusals(engine, declared_before(column)):
+            assert f"the column balances.{problem.format(**WRITTEN[engine.name])}" in refusal
+            assert "projection 'balances' is declared otherwise than its table is" in refusal
+            assert "Run `eventjet rebuild balances`" in refusal
 
 
 def test_one_refusal_names_all_columns_and_is_short(engine: Engine) -> None:
     extra = [Column(f"n{number}", sa.Integer, nullable=False) for number in range(8)]
-    for said in refusals(engine, before(*extra)):
-        assert said.count("is not declared, and must have a value") == 5
-        assert "; and 3 more. Run" in said
+    for refusal in refusals(engine, declared_before(*extra)):
+        assert refusal.count("is not declared, and must have a value") == 5
+        assert "; and 3 more. Run" in refusal
 
 
-def test_columns_that_hold_more_and_columns_of_others_are_let_be(engine: Engine) -> None:
-    for was in [*HARMLESS, *([column for column, _ in NARROWER[:1]] if engine.name == "sqlite" else [])]:
-        with made(engine, before(was)) as connection:
+def test_wider_columns_and_undeclared_columns_are_accepted(engine: Engine) -> None:
+    for changed in [*HARMLESS, *([column for column, _ in NARROWER[:1]] if engine.name == "sqlite" else [])]:
+        with made_for(engine, declared_before(changed)) as connection:
             assert create_tables(connection, [BALANCES]) == []
             check_tables(connection, [BALANCES])
 
 
-def test_tables_that_a_migration_of_the_applications_own_made_are_taken(engine: Engine) -> None:
-    """From the declared metadata, and not through eventjet."""
+def test_tables_made_by_the_applications_own_migration_are_accepted(engine: Engine) -> None:
+    """The tables are made from the declared metadata, and not through eventjet."""
     tables = [BALANCES.table, MOVEMENTS.table, *by_hand.metadata.tables.values()]
     with engine.begin() as connection:
         for table in tables:
             make_readable(table)
         for metadata in (BALANCES.table.metadata, by_hand.metadata):
             metadata.create_all(connection)
-    every = [
+    projections = [
         BALANCES,
         MOVEMENTS,
         by_hand.LEDGER,
         by_hand.bound_with(by_hand.opened, tables=[by_hand.kinds_table], name="kinds"),
     ]
-    create_tables(engine, every)
+    create_tables(engine, projections)
     with engine.connect() as connection:
-        check_tables(connection, every)
+        check_tables(connection, projections)
 
 
-def test_sql_by_hand_is_held_to_its_declaration_too(engine: Engine) -> None:
-    was = Table("totals", MetaData(), Column("name", sa.String(20), primary_key=True), Column("n", sa.Double))
+def test_tables_of_sql_projections_are_compared_with_their_declaration(engine: Engine) -> None:
+    table = Table("totals", MetaData(), Column("name", sa.String(20), primary_key=True), Column("n", sa.Double))
     with engine.begin() as connection:
-        was.create(connection)
+        table.create(connection)
     with pytest.raises(Unreachable, match=r"column totals.n is DOUBLE.* declared is INTEGER .*totals.n may be null"):
         create_tables(engine, [by_hand.LEDGER])
 
 
-def test_a_revision_aside_is_compared_where_it_is(engine: Engine) -> None:
+def test_an_inactive_revision_is_compared_with_its_own_tables(engine: Engine) -> None:
     newer = replace(BALANCES, revision=2)
     create_tables(engine, [BALANCES])
     create_tables(engine, [newer])
-    aside = "ej_balances_r2.balances" if engine.name == "postgresql" else "balances__r2"
+    inactive = "ej_balances_r2.balances" if engine.name == "postgresql" else "balances__r2"
     with engine.begin() as connection:
-        connection.exec_driver_sql(f"alter table {aside} add column note text not null default 'x'")
+        connection.exec_driver_sql(f"alter table {inactive} add column note text not null default 'x'")
         check_tables(connection, [newer])
-        connection.exec_driver_sql(f"alter table {aside} rename column amount to amounts")
+        connection.exec_driver_sql(f"alter table {inactive} rename column amount to amounts")
     with engine.connect() as connection, pytest.raises(Unreachable, match=r"amount is missing .*amounts is not decl"):
         check_tables(connection, [newer])
 
 
-async def test_a_worker_does_not_start_and_a_rebuild_mends_it(book: Book) -> None:
+async def test_a_worker_refuses_a_different_table_until_a_rebuild_replaces_it(book: Book) -> None:
     resolved = book.projections["balances"]
-    columns = [fresh(one) for one in resolved.table.columns if one.name != "amount"]
-    was = Table("balances", MetaData(), *columns, Column("amount", sa.Double, nullable=False))
-    create_tables(book.where.sync_engine(), [replace(resolved, table=was)])
-    create_tables(book.where.sync_engine(), [one for name, one in book.projections.items() if name != "balances"])
+    columns = [fresh(column) for column in resolved.table.columns if column.name != "amount"]
+    table = Table("balances", MetaData(), *columns, Column("amount", sa.Double, nullable=False))
+    create_tables(book.where.sync_engine(), [replace(resolved, table=table)])
+    create_tables(
+        book.where.sync_engine(), [projection for name, projection in book.projections.items() if name != "balances"]
+    )
     last = book.fill(200)
     with pytest.raises(Unreachable, match=r"the column balances\.amount is DOUBLE.*declared is NUMERIC"):
         async with book.working("balances"):

@@ -1,4 +1,4 @@
-"""What hangs on a table that is moved, swapped or dropped: it is carried over, or it is refused by name. Never lost."""
+"""Features and dependents of a table that is moved, swapped or dropped are carried over, or named in a refusal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ DEPENDENTS = [
         "the default value for column id of table o",
     ),
 ]
-"""(what a user makes, what is named) on PostgreSQL."""
+"""(statement of a user, name in the refusal) on PostgreSQL."""
 
 UNDECLARED = [
     ("alter table plain add column note text", "the column note"),
@@ -176,7 +176,7 @@ SQLITE_UNDECLARED = [
         "the foreign key of the column id",
     ),
 ]
-"""(columns of a table, what is named) on SQLite."""
+"""(columns of a table, name in the refusal) on SQLite."""
 
 
 REDEFINED = [
@@ -206,7 +206,7 @@ REDEFINED = [
         "CREATE INDEX ix_b ON plain USING btree (b)",
     ),
 ]
-"""(what a user makes, what is named, how it is, how it is declared) on PostgreSQL."""
+"""(statement of a user, name in the refusal, definition, declared definition) on PostgreSQL."""
 
 RULED = Table(
     "ruled",
@@ -245,25 +245,25 @@ SQLITE_REDEFINED = [
         "",
     ),
 ]
-"""(which column of `SQLITE_RULED`, how it is instead, what is named, its definition)."""
+"""(index in `SQLITE_RULED`, other definition of the column, name in the refusal, definition in the refusal)."""
 
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    yield from made(database)
+    yield from engine_with_table(database)
 
 
 @pytest.fixture
 def postgres(eventjet_database: str) -> Iterator[Engine]:
-    yield from made(eventjet_database)
+    yield from engine_with_table(eventjet_database)
 
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[Engine]:
-    yield from made(f"sqlite:///{tmp_path}/read.db")
+    yield from engine_with_table(f"sqlite:///{tmp_path}/read.db")
 
 
-def made(database: str) -> Iterator[Engine]:
+def engine_with_table(database: str) -> Iterator[Engine]:
     engine = Database(database).sync_engine()
     with engine.begin() as connection:
         located(TABLE, DECLARED, dialect_of(engine)).create(connection)
@@ -271,80 +271,80 @@ def made(database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def there(connection: Connection, location: str = DECLARED) -> TableRef:
+def table_ref(connection: Connection, location: str = DECLARED) -> TableRef:
     table = dialect_of(connection).find_table(connection, NAME, location)
     assert table is not None
     return table
 
 
-def lost(connection: Connection) -> list[str]:
-    """What the table has that one made as it is declared lacks."""
+def lost_features(connection: Connection) -> list[str]:
+    """Return the features that a table made from the declaration would lack."""
     dialect = dialect_of(connection)
     location = DECLARED if connection.dialect.name == "sqlite" else "ej_model"
     with dialect.modelled(connection, [located(TABLE, location, dialect)]) as model:
         return undeclared(
-            dialect.features(connection, there(connection)),
-            dialect.features(model, there(model, location)),
+            dialect.features(connection, table_ref(connection)),
+            dialect.features(model, table_ref(model, location)),
         )
 
 
-def test_a_table_made_as_it_is_declared_has_nothing_that_a_move_would_lose(engine: Engine) -> None:
+def test_a_declared_table_has_nothing_that_a_move_would_lose(engine: Engine) -> None:
     with engine.connect() as connection:
-        assert dependents(connection, {NAME: there(connection)}, for_good=True) == []
-        assert lost(connection) == []
+        assert dependents(connection, {NAME: table_ref(connection)}, for_good=True) == []
+        assert lost_features(connection) == []
 
 
-def test_whatever_depends_on_a_table_is_named(postgres: Engine) -> None:
+def test_every_dependent_of_a_table_is_named(postgres: Engine) -> None:
     with postgres.connect() as connection:
         for statement, named in DEPENDENTS:
-            with connection.begin_nested() as changed:
+            with connection.begin_nested() as savepoint:
                 connection.execute(verbatim(statement))
-                assert f"{named} on plain" in dependents(connection, {NAME: there(connection)}), statement
-                changed.rollback()
-        assert dependents(connection, {NAME: there(connection)}) == []
+                assert f"{named} on plain" in dependents(connection, {NAME: table_ref(connection)}), statement
+                savepoint.rollback()
+        assert dependents(connection, {NAME: table_ref(connection)}) == []
 
 
-def test_whatever_a_table_does_not_declare_is_named(postgres: Engine) -> None:
+def test_every_undeclared_feature_of_a_table_is_named(postgres: Engine) -> None:
     with postgres.connect() as connection:
         for statement, named in UNDECLARED:
-            with connection.begin_nested() as changed:
+            with connection.begin_nested() as savepoint:
                 connection.execute(verbatim(statement))
-                assert named in lost(connection), statement
-                changed.rollback()
+                assert named in lost_features(connection), statement
+                savepoint.rollback()
             connection.commit()
-        assert lost(connection) == []
+        assert lost_features(connection) == []
 
 
-def test_whatever_a_table_of_sqlite_does_not_declare_is_named(sqlite: Engine) -> None:
+def test_every_undeclared_feature_of_an_sqlite_table_is_named(sqlite: Engine) -> None:
     rest = ", constraint pair unique (a, b)"
     with sqlite.connect() as connection:
         for columns, named in SQLITE_UNDECLARED:
             connection.exec_driver_sql("drop table plain")
             connection.exec_driver_sql(f'create table "plain" ({columns}{rest} /* check (1) */)')
-            assert [one for one in lost(connection) if one.startswith(named)], columns
+            assert [feature for feature in lost_features(connection) if feature.startswith(named)], columns
         for option, named in {"strict": "being STRICT", "without rowid": "being WITHOUT ROWID"}.items():
             connection.exec_driver_sql("drop table plain")
             connection.exec_driver_sql(
                 f"create table plain (id text not null primary key, a integer, b integer default '1' not null{rest}) "
                 f"{option}"
             )
-            assert lost(connection) == [named]
+            assert lost_features(connection) == [named]
 
 
-def test_what_has_another_definition_than_the_declared_is_named_with_both(postgres: Engine) -> None:
+def test_a_feature_with_another_definition_is_named_with_both_definitions(postgres: Engine) -> None:
     with postgres.connect() as connection:
         for statement, named, definition, declared in REDEFINED:
-            with connection.begin_nested() as changed:
+            with connection.begin_nested() as savepoint:
                 connection.execute(verbatim(statement))
-                told = f"{named} (its definition `{definition}` differs from the declared `{declared}`)"
-                assert lost(connection) == [told], statement
-                changed.rollback()
+                feature = f"{named} (its definition `{definition}` differs from the declared `{declared}`)"
+                assert lost_features(connection) == [feature], statement
+                savepoint.rollback()
         connection.exec_driver_sql("alter table plain rename constraint pair to other")
         connection.exec_driver_sql("alter table plain alter b set default '1'")
-        assert lost(connection) == []
+        assert lost_features(connection) == []
 
 
-def test_definitions_are_the_same_in_every_schema_and_whatever_types_the_columns_have(postgres: Engine) -> None:
+def test_definitions_are_equal_in_every_schema_and_for_every_column_type(postgres: Engine) -> None:
     with postgres.connect() as connection:
         dialect = dialect_of(connection)
 
@@ -365,24 +365,26 @@ def test_definitions_are_the_same_in_every_schema_and_whatever_types_the_columns
             "alter table ruled alter n set default 1",
             "alter table ruled drop constraint known, add constraint known check (word in ('a', 'b')) not valid",
         ):
-            with connection.begin_nested() as changed:
+            with connection.begin_nested() as savepoint:
                 if "type integer" in statement:
                     connection.exec_driver_sql("alter table ruled drop column more")
                 connection.exec_driver_sql(statement)
                 assert lost_of_ruled("public") == [], statement
-                changed.rollback()
-        with connection.begin_nested() as changed:
+                savepoint.rollback()
+        with connection.begin_nested() as savepoint:
             connection.exec_driver_sql("drop index ix_word")
             connection.exec_driver_sql("alter table ruled alter word type text")
             connection.exec_driver_sql("create index ix_word on ruled (lower(word)) where word <> 'b'")
             assert lost_of_ruled("public") == []
             connection.exec_driver_sql("alter table ruled alter word set default 'some'")
-            (told,) = lost_of_ruled("public")
-            assert told.startswith("the default of the column word (its definition `word default 'some'::text` differs")
-            changed.rollback()
+            (feature,) = lost_of_ruled("public")
+            assert feature.startswith(
+                "the default of the column word (its definition `word default 'some'::text` differs"
+            )
+            savepoint.rollback()
         connection.exec_driver_sql("alter sequence ruled_id_seq increment 5")
-        (told,) = lost_of_ruled("public")
-        assert told.startswith("the sequence ruled_id_seq of the column id (its definition")
+        (feature,) = lost_of_ruled("public")
+        assert feature.startswith("the sequence ruled_id_seq of the column id (its definition")
         connection.exec_driver_sql("alter sequence ruled_id_seq increment 1")
         connection.exec_driver_sql('create schema "Apart"')
         connection.exec_driver_sql('alter table ruled set schema "Apart"')
@@ -390,7 +392,7 @@ def test_definitions_are_the_same_in_every_schema_and_whatever_types_the_columns
         assert connection.exec_driver_sql("show search_path").scalar_one() == path
 
 
-def test_a_publication_of_all_tables_or_of_the_schema_goes_on_with_the_table_in_the_same_place(
+def test_a_publication_of_all_tables_or_of_the_schema_is_no_dependent(
     postgres: Engine,
 ) -> None:
     with postgres.connect() as connection:
@@ -399,13 +401,13 @@ def test_a_publication_of_all_tables_or_of_the_schema_goes_on_with_the_table_in_
             "create publication p for tables in schema public",
             "create table o (id int); create publication p for tables in schema public, table o",
         ):
-            with connection.begin_nested() as changed:
+            with connection.begin_nested() as savepoint:
                 connection.execute(verbatim(statement))
-                assert dependents(connection, {NAME: there(connection)}) == [], statement
-                changed.rollback()
+                assert dependents(connection, {NAME: table_ref(connection)}) == [], statement
+                savepoint.rollback()
 
 
-def test_what_has_another_definition_than_the_declared_is_named_on_sqlite(sqlite: Engine) -> None:
+def test_a_feature_with_another_definition_is_named_on_sqlite(sqlite: Engine) -> None:
     def features(connection: Connection, columns: Sequence[str], *indexes: str) -> list[Feature]:
         connection.exec_driver_sql("drop table if exists plain")
         connection.exec_driver_sql(f"create table plain ({', '.join(columns)})")
@@ -416,27 +418,30 @@ def test_what_has_another_definition_than_the_declared_is_named_on_sqlite(sqlite
     index = "create index ix on plain (u) where u <> 'A'"
     with sqlite.connect() as connection:
         declared = features(connection, SQLITE_RULED, index)
-        same = ["ID integer NOT NULL primary key", "n integer DEFAULT 1", *SQLITE_RULED[2:]]
+        equal = ["ID integer NOT NULL primary key", "n integer DEFAULT 1", *SQLITE_RULED[2:]]
         assert (
-            undeclared(features(connection, same, 'create index IX on "plain" ("U" ASC) WHERE U<>\'A\''), declared)
+            undeclared(features(connection, equal, 'create index IX on "plain" ("U" ASC) WHERE U<>\'A\''), declared)
             == []
         )
         for number, column, named, definition in SQLITE_REDEFINED:
-            columns = [column if at == number else one for at, one in enumerate(SQLITE_RULED)]
-            told = undeclared(features(connection, columns, index), declared)
-            assert [one for one in told if one.startswith(named) and definition in one], (column, told)
+            columns = [column if at == number else original for at, original in enumerate(SQLITE_RULED)]
+            problems = undeclared(features(connection, columns, index), declared)
+            assert [problem for problem in problems if problem.startswith(named) and definition in problem], (
+                column,
+                problems,
+            )
         for other in (
             "create unique index ix on plain (u) where u <> 'A'",
             "create index ix on plain (u) where u <> 'a'",
             "create index ix on plain (u desc) where u <> 'A'",
             "create index ix on plain (u)",
         ):
-            (told,) = undeclared(features(connection, SQLITE_RULED, other), declared)
-            assert told.startswith("the index ix (its definition `"), told
-            assert told.endswith("differs from the declared `index ix ( u ) where u < > 'A'`)"), told
+            (problem,) = undeclared(features(connection, SQLITE_RULED, other), declared)
+            assert problem.startswith("the index ix (its definition `"), problem
+            assert problem.endswith("differs from the declared `index ix ( u ) where u < > 'A'`)"), problem
 
 
-def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_it_from_being_dropped(
+def test_triggers_block_a_move_and_references_block_a_drop_of_an_sqlite_table(
     sqlite: Engine,
 ) -> None:
     with sqlite.begin() as connection:
@@ -451,7 +456,7 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
             "create trigger own after insert on plain begin select 1; end",
         ):
             connection.exec_driver_sql(statement)
-        tables: dict[TableName, TableRef] = {NAME: there(connection)}
+        tables: dict[TableName, TableRef] = {NAME: table_ref(connection)}
         assert dependents(connection, tables) == ["the trigger own on plain"]
         assert dependents(connection, tables, for_good=True) == [
             "the trigger own on plain",
@@ -465,7 +470,7 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
         ]
 
 
-def test_what_only_has_a_word_that_is_a_table_of_sqlite_does_not_keep_it_from_being_dropped(sqlite: Engine) -> None:
+def test_an_unrelated_use_of_the_name_does_not_block_a_drop_of_an_sqlite_table(sqlite: Engine) -> None:
     with sqlite.begin() as connection:
         for statement in (
             "create table o (plain int, n int generated always as (plain + 1))",
@@ -476,7 +481,7 @@ def test_what_only_has_a_word_that_is_a_table_of_sqlite_does_not_keep_it_from_be
             "create view broken as select 1 from nowhere",
         ):
             connection.exec_driver_sql(statement)
-        assert dependents(connection, {NAME: there(connection)}, for_good=True) == []
+        assert dependents(connection, {NAME: table_ref(connection)}, for_good=True) == []
 
 
 CARRIED = """
@@ -512,7 +517,7 @@ select jsonb_build_object(
 """
 
 
-def test_what_can_be_carried_exactly_is(postgres: Engine) -> None:
+def test_comments_options_and_statistics_are_carried_over(postgres: Engine) -> None:
     with postgres.begin() as connection:
         dialect = dialect_of(connection)
         connection.execute(verbatim(CARRIED))
@@ -520,13 +525,13 @@ def test_what_can_be_carried_exactly_is(postgres: Engine) -> None:
         located(TABLE, "ej_heir", dialect).create(connection)
         connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics 3"))
         before = connection.exec_driver_sql(DESCRIBED.format("plain").replace("%", "%%")).scalar_one()
-        assert lost(connection) == []
-        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        assert lost_features(connection) == []
+        dialect.inherit(connection, table_ref(connection), table_ref(connection, "ej_heir"))
         connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics -1"))
         assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
 
 
-def test_rights_are_exactly_as_they_were_whatever_new_tables_get_by_default(postgres: Engine) -> None:
+def test_rights_are_carried_over_exactly_despite_default_privileges(postgres: Engine) -> None:
     roles = [f"{name}_{postgres.url.database}" for name in ("reader", "writer", "owner")]
     reader, writer, owner = roles
     with postgres.connect() as connection:
@@ -545,25 +550,25 @@ def test_rights_are_exactly_as_they_were_whatever_new_tables_get_by_default(post
         located(TABLE, "ej_heir", dialect).create(connection)
         connection.execute(verbatim(f"grant select (b) on ej_heir.plain to {reader}"))
         before = connection.exec_driver_sql(DESCRIBED.format("plain")).scalar_one()
-        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        dialect.inherit(connection, table_ref(connection), table_ref(connection, "ej_heir"))
         assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
         connection.rollback()
 
 
 async def test_a_revoked_right_does_not_come_back_by_a_rebuild(postgres_book: Book) -> None:
     postgres_book.fill(50)
-    await again(postgres_book)
+    await rebuild_balances(postgres_book)
     postgres_book.execute(
         "alter default privileges grant select on tables to public", "comment on table balances is 'of money'"
     )
-    await again(postgres_book)
+    await rebuild_balances(postgres_book)
     query = "select has_table_privilege('public', 'balances', 'select'), obj_description('balances'::regclass)"
-    assert [tuple(one) for one in postgres_book.execute(query.replace("'public', ", "'pg_monitor', "))] == [
+    assert [tuple(row) for row in postgres_book.execute(query.replace("'public', ", "'pg_monitor', "))] == [
         (False, "of money")
     ]
 
 
-async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> None:
+async def test_a_rebuild_creates_every_declared_feature(postgres_book: Book) -> None:
     postgres_book.fill(200)
     app = postgres_book.altered(
         ("from sqlalchemy import String, Table", ("from sqlalchemy import String, Table, text, UniqueConstraint\n"
@@ -582,19 +587,19 @@ async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> Non
                (select array_agg(indexdef order by indexname) from pg_indexes where tablename = relname)
           from pg_class c where oid = 'balances'::regclass
     """
-    wired: Any = app.load()
-    create_tables(postgres_book.where.sync_engine(), [wired.projections["balances"]])
-    before = [tuple(one) for one in postgres_book.execute(query)]
+    loaded_app: Any = app.load()
+    create_tables(postgres_book.where.sync_engine(), [loaded_app.projections["balances"]])
+    before = [tuple(row) for row in postgres_book.execute(query)]
     await rebuild(app, ["balances"], postgres_book.settings, engine="local")
-    assert [tuple(one) for one in postgres_book.execute(query)] == before
+    assert [tuple(row) for row in postgres_book.execute(query)] == before
     assert before[0][:4] == ("u", ["fillfactor=70"], "declared", "its kind")
 
 
-async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_goes_on_once_it_is_as_declared(
+async def test_a_rebuild_refuses_an_index_of_another_definition_until_it_is_as_declared(
     book: Book,
 ) -> None:
     last = book.fill(50)
-    await again(book)
+    await rebuild_balances(book)
     app = book.altered(('CheckConstraint("events >= 0"),', 'CheckConstraint("events >= 0"), Index("ix_few", "owner"),'))
     book.execute("create unique index ix_few on balances (owner, account_id) where events > 3")
     with pytest.raises(RebuildRefused, match=r"(?s)the index ix_few \(its definition .*differs from the declared"):
@@ -605,9 +610,9 @@ async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_g
     assert book.rows() == book.folded(last)
 
 
-async def test_what_an_event_trigger_gives_to_new_tables_is_refused_by_name(postgres_book: Book) -> None:
+async def test_a_rebuild_refuses_features_that_an_event_trigger_adds_and_names_them(postgres_book: Book) -> None:
     last = postgres_book.fill(50)
-    await again(postgres_book)
+    await rebuild_balances(postgres_book)
     postgres_book.execute(
         "create function guarded() returns event_trigger language plpgsql as $$ declare made record; begin "
         "for made in select * from pg_event_trigger_ddl_commands() where object_identity like '%.balances' loop "
@@ -615,35 +620,33 @@ async def test_what_an_event_trigger_gives_to_new_tables_is_refused_by_name(post
         "create event trigger guarded on ddl_command_end when tag in ('CREATE TABLE') execute function guarded()",
     )
     with pytest.raises(RebuildRefused, match="row-level security on balances would come with the table"):
-        await again(postgres_book)
+        await rebuild_balances(postgres_book)
     assert postgres_book.rows() == postgres_book.folded(last)
     postgres_book.execute("drop event trigger guarded")
-    await again(postgres_book)
+    await rebuild_balances(postgres_book)
 
 
-@pytest.mark.parametrize("what", ["all tables", "tables in schema public"])
-async def test_a_rebuild_swaps_a_table_that_is_published_with_its_schema_or_with_all(
-    postgres_book: Book, what: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("scope", ["all tables", "tables in schema public"])
+async def test_a_rebuild_swaps_a_table_published_with_its_schema_or_with_all_tables(
+    postgres_book: Book, scope: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of all tables, those of the run's own schema are published too: that is told."""
+    """FOR ALL TABLES also publishes the tables in the run's own schema: the log says so."""
     last = postgres_book.fill(200)
-    await again(postgres_book)
-    postgres_book.execute(f"create publication everything for {what}")
-    await again(postgres_book)
-    assert ("is published by everything FOR ALL TABLES" in caplog.text) == (what == "all tables")
+    await rebuild_balances(postgres_book)
+    postgres_book.execute(f"create publication everything for {scope}")
+    await rebuild_balances(postgres_book)
+    assert ("is published by everything FOR ALL TABLES" in caplog.text) == (scope == "all tables")
     assert postgres_book.rows() == postgres_book.folded(last)
     published = postgres_book.execute("select 1 from pg_publication_tables where tablename = 'balances'")
-    assert [tuple(one) for one in published] == [(1,)]
+    assert [tuple(row) for row in published] == [(1,)]
 
 
 @pytest.mark.parametrize("statement", ["create view seen as select * from balances", "create table seen (b balances)"])
-async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_old_table(
-    postgres_book: Book, statement: str
-) -> None:
+async def test_a_dependent_created_during_a_rebuild_keeps_the_old_table(postgres_book: Book, statement: str) -> None:
     last = postgres_book.fill(300)
-    await again(postgres_book)
+    await rebuild_balances(postgres_book)
     identity = "select 'balances'::regclass::oid"
-    before = [tuple(one) for one in postgres_book.execute(identity)]
+    before = [tuple(row) for row in postgres_book.execute(identity)]
     statements = [statement]
 
     def progress(_: Any) -> None:
@@ -652,21 +655,19 @@ async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_o
 
     with pytest.raises(RebuildRefused, match="seen on balances would be lost"):
         await rebuild(postgres_book.ref, ["balances"], postgres_book.settings, engine="local", progress=progress)
-    assert [tuple(one) for one in postgres_book.execute(identity)] == before
+    assert [tuple(row) for row in postgres_book.execute(identity)] == before
     assert postgres_book.rows() == postgres_book.folded(last)
     assert remains(postgres_book.where) == []
 
 
-def test_the_drop_of_a_table_never_takes_along_what_depends_on_it(postgres: Engine) -> None:
+def test_dropping_a_table_does_not_drop_its_dependents(postgres: Engine) -> None:
     with postgres.begin() as connection:
         connection.exec_driver_sql("create table seen (one plain)")
     with pytest.raises(DBAPIError, match="other objects depend on it"), postgres.begin() as connection:
-        dialect_of(connection).drop(connection, [there(connection)])
+        dialect_of(connection).drop(connection, [table_ref(connection)])
 
 
-def test_what_somebody_has_put_into_the_place_of_a_run_stays(
-    postgres_book: Book, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_objects_in_the_schema_of_a_run_are_kept(postgres_book: Book, caplog: pytest.LogCaptureFixture) -> None:
     where, schema = postgres_book.where, "ej_0123456789abcdef"
     create_tables(where.sync_engine())
     postgres_book.execute(
@@ -686,7 +687,7 @@ def test_what_somebody_has_put_into_the_place_of_a_run_stays(
     assert remove_leftovers(where) == [schema]
 
 
-def test_a_reset_keeps_whatever_hangs_on_the_table(ledger: Ledger) -> None:
+def test_a_reset_keeps_columns_views_and_rights_of_the_table(ledger: Ledger) -> None:
     ledger.init()
     ledger.execute("alter table balances add column note text", "create view seen as select * from balances")
     if ledger.where.dialect.name == "postgresql":
@@ -701,7 +702,7 @@ def test_a_reset_keeps_whatever_hangs_on_the_table(ledger: Ledger) -> None:
             reset(ledger.where, BALANCES)
 
 
-def test_a_retired_table_that_something_depends_on_is_not_dropped(ledger: Ledger) -> None:
+def test_a_retired_table_with_a_dependent_view_is_not_dropped(ledger: Ledger) -> None:
     ledger.init()
     ledger.execute("create view seen as select * from balances")
     with (
@@ -714,7 +715,7 @@ def test_a_retired_table_that_something_depends_on_is_not_dropped(ledger: Ledger
         retire(connection, "balances", 1, [])
 
 
-def test_a_view_that_could_not_be_used_with_the_other_table_keeps_it_from_the_declared_name(
+def test_a_promotion_is_refused_when_a_view_does_not_fit_the_other_table(
     eventjet_nats: NatsServer, database: str
 ) -> None:
     ledger = old_deploy(eventjet_nats.url, database)
@@ -728,7 +729,7 @@ def test_a_view_that_could_not_be_used_with_the_other_table_keeps_it_from_the_de
     assert promote(ledger.where, BALANCES) is not None
 
 
-def test_what_stays_with_the_table_that_leaves_is_logged(
+def test_features_that_stay_with_the_replaced_table_are_logged(
     eventjet_nats: NatsServer, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = old_deploy(eventjet_nats.url, database)
@@ -738,5 +739,5 @@ def test_what_stays_with_the_table_that_leaves_is_logged(
     assert "the column note of balances, the default of the column note of balances stay with" in caplog.text
 
 
-async def again(book: Book) -> None:
+async def rebuild_balances(book: Book) -> None:
     await rebuild(book.ref, ["balances"], book.settings, engine="local")

@@ -30,8 +30,8 @@ from tests.logs import fresh_name
 PATIENT_S = 60.0
 
 
-async def published(server: NatsServer, raw: bytes) -> None:
-    """Send bytes of the protocol over a connection of its own; the server has dealt with them afterwards."""
+async def publish_raw(server: NatsServer, raw: bytes) -> None:
+    """Send raw protocol bytes over a new connection, and return once the server has processed them."""
     url = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n' + raw + b"PING\r\n")
@@ -42,58 +42,58 @@ async def published(server: NatsServer, raw: bytes) -> None:
 
 
 @pytest.fixture
-async def given(eventjet_nats: NatsServer) -> AsyncIterator[NatsClient]:
+async def nats_client(eventjet_nats: NatsServer) -> AsyncIterator[NatsClient]:
     client = await nats.connect(eventjet_nats.url)
     yield client
     await client.close()
 
 
-async def over(given: NatsClient) -> Client:
-    client = Client(given_endpoint(given, Settings()), PATIENT_S, given)
+async def client_over(nats_client: NatsClient) -> Client:
+    client = Client(given_endpoint(nats_client, Settings()), PATIENT_S, nats_client)
     await client.connect()
     return client
 
 
-async def test_a_header_that_is_called_status_is_no_status(eventjet_nats: NatsServer) -> None:
+async def test_a_header_named_status_is_not_a_status_line(eventjet_nats: NatsServer) -> None:
     client = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
-    heard: asyncio.Queue[Frame] = asyncio.Queue()
+    frames: asyncio.Queue[Frame] = asyncio.Queue()
     subject = fresh_name()
-    await client.serve(subject, heard.put_nowait)
+    await client.serve(subject, frames.put_nowait)
     await client.api("INFO")
     block = b"NATS/1.0\r\nStatus: 503\r\nA:b\r\n\r\n"
-    await published(eventjet_nats, b"HPUB %b %d %d\r\n%b\r\n" % (subject.encode(), len(block), len(block), block))
+    await publish_raw(eventjet_nats, b"HPUB %b %d %d\r\n%b\r\n" % (subject.encode(), len(block), len(block), block))
     async with asyncio.timeout(PATIENT_S):
-        frame = await heard.get()
+        frame = await frames.get()
     assert frame[3] == block
     assert not nobody_listens(frame)
     await client.close()
 
 
-async def test_bytes_that_are_no_text_end_nobodys_reading(eventjet_nats: NatsServer, given: NatsClient) -> None:
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
+async def test_bytes_that_are_not_text_stop_no_reader(eventjet_nats: NatsServer, nats_client: NatsClient) -> None:
+    payloads: asyncio.Queue[bytes] = asyncio.Queue()
     subject = fresh_name()
 
     async def hear(message: Any) -> None:
-        heard.put_nowait(message.data)
+        payloads.put_nowait(message.data)
 
-    await given.subscribe(f"{subject}.>", cb=hear)
-    client = await over(given)
-    ours: asyncio.Queue[Frame] = asyncio.Queue()
-    await client.serve(f"{subject}.>", ours.put_nowait)
+    await nats_client.subscribe(f"{subject}.>", cb=hear)
+    client = await client_over(nats_client)
+    frames: asyncio.Queue[Frame] = asyncio.Queue()
+    await client.serve(f"{subject}.>", frames.put_nowait)
     await client.api("INFO")
     name = subject.encode()
-    await published(
+    await publish_raw(
         eventjet_nats, b"PUB %b.a\xff 1\r\nx\r\nPUB %b.b _INBOX.\xff 1\r\ny\r\nPUB %b.c 1\r\nz\r\n" % ((name,) * 3)
     )
     async with asyncio.timeout(PATIENT_S):
-        while await heard.get() != b"z":
+        while await payloads.get() != b"z":
             pass
-        assert [(await ours.get())[4] for _ in range(3)] == [b"x", b"y", b"z"]
+        assert [(await frames.get())[4] for _ in range(3)] == [b"x", b"y", b"z"]
     assert "streams" in await client.api("INFO")
     await client.close()
 
 
-async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> None:
+async def test_requests_pending_on_a_lost_connection_are_not_sent_over_the_next() -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
         name = fresh_name()
@@ -114,9 +114,9 @@ async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> N
         await asyncio.sleep(0)
         assert sum(b"late" in command for command in client.nats._pending) == 3
         server.kill()
-        for each in waiting:
+        for task in waiting:
             with pytest.raises(ConnectionLost):
-                await each
+                await task
         assert not any(b"late" in command for command in client.nats._pending)
         server.start()
         while True:
@@ -148,7 +148,7 @@ async def test_a_server_that_reads_nothing_is_left_for_another(monkeypatch: pyte
             await client.close()
 
 
-async def test_closing_waits_for_no_server_that_reads_nothing() -> None:
+async def test_closing_does_not_wait_for_a_server_that_reads_nothing() -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
         assert client.nats is not None
@@ -160,92 +160,92 @@ async def test_closing_waits_for_no_server_that_reads_nothing() -> None:
             await client.close()
 
 
-async def test_a_given_clients_own_callbacks_are_called_as_before(eventjet_nats: NatsServer) -> None:
-    said: list[str] = []
+async def test_callbacks_of_a_given_client_are_still_called(eventjet_nats: NatsServer) -> None:
+    errors: list[str] = []
 
     async def note(error: Exception) -> None:
-        said.append(str(error))
+        errors.append(str(error))
 
     config = (
         'authorization { timeout: 30, users = [ {user: "ada", password: "x", '
         'permissions: { publish: { deny: ["No.>"] } } } ] }'
     )
     with NatsServer(config=config) as server:
-        given = await nats.connect(server.url, user="ada", password="x", error_cb=note)
-        client = await over(given)
+        nats_client = await nats.connect(server.url, user="ada", password="x", error_cb=note)
+        client = await client_over(nats_client)
         denied: list[str] = []
         client.on_denied.append(lambda fault: denied.append(fault.subject))
-        await given.publish("No.entry", b"")
+        await nats_client.publish("No.entry", b"")
         await client.api("INFO")
         assert denied == ["No.entry"]
         async with asyncio.timeout(PATIENT_S):
-            while not any("no.entry" in text for text in said):
+            while not any("no.entry" in text for text in errors):
                 await asyncio.sleep(0.01)
         await client.close()
-        await given.publish("No.more", b"")
-        await given.flush()
+        await nats_client.publish("No.more", b"")
+        await nats_client.flush()
         assert denied == ["No.entry"]
-        await given.close()
+        await nats_client.close()
 
 
-async def test_what_could_not_be_unsubscribed_in_time_is_not_subscribed_to_anew() -> None:
+async def test_a_timed_out_unsubscription_is_not_renewed_by_a_reconnect() -> None:
     with NatsServer() as server:
-        again = asyncio.Event()
+        has_reconnected = asyncio.Event()
 
         async def reconnected() -> None:
-            again.set()
+            has_reconnected.set()
 
-        given = await nats.connect(
+        nats_client = await nats.connect(
             server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, reconnected_cb=reconnected
         )
-        client = await over(given)
-        served = await client.serve("work", lambda frame: None, "workers")
+        client = await client_over(nats_client)
+        subscription = await client.serve("work", lambda frame: None, "workers")
         await client.api("INFO")
         server.pause()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await client.unsubscribe([served])
+                await client.unsubscribe([subscription])
         server.kill()
         server.start()
         async with asyncio.timeout(PATIENT_S):
-            await again.wait()
+            await has_reconnected.wait()
         with pytest.raises(NoRespondersError):
-            await given.request("work", b"", timeout=PATIENT_S)
+            await nats_client.request("work", b"", timeout=PATIENT_S)
         await client.close()
-        await given.close()
+        await nats_client.close()
 
 
-async def test_another_nats_py_is_refused_by_name(given: NatsClient) -> None:
-    unlike = NatsClient()
-    del unlike._flush_queue
+async def test_an_incompatible_nats_py_is_refused_and_its_version_named(nats_client: NatsClient) -> None:
+    incompatible = NatsClient()
+    del incompatible._flush_queue
     with pytest.raises(UsageError, match=r"nats-py 2\.\d+\.\d+ has no _flush_queue"):
-        Tap.of(unlike)
-    unlike = NatsClient()
-    del cast("Any", unlike)._ps.needed
+        Tap.of(incompatible)
+    incompatible = NatsClient()
+    del cast("Any", incompatible)._ps.needed
     with pytest.raises(UsageError, match=r"nats-py 2\.\d+\.\d+ has no _ps.needed"):
-        Tap.of(unlike)
-    assert Tap.of(given) is Tap.of(given)
+        Tap.of(incompatible)
+    assert Tap.of(nats_client) is Tap.of(nats_client)
 
 
-async def test_messages_go_together_in_one_turn_of_the_loop(given: NatsClient) -> None:
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
+async def test_messages_go_together_in_one_turn_of_the_loop(nats_client: NatsClient) -> None:
+    payloads: asyncio.Queue[bytes] = asyncio.Queue()
     subject = fresh_name()
 
     async def hear(message: Any) -> None:
-        heard.put_nowait(message.data)
+        payloads.put_nowait(message.data)
 
-    await given.subscribe(subject, cb=hear)
+    await nats_client.subscribe(subject, cb=hear)
     for number in range(100):
-        send(given, subject, b"%d" % number, b"NATS/1.0\r\nA: b\r\n\r\n")
+        send(nats_client, subject, b"%d" % number, b"NATS/1.0\r\nA: b\r\n\r\n")
     async with asyncio.timeout(PATIENT_S):
-        assert [await heard.get() for _ in range(100)] == [b"%d" % number for number in range(100)]
+        assert [await payloads.get() for _ in range(100)] == [b"%d" % number for number in range(100)]
 
 
 FRAMES = b"HMSG a 1 reply 17 22\r\nNATS/1.0\r\nA:b\r\n\r\nhello\r\nMSG a 1 5\r\nagain\r\n"
 
 
 @pytest.mark.parametrize("cut", range(len(FRAMES)))
-async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
+async def test_a_client_may_be_given_in_the_middle_of_a_message(cut: int) -> None:
     has_begun, is_given, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,21 +264,23 @@ async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
         is_over.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        given = await nats.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", allow_reconnect=False)
-        heard = await given.subscribe("a")
+        nats_client = await nats.connect(
+            f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", allow_reconnect=False
+        )
+        subscription = await nats_client.subscribe("a")
         async with asyncio.timeout(PATIENT_S):
             await has_begun.wait()
-            Tap.of(given)
+            Tap.of(nats_client)
             is_given.set()
-            first, second = await heard.next_msg(PATIENT_S), await heard.next_msg(PATIENT_S)
-            await given.close()
+            first, second = await subscription.next_msg(PATIENT_S), await subscription.next_msg(PATIENT_S)
+            await nats_client.close()
             await is_over.wait()
     assert (first.reply, first.headers, first.data) == ("reply", {"A": "b"}, b"hello")
     assert (second.reply, second.headers, second.data) == ("", None, b"again")
 
 
-async def test_a_client_that_is_given_in_the_middle_of_a_message_may_lose_its_connection_then() -> None:
-    connections, is_given, over = 0, asyncio.Event(), asyncio.Event()
+async def test_a_client_given_in_the_middle_of_a_message_may_lose_its_connection() -> None:
+    connections, is_given, is_over = 0, asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
@@ -294,7 +296,7 @@ async def test_a_client_that_is_given_in_the_middle_of_a_message_may_lose_its_co
                     writer.write(b"MSG a 1 3\r\nnew\r\n" * 30)
                 elif line == b"PONG\r\n" and is_first:
                     is_given.set()
-                    await over.wait()
+                    await is_over.wait()
                     break
         if is_first:  # a reset, so that nobody reads an end
             linger = struct.pack("ii", 1, 0)
@@ -304,28 +306,28 @@ async def test_a_client_that_is_given_in_the_middle_of_a_message_may_lose_its_co
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
         url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        given = await nats.connect(url, reconnect_time_wait=0.1, error_cb=_nothing)
-        heard = await given.subscribe("a")
+        nats_client = await nats.connect(url, reconnect_time_wait=0.1, error_cb=_nothing)
+        subscription = await nats_client.subscribe("a")
         async with asyncio.timeout(PATIENT_S):
             await is_given.wait()
-            Tap.of(given)
-            over.set()
-            assert [(await heard.next_msg(PATIENT_S)).data for _ in range(30)] == [b"new"] * 30
+            Tap.of(nats_client)
+            is_over.set()
+            assert [(await subscription.next_msg(PATIENT_S)).data for _ in range(30)] == [b"new"] * 30
         assert connections == 2
-        await given.close()
+        await nats_client.close()
 
 
 async def _nothing(_: Exception) -> None:
     """For a client of nats-py, which logs each error otherwise."""
 
 
-async def test_a_given_client_that_its_owner_has_reconnect_hears_over_the_next_connection(
+async def test_a_given_client_receives_messages_after_its_owner_reconnects_it(
     eventjet_nats: NatsServer,
 ) -> None:
     subject = fresh_name()
-    given = await nats.connect(eventjet_nats.url, reconnect_time_wait=0.01, error_cb=_nothing)
-    heard = await given.subscribe(subject, pending_msgs_limit=-1, pending_bytes_limit=-1)
-    client = await over(given)
+    nats_client = await nats.connect(eventjet_nats.url, reconnect_time_wait=0.01, error_cb=_nothing)
+    subscription = await nats_client.subscribe(subject, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    client = await client_over(nats_client)
     other = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
     is_over = False
 
@@ -340,34 +342,34 @@ async def test_a_given_client_that_its_owner_has_reconnect_hears_over_the_next_c
     async with asyncio.timeout(2 * PATIENT_S):
         for _ in range(20):
             await client.api("INFO")  # its answer often comes in one piece with messages of the subject
-            await given.force_reconnect()
+            await nats_client.force_reconnect()
             while True:
                 with suppress(StoreUnavailable):
                     await client.api("INFO")
                     break
-            while not heard._pending_queue.empty():
-                heard._pending_queue.get_nowait()
-                heard._pending_queue.task_done()
-            await heard.next_msg(PATIENT_S)
+            while not subscription._pending_queue.empty():
+                subscription._pending_queue.get_nowait()
+                subscription._pending_queue.task_done()
+            await subscription.next_msg(PATIENT_S)
     is_over = True
     await publishing
-    for each in (client, other, given):
-        await each.close()
+    for connection in (client, other, nats_client):
+        await connection.close()
 
 
-async def test_a_client_that_was_given_may_be_closed_and_connected_again(eventjet_nats: NatsServer) -> None:
-    given = await nats.connect(eventjet_nats.url)
+async def test_a_given_client_may_be_closed_and_connected_again(eventjet_nats: NatsServer) -> None:
+    nats_client = await nats.connect(eventjet_nats.url)
     for _ in range(3):
-        client = await over(given)
+        client = await client_over(nats_client)
         await client.api("INFO")
         await client.close()
-        await given.close()
-        await given.connect(eventjet_nats.url)
-        await given.flush(int(PATIENT_S))
-        heard = await given.subscribe("again." + fresh_name())
-        await given.publish(heard.subject, b"x")
-        assert (await heard.next_msg(PATIENT_S)).data == b"x"
-    await given.close()
+        await nats_client.close()
+        await nats_client.connect(eventjet_nats.url)
+        await nats_client.flush(int(PATIENT_S))
+        subscription = await nats_client.subscribe("again." + fresh_name())
+        await nats_client.publish(subscription.subject, b"x")
+        assert (await subscription.next_msg(PATIENT_S)).data == b"x"
+    await nats_client.close()
 
 
 async def test_the_socket_is_not_read_while_nats_py_waits_for_a_callback(eventjet_nats: NatsServer) -> None:
@@ -376,23 +378,25 @@ async def test_the_socket_is_not_read_while_nats_py_waits_for_a_callback(eventje
     async def wait(_: Exception) -> None:
         await goes_on.wait()
 
-    given = await nats.connect(eventjet_nats.url, error_cb=wait)
-    heard = await given.subscribe(subject, pending_msgs_limit=1)  # the second one is told to the callback
-    client = await over(given)
+    nats_client = await nats.connect(eventjet_nats.url, error_cb=wait)
+    subscription = await nats_client.subscribe(
+        subject, pending_msgs_limit=1
+    )  # the second message is reported to the callback
+    client = await client_over(nats_client)
     other = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
-    reading: Any = cast("Any", given)._transport._io_reader._transport
+    transport: Any = cast("Any", nats_client)._transport._io_reader._transport
     async with asyncio.timeout(PATIENT_S):
-        while reading.is_reading():
+        while transport.is_reading():
             other.publish(subject, bytes(100_000))
             await other.api("INFO")
         goes_on.set()
-        await heard.next_msg(PATIENT_S)
+        await subscription.next_msg(PATIENT_S)
         await client.api("INFO")
-    for each in (client, other, given):
-        await each.close()
+    for connection in (client, other, nats_client):
+        await connection.close()
 
 
-async def test_what_is_sent_over_a_socket_that_was_just_closed_is_a_lost_connection(
+async def test_sending_over_a_closed_socket_is_a_lost_connection(
     eventjet_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
@@ -411,13 +415,13 @@ async def test_what_is_sent_over_a_socket_that_was_just_closed_is_a_lost_connect
     await client.close()
 
 
-async def test_a_connection_that_the_server_closes_was_not_silent() -> None:
+async def test_a_connection_closed_by_the_server_is_reported_as_closed() -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
-        asked = asyncio.Event()
-        await client.serve("nobody.answers", lambda _: asked.set())
+        is_received = asyncio.Event()
+        await client.serve("nobody.answers", lambda _: is_received.set())
         waiting = asyncio.create_task(client.request("nobody.answers"))
-        await asked.wait()
+        await is_received.wait()
         server.kill()
         with pytest.raises(ConnectionLost, match="it closed the connection"):
             await waiting
@@ -425,50 +429,50 @@ async def test_a_connection_that_the_server_closes_was_not_silent() -> None:
 
 
 async def test_a_loop_may_read_into_byte_arrays(eventjet_nats: NatsServer) -> None:
-    given = await nats.connect(eventjet_nats.url)
-    client = await over(given)
+    nats_client = await nats.connect(eventjet_nats.url)
+    client = await client_over(nats_client)
     await client.api("INFO")
-    stream: Any = cast("Any", given)._transport._io_reader
+    stream: Any = cast("Any", nats_client)._transport._io_reader
     plain = stream.feed_data
     stream.feed_data = lambda data: plain(bytearray(data))  # as a loop of Windows does
     async with asyncio.timeout(PATIENT_S):
         assert "api" in await client.api("INFO")
     await client.close()
-    await given.close()
+    await nats_client.close()
 
 
-def test_an_endpoint_of_websockets_alone_is_one() -> None:
+def test_an_endpoint_has_only_websocket_urls_or_none() -> None:
     with pytest.raises(UsageError, match="Give one kind"):
         Endpoint(("ws://127.0.0.1:80", "nats://127.0.0.1"))
     assert Endpoint(("wss://example.org/nats",)).addresses()[0].url == "wss://example.org:443/nats"
 
 
 async def test_no_message_is_lost_to_members_that_leave_their_queue_group(eventjet_nats: NatsServer) -> None:
-    subject, heard, more = fresh_name(), 0, asyncio.Event()
+    subject, received, more = fresh_name(), 0, asyncio.Event()
 
     def hear(_: Frame) -> None:
-        nonlocal heard
-        heard += 1
+        nonlocal received
+        received += 1
         more.set()
 
-    async with AsyncExitStack() as opened:
+    async with AsyncExitStack() as stack:
         clients: list[Client] = []
         for _ in range(2):
             clients.append(await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S)))
-            opened.push_async_callback(clients[-1].close)
+            stack.push_async_callback(clients[-1].close)
         staying, leaving = clients
         await staying.serve(subject, hear, "q")
         await staying.api("INFO")
         messages = b"PUB %b 1\r\nx\r\n" % subject.encode() * 10_000
         for _ in range(20):
-            places = [await leaving.serve(subject, hear, "q") for _ in range(20)]
+            subscriptions = [await leaving.serve(subject, hear, "q") for _ in range(20)]
             await leaving.api("INFO")
             more.clear()
-            publishing = asyncio.create_task(published(eventjet_nats, messages))
+            publishing = asyncio.create_task(publish_raw(eventjet_nats, messages))
             await more.wait()
-            await leaving.unsubscribe(places)
+            await leaving.unsubscribe(subscriptions)
             await publishing
         async with asyncio.timeout(PATIENT_S):
-            while heard < 20 * 10_000:
+            while received < 20 * 10_000:
                 more.clear()
                 await more.wait()

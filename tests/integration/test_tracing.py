@@ -1,4 +1,4 @@
-"""One trace leads from an HTTP request over command and log to the row, and to what reactors do next."""
+"""One trace covers an HTTP request, its command and event, the projected row, and the reactor's next command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 from eventjet import App, Jet, Reaction, Recorded, Settings, aggregate, event, projection, reactor, served
 from eventjet.dev.nats import NatsServer
 from eventjet.observability import spans, tracing
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.integration.reacting import until, working
 from tests.logs import fresh_name
 from tests.traced import ids, metrics_of, of, traced
@@ -78,18 +78,18 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def asgi(jet: Jet) -> Callable[[dict[str, Any], Send], Awaitable[None]]:
-    """An HTTP application, instrumented as its frameworks are: one span a request, beneath the caller's."""
+    """Return an HTTP application that opens one span a request beneath the caller's, as instrumented frameworks do."""
     tracer = tracing.active()
     assert tracer is not None
 
     async def answer(scope: dict[str, Any], send: Send) -> None:
-        given = {name.decode(): value.decode() for name, value in scope["headers"]}
-        context = propagate.extract(given)
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        context = propagate.extract(headers)
         with trace.get_tracer("web", tracer_provider=PROVIDERS[-1]).start_as_current_span(
             f"{scope['method']} {scope['path']}", context, kind=SpanKind.SERVER
         ):
-            done = await jet.repository(Cup).execute("c-1", Cup.fill, 3)
-            await jet.caught_up(cups, position=done.position, timeout_s=60)
+            result = await jet.repository(Cup).execute("c-1", Cup.fill, 3)
+            await jet.caught_up(cups, position=result.position, timeout_s=60)
         await send({"type": "http.response.start", "status": 204, "headers": []})
 
     return answer
@@ -99,7 +99,7 @@ PROVIDERS: list[TracerProvider] = []
 
 
 @pytest.fixture
-def told() -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader]]:
+def telemetry() -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader]]:
     with traced() as (exporter, reader, tracers):
         PROVIDERS.append(tracers)
         yield exporter, reader
@@ -116,14 +116,14 @@ def app() -> App:
 @pytest.fixture
 def settings(nats: NatsServer, tmp_path: Path, app: App) -> Settings:
     settings = Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path / 'read.db'}")
-    made(settings.database, *app.projections.values())
+    database_with(settings.database, *app.projections.values())
     return settings
 
 
-async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
-    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+async def test_one_trace_covers_request_command_row_and_reaction(
+    app: App, settings: Settings, telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader]
 ) -> None:
-    exporter, reader = told
+    exporter, reader = telemetry
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
@@ -137,13 +137,13 @@ async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
             assert sent[0]["status"] == 204
             await until(lambda: bool(of(exporter, spans.BATCH)) and len(of(exporter, spans.COMMAND)) == 2)
             await until(lambda: bool(of(exporter, spans.HANDLE)))
-    (request,) = [one for one in exporter.get_finished_spans() if one.name == "POST /cups"]
-    fill = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill")
-    wash = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.wash")
+    (request,) = [span for span in exporter.get_finished_spans() if span.name == "POST /cups"]
+    fill = next(span for span in of(exporter, spans.COMMAND) if span.name == "cup.fill")
+    wash = next(span for span in of(exporter, spans.COMMAND) if span.name == "cup.wash")
     batch, handle = of(exporter, spans.BATCH)[0], of(exporter, spans.HANDLE)[0]
     trace_id = int(BROWSER[3:35], 16)
-    assert {ids(one)[0] for one in (request, fill, wash, batch, handle)} == {trace_id}
-    parents = {one.name: one.parent.span_id if one.parent else 0 for one in (request, fill, wash, batch, handle)}
+    assert {ids(span)[0] for span in (request, fill, wash, batch, handle)} == {trace_id}
+    parents = {span.name: span.parent.span_id if span.parent else 0 for span in (request, fill, wash, batch, handle)}
     assert parents == {
         request.name: int(BROWSER[36:52], 16),
         fill.name: ids(request)[1],
@@ -151,7 +151,7 @@ async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
         handle.name: ids(fill)[1],
         wash.name: ids(handle)[1],
     }
-    assert [(one.context.trace_id, one.context.span_id) for one in batch.links] == [ids(fill)]
+    assert [(link.context.trace_id, link.context.span_id) for link in batch.links] == [ids(fill)]
     assert dict(batch.attributes or {}).items() >= {"eventjet.projection": "cups", "eventjet.events": 1}.items()
     assert spans.APPEND_SECONDS in (fill.attributes or {})
     durations = metrics_of(reader)
@@ -160,25 +160,27 @@ async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
 
 
 async def test_a_batch_of_many_traces_is_linked_to_each_and_has_a_trace_of_its_own(
-    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+    app: App, settings: Settings, telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader]
 ) -> None:
-    exporter, _ = told
+    exporter, _ = telemetry
     async with app.connect(settings) as jet:
         await jet.init()
         for n in range(5):
             await jet.repository(Cup).execute(f"c-{n}", Cup.fill, n)
         async with working(app, settings):
-            await until(lambda: sum(len(one.links) for one in of(exporter, spans.BATCH)) == 5)
-    filled = {ids(one) for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"}
-    linked = [(one.context.trace_id, one.context.span_id) for batch in of(exporter, spans.BATCH) for one in batch.links]
+            await until(lambda: sum(len(span.links) for span in of(exporter, spans.BATCH)) == 5)
+    filled = {ids(span) for span in of(exporter, spans.COMMAND) if span.name == "cup.fill"}
+    linked = [
+        (link.context.trace_id, link.context.span_id) for batch in of(exporter, spans.BATCH) for link in batch.links
+    ]
     assert set(linked) == filled
-    assert all(one.parent is None for one in of(exporter, spans.BATCH) if len(one.links) > 1)
+    assert all(span.parent is None for span in of(exporter, spans.BATCH) if len(span.links) > 1)
 
 
-async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
-    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+async def test_a_refused_command_has_its_error_type_and_a_conflict_is_counted(
+    app: App, settings: Settings, telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader]
 ) -> None:
-    exporter, reader = told
+    exporter, reader = telemetry
     async with app.connect(settings) as jet, app.connect(settings) as rival:
         await jet.init()
         with pytest.raises(ValueError, match=SECRET):
@@ -191,29 +193,29 @@ async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
     assert (refused.attributes or {})[spans.OUTCOME] == "refused"
     assert (last.attributes or {})[spans.LOST] == 1
     assert metrics_of(reader)[spans.CONFLICTS] == 1
-    assert not [one for one in exporter.get_finished_spans() if SECRET in one.to_json()]
+    assert not [span for span in exporter.get_finished_spans() if SECRET in span.to_json()]
 
 
 async def test_a_served_command_is_in_its_callers_trace(
-    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+    app: App, settings: Settings, telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader]
 ) -> None:
-    exporter, _ = told
+    exporter, _ = telemetry
     async with app.connect(settings) as jet:
         await jet.init()
         async with jet.service(), app.client(settings) as remote:
             await remote.repository(Cup).execute("c-1", Cup.fill, 1)
             await remote.repository(Cup).command("once").execute("c-1", Cup.fill, 2)
-    commands = [one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"]
-    for request, served_one, command in zip(
+    commands = [span for span in of(exporter, spans.COMMAND) if span.name == "cup.fill"]
+    for request_span, serve_span, command_span in zip(
         of(exporter, spans.REQUEST), of(exporter, spans.SERVE), commands, strict=True
     ):
-        assert served_one.parent is not None
-        assert served_one.parent.span_id == ids(request)[1]
-        assert command.parent is not None
-        assert command.parent.span_id == ids(served_one)[1]
+        assert serve_span.parent is not None
+        assert serve_span.parent.span_id == ids(request_span)[1]
+        assert command_span.parent is not None
+        assert command_span.parent.span_id == ids(serve_span)[1]
 
 
-UNTOLD = """
+WITHOUT_TELEMETRY = """
 import asyncio, sys
 from tests.integration.test_tracing import Cup, App, tracing
 
@@ -229,8 +231,8 @@ asyncio.run(main())
 """
 
 
-def test_without_opentelemetry_nothing_is_told_and_headers_stay_as_they_were(nats: NatsServer) -> None:
-    # In a process of its own: a page of the documentation may have set a provider in this one, which is for good.
-    command = [sys.executable, "-c", UNTOLD, fresh_name(), nats.url]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout) == (0, "None None\n"), done.stderr
+def test_without_opentelemetry_there_are_no_spans_and_no_trace_headers(nats: NatsServer) -> None:
+    # The test runs a new process: a page of the documentation may have set a provider in this one for good.
+    command = [sys.executable, "-c", WITHOUT_TELEMETRY, fresh_name(), nats.url]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (process.returncode, process.stdout) == (0, "None None\n"), process.stderr

@@ -1,4 +1,4 @@
-"""Two apps in one database: a read model, its table and all that is decided about it belong to one of them."""
+"""A read model, its table and its quarantine belong to one of the apps that share a database."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ ALL = [
 ]  # fmt: skip
 
 
-async def test_whatever_another_app_does_with_a_read_model_of_that_name_is_refused_by_the_owners_name(
+async def test_every_action_of_another_app_on_a_read_model_is_refused_and_the_owner_named(
     nats: NatsServer, database: str
 ) -> None:
     shop, bank = app_over(nats, database), app_over(nats, database)
@@ -137,23 +137,21 @@ async def test_whatever_another_app_does_with_a_read_model_of_that_name_is_refus
     async with shop.working(options=QUICK):
         await shop.caught_up(last)
     before, rows = row_of(database), execute(database, "select * from balances")
-    for refused in ALL:
+    for action in ALL:
         with pytest.raises((EventjetError, NotCaughtUp), match=f"the app '{shop.name}'"):
-            await refused(bank)
-        assert row_of(database) == before, refused.__name__
+            await action(bank)
+        assert row_of(database) == before, action.__name__
     assert execute(database, "select * from balances") == rows
-    (seen,) = await status(bank, bank.settings)
-    assert (seen.state, seen.position) == ("failed", 0)
-    assert f"belongs to the app '{shop.name}'" in str(seen.reason)
+    (work_status,) = await status(bank, bank.settings)
+    assert (work_status.state, work_status.position) == ("failed", 0)
+    assert f"belongs to the app '{shop.name}'" in str(work_status.reason)
     last = shop.append(history(20))
     async with shop.working(options=QUICK):
         await shop.caught_up(last)
 
 
-async def test_a_standby_of_another_app_never_takes_the_lease_that_becomes_free(
-    nats: NatsServer, database: str
-) -> None:
-    """As where the row was bank's for a moment, by somebody's statement, when bank's worker began to stand by."""
+async def test_a_standby_of_another_app_does_not_take_a_free_lease(nats: NatsServer, database: str) -> None:
+    """The row belongs to the bank for a moment, by a manual statement, while the bank's worker begins to stand by."""
     shop, bank = app_over(nats, database), app_over(nats, database)
     shop.init()
     async with AsyncExitStack() as working:
@@ -164,12 +162,12 @@ async def test_a_standby_of_another_app_never_takes_the_lease_that_becomes_free(
             execute(database, f"update eventjet_projection set app = '{shop.name}'")
         async with shop.working(options=QUICK):
             await shop.caught_up(shop.append(history(5)))
-        ((held, _),) = checkpoints(database)
-        assert (held.state, held.app) == ("active", shop.name)
+        ((checkpoint, _),) = checkpoints(database)
+        assert (checkpoint.state, checkpoint.app) == ("active", shop.name)
 
 
 @pytest.mark.parametrize("same_app", [False, True])
-def test_the_table_of_another_read_model_is_refused_by_its_name_and_is_free_once_that_is_dropped(
+def test_the_table_of_another_read_model_is_refused_until_that_is_dropped(
     nats: NatsServer, database: str, same_app: bool
 ) -> None:
     shop = app_over(nats, database)
@@ -189,19 +187,19 @@ def test_the_table_of_another_read_model_is_refused_by_its_name_and_is_free_once
     assert other.init() != []
 
 
-async def test_an_app_neither_lists_nor_drops_nor_heeds_what_another_app_keeps(nats: NatsServer, database: str) -> None:
+async def test_an_app_lists_only_its_own_read_models(nats: NatsServer, database: str) -> None:
     shop, bank = app_over(nats, database), app_over(nats, database)
     bank.projections = {"movements": replace(MOVEMENTS, app=bank.name)}
     shop.init()
     bank.init()
     with reading(database) as connection:
         assert unused(connection, [], bank.name) != []
-        assert [one.projection for one in unused(connection, [], shop.name)] == ["balances"]
+        assert [table.projection for table in unused(connection, [], shop.name)] == ["balances"]
         assert unused(connection, list(shop.projections.values()), shop.name) == []
-    assert [one.name for one in await status(bank, bank.settings)] == ["movements"]
+    assert [work_status.name for work_status in await status(bank, bank.settings)] == ["movements"]
 
 
-async def test_a_checkpoint_of_an_older_eventjet_is_its_apps_once_the_worker_of_that_log_has_it(
+async def test_a_checkpoint_of_an_older_eventjet_gets_the_app_of_its_next_worker(
     nats: NatsServer, database: str
 ) -> None:
     shop = app_over(nats, database)
@@ -219,26 +217,24 @@ async def test_a_checkpoint_of_an_older_eventjet_is_its_apps_once_the_worker_of_
         await worked(shop)
     with shop.where.sync_engine().begin() as connection:
         assert migrations.upgrade(connection).columns == ("eventjet_projection.app", "eventjet_projection.code")
-        assert [held.app for held, _ in read_all(connection)] == [""]
+        assert [checkpoint.app for checkpoint, _ in read_all(connection)] == [""]
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(5)))
     with reading(database) as connection:
-        assert [held.app for held, _ in read_all(connection)] == [shop.name]
+        assert [checkpoint.app for checkpoint, _ in read_all(connection)] == [shop.name]
     with pytest.raises(Unreachable, match=f"the app '{shop.name}'"):
         app_over(nats, database).init()
 
 
-async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_log_by_that_log(
-    nats: NatsServer, database: str
-) -> None:
-    """As an upgrade leaves it, until a worker of its own app has had it."""
+async def test_a_checkpoint_without_an_app_is_refused_to_an_app_of_another_log(nats: NatsServer, database: str) -> None:
+    """An upgrade leaves such a checkpoint until a worker of its own app takes it."""
     shop, bank = app_over(nats, database), app_over(nats, database)
     shop.init()
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(20)))
     bank.append(history(20))
     execute(database, "update eventjet_projection set app = '', code = ''")
-    ((held, _),) = checkpoints(database)
+    ((checkpoint, _),) = checkpoints(database)
     before, rows = row_of(database), execute(database, "select * from balances")
 
     async def initialised_with_its_log(other: Ledger) -> None:
@@ -248,19 +244,19 @@ async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_l
     async def begun_anew_with_its_log(other: Ledger) -> None:
         await asyncio.to_thread(reset, other.where, other.projections["balances"], "bank's")
 
-    without_their_log = [one for one in ALL if one not in (initialised, waited_for)]
-    for refused in (initialised_with_its_log, begun_anew_with_its_log, *without_their_log):
-        with pytest.raises(EventjetError, match=f"made from the log {held.log} by an older eventjet"):
-            await refused(bank)
-        assert row_of(database) == before, refused.__name__
+    without_their_log = [action for action in ALL if action not in (initialised, waited_for)]
+    for action in (initialised_with_its_log, begun_anew_with_its_log, *without_their_log):
+        with pytest.raises(EventjetError, match=f"made from the log {checkpoint.log} by an older eventjet"):
+            await action(bank)
+        assert row_of(database) == before, action.__name__
     assert execute(database, "select * from balances") == rows
     for other in (bank, app_over(nats, database)):
         with reading(database) as connection:
             assert unused(connection, [], other.name) == []
         with pytest.raises(EventjetError, match="no unused revision"), bank.where.sync_engine().begin() as connection:
             retire(connection, "balances", 1, [], other.name)
-    assert create_tables(shop.where.sync_engine(), shop.projections.values(), log=held.log) == []
-    # Nor is it proved to its own app, unless a checkpoint names that together with the log.
+    assert create_tables(shop.where.sync_engine(), shop.projections.values(), log=checkpoint.log) == []
+    # Its own app is refused, too, unless another checkpoint names that app together with the log.
     with pytest.raises(
         EventjetError, match=f"nothing in the database says that this is the log of the app '{shop.name}'"
     ):
@@ -268,21 +264,21 @@ async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_l
     execute(
         database,
         "insert into eventjet_projection (name, revision, app, log) "
-        f"values ('movements', 1, '{shop.name}', '{held.log}')",
+        f"values ('movements', 1, '{shop.name}', '{checkpoint.log}')",
     )
     await paused(shop)
     await resumed(shop)
     execute(database, "delete from eventjet_projection where name = 'movements'")
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(5)))
-    ((held, _),) = checkpoints(database)
-    assert (held.state, held.app) == ("active", shop.name)
+    ((checkpoint, _),) = checkpoints(database)
+    assert (checkpoint.state, checkpoint.app) == ("active", shop.name)
 
 
-async def test_a_standby_never_takes_a_checkpoint_that_names_no_app_and_is_of_another_log(
+async def test_a_standby_does_not_take_a_checkpoint_without_an_app_of_another_log(
     nats: NatsServer, database: str
 ) -> None:
-    """As where its other read models keep its worker going, and an old row comes back from a dump."""
+    """The worker runs for its other read models when an old row is restored from a dump."""
     shop, bank = app_over(nats, database), app_over(nats, database)
     movements = replace(MOVEMENTS, app=bank.name)
     shop.init()

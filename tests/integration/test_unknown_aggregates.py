@@ -1,4 +1,4 @@
-"""A log that has aggregates which an application does not declare: no second history begins in it silently."""
+"""No second history begins silently in a log with aggregates that an application does not declare."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def greet(event: Recorded[Placed], reaction: Reaction[None]) -> None:
 
 @pytest.fixture
 async def name(eventjet_nats: NatsServer) -> str:
-    """Of a log with an account in it."""
+    """Create a log with an account in it, and return its name."""
     app = App(fresh_name(), aggregates=[Account])
     async with app.connect(servers=eventjet_nats.url) as jet:
         assert (await jet.init()).unknown == ()
@@ -115,7 +115,7 @@ async def test_a_renamed_aggregate_begins_no_second_history(
     assert "eventjet init" not in caplog.text  # which shows this line, too
 
 
-async def test_an_app_that_finds_the_empty_log_of_another_of_its_name_records_nothing_there(
+async def test_an_app_records_nothing_in_the_empty_log_of_another_app_of_its_name(
     eventjet_nats: NatsServer,
 ) -> None:
     name = fresh_name()
@@ -133,9 +133,7 @@ async def test_an_app_that_finds_the_empty_log_of_another_of_its_name_records_no
         assert (await jet.repository(Order).execute("o-1", Order.place, "tea")).position == 1
 
 
-async def test_an_aggregate_that_is_given_up_is_retired_and_its_events_are_passed_over(
-    name: str, eventjet_nats: NatsServer
-) -> None:
+async def test_events_of_a_retired_aggregate_are_skipped(name: str, eventjet_nats: NatsServer) -> None:
     app = App(name, aggregates=[Renamed], retired_aggregates=["account"])
     async with app.connect(servers=eventjet_nats.url) as jet:
         assert (await jet.init()).unknown == ()
@@ -148,15 +146,15 @@ async def test_an_older_release_goes_on_while_a_newer_one_records_another_aggreg
 ) -> None:
     older = App(fresh_name(), aggregates=[Account, Refund])
     newer = App(older.name, aggregates=[Account, Refund, Order])
-    async with older.connect(servers=eventjet_nats.url) as jet, newer.connect(servers=eventjet_nats.url) as other:
+    async with older.connect(servers=eventjet_nats.url) as jet, newer.connect(servers=eventjet_nats.url) as new_jet:
         await jet.init()
-        assert (await other.init()).unknown == ()
-        await other.repository(Order).execute("o-1", Order.place, "tea")
+        assert (await new_jet.init()).unknown == ()
+        await new_jet.repository(Order).execute("o-1", Order.place, "tea")
         await jet.repository(Account).execute("a-1", Account.open, "ada")
         with caplog.at_level(logging.WARNING):
-            async with older.connect(servers=eventjet_nats.url) as again:
-                # What it declares may begin, though nothing of it was ever recorded.
-                assert (await again.repository(Refund).execute("r-1", Refund.pay, 3)).version == 1
+            async with older.connect(servers=eventjet_nats.url) as restarted:
+                # A declared aggregate may begin, although it has no events yet.
+                assert (await restarted.repository(Refund).execute("r-1", Refund.pay, 3)).version == 1
     assert "order" in caplog.text
 
 
@@ -166,10 +164,10 @@ async def test_a_new_aggregate_needs_no_init_in_a_log_that_the_application_knows
     async with App(name, aggregates=[Account, Order]).connect(servers=eventjet_nats.url) as jet:
         assert (await jet.repository(Order).execute("o-1", Order.place, "tea")).version == 1
     async with App(name, aggregates=[Account]).connect(servers=eventjet_nats.url) as jet:
-        assert [one.aggregate for one in (await jet.init()).unknown] == ["order"]
+        assert [unknown.aggregate for unknown in (await jet.init()).unknown] == ["order"]
 
 
-async def test_a_worker_names_what_it_does_not_know_and_works(
+async def test_a_worker_logs_unknown_aggregates_and_works(
     name: str, eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(name, aggregates=[Order], reactors=[greet], retired_aggregates=["account"])
@@ -185,17 +183,17 @@ async def test_a_worker_names_what_it_does_not_know_and_works(
 
 
 def updates(name: str, fate: Fate) -> Callable[[Publish], Fate]:
-    """The first update of a stream has a fate."""
-    left = [fate]
-    return lambda publish: left.pop() if left and publish.subject == f"$JS.API.STREAM.UPDATE.{name}" else PASS
+    """Return a choice that gives the first update of a stream a fate."""
+    fates = [fate]
+    return lambda publish: fates.pop() if fates and publish.subject == f"$JS.API.STREAM.UPDATE.{name}" else PASS
 
 
 def through(proxy: NatsProxy, app: App) -> AbstractAsyncContextManager[Jet]:
     return app.connect(servers=proxy.url, request_timeout_s=60.0)
 
 
-async def test_two_inits_at_once_do_not_lose_each_others_names(eventjet_nats: NatsServer) -> None:
-    """The second one has read what the first one read, and what it sends comes last."""
+async def test_two_concurrent_inits_keep_each_others_names(eventjet_nats: NatsServer) -> None:
+    """Both inits read the same state, and the update of the second one arrives last."""
     name, (read, first, second) = fresh_name(), (asyncio.Event() for _ in range(3))
     async with App(name, aggregates=[Account]).connect(servers=eventjet_nats.url) as jet:
         await jet.init()
@@ -226,7 +224,7 @@ async def test_two_inits_at_once_do_not_lose_each_others_names(eventjet_nats: Na
     assert {"account", "order", "refund"} <= noted_in(eventjet_nats, name)
 
 
-async def test_any_number_of_first_inits_at_once_note_the_names_of_all(eventjet_nats: NatsServer) -> None:
+async def test_concurrent_first_inits_note_the_names_of_all(eventjet_nats: NatsServer) -> None:
     name = fresh_name()
 
     async def init(*more: type[Any]) -> None:
@@ -238,9 +236,7 @@ async def test_any_number_of_first_inits_at_once_note_the_names_of_all(eventjet_
     assert {"account", "order", "refund"} <= noted_in(eventjet_nats, name)
 
 
-async def test_an_edit_that_takes_the_names_out_is_kept_and_they_are_noted_again(
-    name: str, eventjet_nats: NatsServer
-) -> None:
+async def test_names_removed_by_a_concurrent_edit_are_noted_again(name: str, eventjet_nats: NatsServer) -> None:
     with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
         config = connection.ask(stream_info(name)).config
 
@@ -259,7 +255,7 @@ async def test_an_edit_that_takes_the_names_out_is_kept_and_they_are_noted_again
         assert connection.ask(stream_info(name)).config["description"] == "of the bank"
 
 
-async def test_who_may_not_change_the_stream_is_told_which_names_are_not_noted_and_who_may() -> None:
+async def test_init_without_the_right_to_update_names_the_missing_aggregates_and_the_role() -> None:
     name = fresh_name()
     users = """authorization { users: [
       { user: may, password: may }
@@ -271,17 +267,17 @@ async def test_who_may_not_change_the_stream_is_told_which_names_are_not_noted_a
             await jet.init()
         async with app.connect(servers=server.url, user="not", password="not") as jet:
             topology = await jet.init()
-            assert [one for one, _ in topology.cursors] == ["greetings"]  # all else is made
-        (told,) = map(str, topology.unusable)
-        assert "that order may begin histories" in told
-        assert f"may not use $JS.API.STREAM.UPDATE.{name}" in told
-        assert "the role `admin`" in told
+            assert [cursor_name for cursor_name, _ in topology.cursors] == ["greetings"]  # all else is made
+        (problem,) = map(str, topology.unusable)
+        assert "that order may begin histories" in problem
+        assert f"may not use $JS.API.STREAM.UPDATE.{name}" in problem
+        assert "the role `admin`" in problem
 
 
-async def test_what_the_server_refuses_to_note_is_told_with_its_words(name: str, eventjet_nats: NatsServer) -> None:
+async def test_init_reports_why_the_server_refused_the_names(name: str, eventjet_nats: NatsServer) -> None:
     refusal = {"type": "", "error": {"code": 400, "err_code": 10052, "description": "no room for that"}}
 
-    def refused(publish: Publish) -> Fate:
+    def choose(publish: Publish) -> Fate:
         async def answer() -> None:
             with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
                 connection.publish(publish.reply, orjson.dumps(refusal))
@@ -290,11 +286,11 @@ async def test_what_the_server_refuses_to_note_is_told_with_its_words(name: str,
         return Fate("lose", first=answer) if publish.subject == f"$JS.API.STREAM.UPDATE.{name}" else PASS
 
     app = App(name, aggregates=[Account, Order])
-    async with NatsProxy(eventjet_nats.url, refused) as proxy, through(proxy, app) as jet:
-        (told,) = map(str, (await jet.init()).unusable)
-    assert "that eventjet_unique" not in told  # it is noted already
-    assert "that order may begin histories" in told
-    assert "the server refused it: no room for that (10052)" in told
+    async with NatsProxy(eventjet_nats.url, choose) as proxy, through(proxy, app) as jet:
+        (problem,) = map(str, (await jet.init()).unusable)
+    assert "that eventjet_unique" not in problem  # it is noted already
+    assert "that order may begin histories" in problem
+    assert "the server refused it: no room for that (10052)" in problem
 
 
 def noted_in(server: NatsServer, name: str) -> set[str]:
@@ -302,7 +298,7 @@ def noted_in(server: NatsServer, name: str) -> set[str]:
         return set(connection.ask(stream_info(name)).metadata[AGGREGATES].split())
 
 
-def test_of_a_long_log_those_are_named_that_init_has_noted(name: str, eventjet_nats: NatsServer) -> None:
+def test_unknown_aggregates_of_a_long_log_are_read_from_its_noted_names(name: str, eventjet_nats: NatsServer) -> None:
     with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
         state = connection.ask(stream_info(name))
         assert connection.run(noted_unknown(state, {"account"})) == []
@@ -321,7 +317,7 @@ def test_of_a_long_log_those_are_named_that_init_has_noted(name: str, eventjet_n
     ],
     ids=lambda value: ",".join(sorted(value)) or "none",
 )
-def test_every_unknown_aggregate_is_counted_wherever_it_stands_in_the_list(
+def test_every_unknown_aggregate_is_counted(
     known: set[str], unknown: dict[str, int], eventjet_nats: NatsServer
 ) -> None:
     endpoint, log = Endpoint((eventjet_nats.url,)), fresh_name()
@@ -329,14 +325,14 @@ def test_every_unknown_aggregate_is_counted_wherever_it_stands_in_the_list(
     subjects = ["a.1", "account.1", "account.2", "account.3", "b_c.1", "b_c.2", "zebra.1", f"{CLAIMS}.x", "_void.1"]
     append(endpoint, log, [(subject, block(), b"{}") for subject in subjects])
     with NatsConnection.open(endpoint) as connection:
-        found = connection.run(unknown_aggregates(log, known), LIST_S)
-    assert {one.aggregate: one.histories for one in found} == unknown
+        aggregates = connection.run(unknown_aggregates(log, known), LIST_S)
+    assert {aggregate.aggregate: aggregate.histories for aggregate in aggregates} == unknown
 
 
 async def test_another_application_of_the_same_name_records_nothing(name: str, eventjet_nats: NatsServer) -> None:
     app = App(name, aggregates=[Order, Refund])
     async with app.connect(servers=eventjet_nats.url) as jet:
-        assert [one.aggregate for one in (await jet.init()).unknown] == ["account"]
+        assert [unknown.aggregate for unknown in (await jet.init()).unknown] == ["account"]
         orders = jet.repository(Order)
         with pytest.raises(Refused, match="`eventjet init`"):
             await jet.transact(orders.decide("o-1", Order.place, "tea"), orders.decide("o-2", Order.place, "tea"))

@@ -1,4 +1,4 @@
-"""Verification: it finds exactly the rows that differ, says since when, and leaves everything as it was."""
+"""A verification finds exactly the rows that differ, says since when, and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
-async def made(book: Book, *names: str) -> None:
+async def rebuilt(book: Book, *names: str) -> None:
     await rebuild(book.ref, names or ["balances"], book.settings, engine="local")
 
 
@@ -34,18 +34,18 @@ async def test_a_read_model_kept_by_a_worker_has_no_differences(book: Book) -> N
     assert remains(book.where) == []
 
 
-async def test_a_position_behind_the_log_is_verified_where_it_stands(book: Book) -> None:
+async def test_a_read_model_behind_the_log_is_verified_at_its_position(book: Book) -> None:
     last = book.fill(1_000)
-    await made(book)
+    await rebuilt(book)
     book.fill(500, seed=2)
     report = await verify(book.ref, "balances", book.settings)
     assert (report.position, report.differences) == (last, 0)
 
 
-async def test_a_second_row_of_a_key_is_a_difference_where_the_table_has_lost_its_own(postgres_book: Book) -> None:
+async def test_a_duplicate_row_of_a_key_is_a_difference(postgres_book: Book) -> None:
     book = postgres_book
     book.fill(200)
-    await made(book)
+    await rebuilt(book)
     key = book.rows()[3].account_id
     book.execute(
         "alter table balances drop constraint balances_pkey",
@@ -53,26 +53,26 @@ async def test_a_second_row_of_a_key_is_a_difference_where_the_table_has_lost_it
     )
     report = await verify(book.ref, "balances", book.settings)
     assert (report.differences, report.rows) == (1, len(book.rows()))
-    assert [one.key for one in report.examples] == [(key,)]
+    assert [example.key for example in report.examples] == [(key,)]
 
 
-async def test_a_value_that_is_equal_and_stored_otherwise_is_named(nats: NatsServer, tmp_path: Path) -> None:
-    """As SQLite keeps a sum of its own: text of fewer decimals, which sorts and compares as another one there."""
+async def test_an_equal_value_that_is_stored_differently_is_named(nats: NatsServer, tmp_path: Path) -> None:
+    """SQLite stores its own sums as text with fewer decimals, which sorts and compares differently there."""
     book = Book(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)
     book.fill(200)
-    await made(book)
+    await rebuilt(book)
     whole = next(row for row in book.rows() if row.amount == int(row.amount))
     book.execute(f"update balances set amount = '{int(whole.amount)}.0' where account_id = '{whole.account_id}'")
     report = await verify(book.ref, "balances", book.settings)
-    (found,) = report.examples
-    assert (found.live, found.columns, found.since) == (found.expected, ("amount",), "never equal")
-    told = f"amount is {int(whole.amount)}.0 and should be {int(whole.amount)}.00"
-    assert difference_text(found, private=False) == told
+    (example,) = report.examples
+    assert (example.live, example.columns, example.since) == (example.expected, ("amount",), "never equal")
+    text = f"amount is {int(whole.amount)}.0 and should be {int(whole.amount)}.00"
+    assert difference_text(example, private=False) == text
 
 
 async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book) -> None:
     book.fill(2_000)
-    await made(book)
+    await rebuilt(book)
     before = book.rows()
     altered, removed = before[3], before[7]
     book.execute(
@@ -82,27 +82,27 @@ async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book)
         "select 'stranger', owner, amount, kind, opened, notes, events from balances limit 1",
     )
     report = await verify(book.ref, "balances", book.settings)
-    found = {one.key[0]: one for one in report.examples}
+    examples = {example.key[0]: example for example in report.examples}
     assert report.differences == 3
-    assert set(found) == {altered.account_id, removed.account_id, "stranger"}
-    assert found[altered.account_id].live.amount == altered.amount + 1
-    assert found[altered.account_id].expected == altered
-    assert {key: one.columns for key, one in found.items()} == {
+    assert set(examples) == {altered.account_id, removed.account_id, "stranger"}
+    assert examples[altered.account_id].live.amount == altered.amount + 1
+    assert examples[altered.account_id].expected == altered
+    assert {key: example.columns for key, example in examples.items()} == {
         altered.account_id: ("amount",),
         removed.account_id: (),
         "stranger": (),
     }
-    assert (found[removed.account_id].live, found[removed.account_id].expected) == (None, removed)
-    assert found["stranger"].since == "never equal"
+    assert (examples[removed.account_id].live, examples[removed.account_id].expected) == (None, removed)
+    assert examples["stranger"].since == "never equal"
     assert remains(book.where) == []
-    await made(book)
+    await rebuilt(book)
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
 
 
 async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
-    names: dict[str, Any] = {one.__name__: one for one in book.projections["balances"].events}
+    names: dict[str, Any] = {event_type.__name__: event_type for event_type in book.projections["balances"].events}
     book.append([("a", names["Opened"](owner="ada")), ("b", names["Opened"](owner="bob"))])
-    await made(book)
+    await rebuilt(book)
     position = book.append([("a", names["Deposited"](amount=Decimal(5)))])
     last = book.append([("b", names["Deposited"](amount=Decimal(1)))])
     # As a worker would leave it that had skipped one event.
@@ -111,35 +111,35 @@ async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
         f"update eventjet_projection set position = {last}, event_id = '{event_id(book, last)}'",
     )
     report = await verify(book.ref, "balances", book.settings)
-    assert [(one.key, one.since) for one in report.examples] == [(("a",), f"missed since {position}")]
+    assert [(example.key, example.since) for example in report.examples] == [(("a",), f"missed since {position}")]
 
 
 @pytest.mark.parametrize("name", ["turnover", "movements", "owners"])
-async def test_keys_of_every_kind_are_looked_into(book: Book, name: str) -> None:
+async def test_differences_are_explained_for_keys_of_every_type(book: Book, name: str) -> None:
     last = book.fill(1_000)
-    await made(book, name)
+    await rebuilt(book, name)
     resolved = book.projections[name]
     first = book.rows(name)[0]
     key = getattr(first, resolved.key_columns[0])
     literal = str(key).replace("'", "''")
     book.execute(f"delete from {name} where {resolved.key_columns[0]} = '{literal}'")
     report = await verify(book.ref, name, book.settings)
-    assert [one.key for one in report.examples] == [(key,)]
+    assert [example.key for example in report.examples] == [(key,)]
     assert report.examples[0].since.startswith("missed since ")
     assert report.position == last
 
 
-async def test_only_the_first_twenty_of_many_differences_are_looked_into(book: Book) -> None:
+async def test_only_the_first_twenty_differences_are_explained(book: Book) -> None:
     book.fill(2_000)
-    await made(book)
+    await rebuilt(book)
     book.execute("update balances set owner = 'nobody'")
     report = await verify(book.ref, "balances", book.settings)
     assert (report.differences, len(report.examples)) == (book.count(), 20)
 
 
-async def test_what_a_swap_could_not_carry_does_not_hinder_a_verification(book: Book) -> None:
+async def test_an_undeclared_index_does_not_hinder_a_verification(book: Book) -> None:
     book.fill(100)
-    await made(book)
+    await rebuilt(book)
     book.execute("create index by_hand on balances (events)")
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
 
@@ -152,9 +152,9 @@ async def test_a_projection_that_never_ran_cannot_be_verified(book: Book) -> Non
     assert remains(book.where) == []
 
 
-async def test_a_read_model_of_another_log_is_told_apart(book: Book) -> None:
+async def test_a_read_model_of_another_log_is_refused(book: Book) -> None:
     book.fill(100)
-    await made(book)
+    await rebuilt(book)
     book.delete()
     book.create()
     book.fill(200)

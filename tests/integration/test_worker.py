@@ -28,8 +28,8 @@ from tests.integration.projecting import (
     Movement,
     Noted,
     Opened,
+    database_with,
     folded,
-    made,
     rows_of,
 )
 from tests.logs import block
@@ -53,9 +53,9 @@ async def is_free(ledger: Ledger) -> bool:
 
 def checkpoint_of(ledger: Ledger) -> Checkpoint:
     with reading(ledger.settings.database) as connection:
-        found = read(connection, "balances", 1)
-    assert found is not None
-    return found
+        checkpoint = read(connection, "balances", 1)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def epoch_of(ledger: Ledger) -> int:
@@ -81,7 +81,9 @@ async def test_rows_equal_the_fold_of_the_log_when_caught_up_and_while_it_grows(
     events = ledger.recorded(last)
     assert rows(ledger) == folded(events)
     assert rows(ledger, MOVEMENTS) == [
-        Movement(one.position, one.aggregate_id, one.data.amount) for one in events if isinstance(one.data, Added)
+        Movement(event.position, event.aggregate_id, event.data.amount)
+        for event in events
+        if isinstance(event.data, Added)
     ]
 
 
@@ -92,23 +94,27 @@ async def test_batches_of_any_size_give_identical_rows_and_stop_at_the_same_even
     ledger.append(history(20))
     async with ledger.working("balances", options=replace(QUICK, batch_max=size)):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await ledger.status()
-    before = ledger.recorded(bad - 1)
-    assert rows(ledger) == folded(before)
-    assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found.position < bad
-    assert f"position {bad} of 'a-1': balances.amount cannot hold Decimal" in str(found.reason)
+    work_status = await ledger.status()
+    events_before = ledger.recorded(bad - 1)
+    assert rows(ledger) == folded(events_before)
+    assert (
+        max(event.position for event in events_before if not isinstance(event.data, Noted))
+        <= work_status.position
+        < bad
+    )
+    assert f"position {bad} of 'a-1': balances.amount cannot hold Decimal" in str(work_status.reason)
 
 
-async def test_a_fault_stops_one_projection_and_the_other_goes_on(ledger: Ledger) -> None:
+async def test_a_failing_event_stops_its_projection_and_no_other(ledger: Ledger) -> None:
     ledger.append([("a-1", Opened(owner="x" * 21))])
     last = ledger.append([("a-1", Added(amount=Decimal(1)))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last, MOVEMENTS)
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    assert [one.state for one in await status(ledger, ledger.settings)] == ["failed", "active"]
+    assert [work_status.state for work_status in await status(ledger, ledger.settings)] == ["failed", "active"]
 
 
-async def test_a_stopped_projection_is_tried_by_every_worker_once(ledger: Ledger) -> None:
+async def test_every_new_worker_tries_a_failed_projection_once(ledger: Ledger) -> None:
     last = ledger.append([("a-1", Opened(owner="x" * 21))])
     mended = replace(BALANCES, declared=replace(BALANCES.declared, fold=lambda row, event: row))  # type: ignore[arg-type]
     newer = Ledger(ledger.settings, ledger.name, projections={"balances": mended})
@@ -144,12 +150,12 @@ async def test_an_event_that_cannot_be_read_stops_the_projection_before_it(
     ledger.append_raw([("a-1", headers, body)])
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await ledger.status()
-    assert found.position == 1
-    assert reason in str(found.reason)
+    work_status = await ledger.status()
+    assert work_status.position == 1
+    assert reason in str(work_status.reason)
 
 
-async def test_a_newer_schema_is_left_to_a_newer_deploy(ledger: Ledger) -> None:
+async def test_a_projection_waits_for_a_newer_deploy_at_a_newer_schema(ledger: Ledger) -> None:
     ledger.append([("a-1", Opened(owner="ada"))])
     ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
 
@@ -158,13 +164,13 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy(ledger: Ledger) -> None:
 
     async with ledger.working("balances", options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
-    found = await ledger.status()
-    assert found.state in ("building", "active")
-    assert found.owner is None
-    assert "schema 2" in str(found.reason)
+    work_status = await ledger.status()
+    assert work_status.state in ("building", "active")
+    assert work_status.owner is None
+    assert "schema 2" in str(work_status.reason)
 
 
-async def test_a_log_that_is_not_the_one_it_was_made_from_stops_the_projection(ledger: Ledger) -> None:
+async def test_another_log_than_its_own_stops_a_projection(ledger: Ledger) -> None:
     last = ledger.append(history(20))
     async with ledger.working("balances", options=QUICK):
         await ledger.caught_up(last)
@@ -186,7 +192,7 @@ async def test_an_empty_read_model_may_begin_with_another_log(ledger: Ledger) ->
         await ledger.caught_up(last)
 
 
-async def test_a_new_revision_does_not_build_upon_the_old_ones_rows(ledger: Ledger) -> None:
+async def test_a_new_revision_refuses_the_rows_of_the_old_one(ledger: Ledger) -> None:
     last = ledger.append(history(20))
     async with ledger.working("balances", options=QUICK):
         await ledger.caught_up(last)
@@ -197,8 +203,11 @@ async def test_a_new_revision_does_not_build_upon_the_old_ones_rows(ledger: Ledg
         last = ledger.append(history(20, seed=8))
         await ledger.caught_up(last)
     assert rows(ledger) == folded(ledger.recorded(last))
-    shown = {(one.name, one.revision): one.declared for one in await status(newer, newer.settings)}
-    assert shown == {("balances", 1): False, ("balances", 2): True, ("movements", 1): False}
+    is_declared = {
+        (work_status.name, work_status.revision): work_status.declared
+        for work_status in await status(newer, newer.settings)
+    }
+    assert is_declared == {("balances", 1): False, ("balances", 2): True, ("movements", 1): False}
 
 
 @pytest.mark.parametrize(("regrown", "reason"), [(5, "the log ends at position 5"), (30, "the event there is")])
@@ -218,7 +227,7 @@ async def test_a_log_restored_from_an_older_backup_stops_the_projection(
     assert reason in str((await ledger.status()).reason)
 
 
-async def test_a_worker_that_a_rebuild_deposed_goes_on_by_itself_over_the_new_table(ledger: Ledger) -> None:
+async def test_a_worker_fenced_by_a_rebuild_continues_over_the_new_table(ledger: Ledger) -> None:
     last = ledger.append(history(300))
     async with ledger.working("balances", options=QUICK):
         await ledger.caught_up(last)
@@ -232,7 +241,7 @@ async def test_a_worker_that_a_rebuild_deposed_goes_on_by_itself_over_the_new_ta
     assert (await ledger.status()).generation == 2
 
 
-async def test_a_table_that_already_holds_rows_is_not_built_upon(ledger: Ledger) -> None:
+async def test_a_table_with_rows_and_no_checkpoint_is_refused(ledger: Ledger) -> None:
     ledger.execute("insert into balances (account_id, amount, events, last) values ('x', '1.00', 1, 1)")
     ledger.append(history(3))
     async with ledger.working("balances", options=QUICK):
@@ -240,7 +249,7 @@ async def test_a_table_that_already_holds_rows_is_not_built_upon(ledger: Ledger)
     assert "holds rows that no checkpoint knows of" in str((await ledger.status()).reason)
 
 
-async def test_a_complaint_of_the_database_names_its_event(ledger: Ledger) -> None:
+async def test_an_error_of_the_database_names_its_event(ledger: Ledger) -> None:
     rule = "create unique index one_owner on balances (owner)"
     ledger.execute(rule)
     ledger.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(100)])
@@ -248,9 +257,9 @@ async def test_a_complaint_of_the_database_names_its_event(ledger: Ledger) -> No
     ledger.append([(f"b-{number}", Opened(owner=f"p-{number}")) for number in range(100)])
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await ledger.status()
-    assert f"position {bad} of 'a-7'" in str(found.reason)
-    assert found.position == bad - 1
+    work_status = await ledger.status()
+    assert f"position {bad} of 'a-7'" in str(work_status.reason)
+    assert work_status.position == bad - 1
     assert rows(ledger) == folded(ledger.recorded(bad - 1))
 
 
@@ -269,11 +278,11 @@ async def test_a_reason_that_a_database_cannot_store_stops_the_projection_all_th
     assert f"ValueError: no {escaped} here" in str((await ledger.status()).reason)
 
 
-async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:
+async def test_status_has_state_position_and_lag(ledger: Ledger) -> None:
     last = ledger.append(history(30))
-    before = await ledger.status()
-    assert (before.state, before.position, before.lag_events, before.owner) == ("new", 0, 30, None)
-    assert before.lag_s is not None
+    new_status = await ledger.status()
+    assert (new_status.state, new_status.position, new_status.lag_events, new_status.owner) == ("new", 0, 30, None)
+    assert new_status.lag_s is not None
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
 
@@ -281,20 +290,25 @@ async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:
             return (await ledger.status()).state == "active"
 
         await eventually(is_active, "the projection to be active")
-        now = await ledger.status()
-        assert (now.position, now.log_position, now.lag_events, now.lag_s) == (30, 30, 0, 0.0)
-        assert now.owner is not None
-        assert now.declared
+        active_status = await ledger.status()
+        assert (active_status.position, active_status.log_position, active_status.lag_events, active_status.lag_s) == (
+            30,
+            30,
+            0,
+            0.0,
+        )
+        assert active_status.owner is not None
+        assert active_status.declared
     assert (await ledger.status()).owner is None
 
 
 async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_active(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(database, BALANCES, MOVEMENTS)
+    database_with(database, BALANCES, MOVEMENTS)
     write = Session.write
 
-    async def slowly(session: Session, *call: Any, **named: Any) -> Any:
+    async def write_slowly(session: Session, *call: Any, **named: Any) -> Any:
         await asyncio.sleep(0.02)
         return await write(session, *call, **named)
 
@@ -313,15 +327,15 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
         last = ledger.append(history(5_000))
-        monkeypatch.setattr(Session, "write", slowly)
+        monkeypatch.setattr(Session, "write", write_slowly)
         async with ledger.working("balances", options=replace(QUICK, batch_max=20)):
             await eventually(is_under_way, "progress")
             server.pause()
             try:
                 await eventually(is_idle, "what had been sent to be written")
-                found = checkpoint_of(ledger)
-                assert found.position < last
-                assert found.state == "building"
+                checkpoint = checkpoint_of(ledger)
+                assert checkpoint.position < last
+                assert checkpoint.state == "building"
             finally:
                 server.resume()
             monkeypatch.undo()
@@ -329,29 +343,29 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
             await eventually(is_active, "the projection to be active")
 
 
-async def test_what_is_missing_is_said_in_one_paragraph(ledger: Ledger, tmp_path: Path) -> None:
+async def test_missing_projections_tables_and_servers_are_named(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no 'nope' to work on. It has balances, movements"):
         async with ledger.working("nope"):
             pass
-    other = Ledger(replace(ledger.settings, database=f"sqlite:///{tmp_path}/empty.db"), name=ledger.name)
+    uninitialised = Ledger(replace(ledger.settings, database=f"sqlite:///{tmp_path}/empty.db"), name=ledger.name)
     with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
-        async with other.working():
+        async with uninitialised.working():
             pass
     with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
-        await other.caught_up(1)
+        await uninitialised.caught_up(1)
     with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
-        await status(other, other.settings)
+        await status(uninitialised, uninitialised.settings)
     with pytest.raises(Unreachable, match=r"it does not exist. Run `eventjet init`"):
         async with Ledger(ledger.settings).working():
             pass
-    gone = replace(ledger.settings, database="postgresql://ada:s3cret@127.0.0.1:1/x?password=s3cret")
+    unreachable = replace(ledger.settings, database="postgresql://ada:s3cret@127.0.0.1:1/x?password=s3cret")
     with pytest.raises(Unreachable) as raised:
-        await status(ledger, gone)
+        await status(ledger, unreachable)
     assert "s3cret" not in str(raised.value)
     assert "127.0.0.1" in str(raised.value)
 
 
-async def test_an_unread_catalog_is_not_needed_for_events_nobody_takes(ledger: Ledger) -> None:
+async def test_events_without_a_handler_need_no_declaration(ledger: Ledger) -> None:
     last = ledger.append(history(40))
     ledger.catalog = Catalog([Opened, Added], retired=["ledger.noted", "ledger.closed"])
     ledger.projections = {"movements": MOVEMENTS}
@@ -359,7 +373,7 @@ async def test_an_unread_catalog_is_not_needed_for_events_nobody_takes(ledger: L
         await ledger.caught_up(last, MOVEMENTS)
 
 
-async def test_a_worker_says_at_its_start_what_this_release_cannot_read(
+async def test_a_worker_logs_at_its_start_which_events_it_cannot_read(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.append(history(20))

@@ -1,4 +1,4 @@
-"""A batch, its rows and its checkpoint in one transaction, on both databases alike."""
+"""A writer commits the rows and the checkpoint of a batch in one transaction, on both databases."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from tests.integration.projecting import (
     Closed,
     Movement,
     Opened,
+    database_with,
     folded,
-    made,
     on,
     rows_of,
 )
@@ -62,23 +62,23 @@ from tests.integration.projecting import (
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    where = made(database, BALANCES, MOVEMENTS, KINDS)
-    engine = where.sync_engine()
+    tables_database = database_with(database, BALANCES, MOVEMENTS, KINDS)
+    engine = tables_database.sync_engine()
     yield engine
     engine.dispose()
 
 
-def taken(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> Checkpoint:
+def take_lease(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> Checkpoint:
     with engine.begin() as connection:
         checkpoint.ensure(connection, resolved.name, resolved.revision)
-        held = checkpoint.take(connection, resolved.name, resolved.revision, owner, ttl_s=30)
-    assert held is not None
-    return held
+        lease = checkpoint.take(connection, resolved.name, resolved.revision, owner, ttl_s=30)
+    assert lease is not None
+    return lease
 
 
-def write(engine: Engine, resolved: ResolvedProjection, held: Checkpoint, batch: Batch) -> None:
+def write(engine: Engine, resolved: ResolvedProjection, lease: Checkpoint, batch: Batch) -> None:
     with engine.begin() as connection:
-        FoldWriter(resolved, dialect_of(engine), lease_s=30).write(connection, held, batch)
+        FoldWriter(resolved, dialect_of(engine), lease_s=30).write(connection, lease, batch)
 
 
 def batches(events: list[Recorded[Any]], size: int) -> Iterator[Batch]:
@@ -106,30 +106,30 @@ HISTORY = [
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int) -> None:
-    held = taken(engine, BALANCES)
+    lease = take_lease(engine, BALANCES)
     for batch in batches(HISTORY, size):
-        write(engine, BALANCES, held, batch)
+        write(engine, BALANCES, lease, batch)
     with engine.connect() as connection:
         assert rows_of(connection, BALANCES) == folded(HISTORY)
-        found = checkpoint.read(connection, "balances", 1)
-    assert found is not None
-    assert (found.position, found.event_id) == (200, "id-200")
+        stored = checkpoint.read(connection, "balances", 1)
+    assert stored is not None
+    assert (stored.position, stored.event_id) == (200, "id-200")
 
 
-def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:
-    held = taken(engine, BALANCES)
-    write(engine, BALANCES, held, Batch(0, 9, "id-9", []))
+def test_the_position_advances_over_events_without_a_handler(engine: Engine) -> None:
+    lease = take_lease(engine, BALANCES)
+    write(engine, BALANCES, lease, Batch(0, 9, "id-9", []))
     with engine.connect() as connection:
-        found = checkpoint.read(connection, "balances", 1)
-    assert found is not None
-    assert found.position == 9
+        stored = checkpoint.read(connection, "balances", 1)
+    assert stored is not None
+    assert stored.position == 9
 
 
-def test_a_deposed_worker_writes_nothing(engine: Engine) -> None:
-    zombie = taken(engine, BALANCES)
+def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
+    zombie = take_lease(engine, BALANCES)
     with engine.begin() as connection:
         checkpoint.release(connection, zombie)
-    taken(engine, BALANCES, "w-2")
+    take_lease(engine, BALANCES, "w-2")
     with pytest.raises(CheckpointFenced, match="w-2 holds it in epoch 2, this was 1"):
         write(engine, BALANCES, zombie, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
     with engine.connect() as connection:
@@ -138,42 +138,42 @@ def test_a_deposed_worker_writes_nothing(engine: Engine) -> None:
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_batch_that_repeats_or_skips_is_fenced(engine: Engine, after: int) -> None:
-    held = taken(engine, BALANCES)
-    write(engine, BALANCES, held, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
+    lease = take_lease(engine, BALANCES)
+    write(engine, BALANCES, lease, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
     with pytest.raises(CheckpointFenced, match="is at position 1 and the batch starts after"):
-        write(engine, BALANCES, held, Batch(after, after + 1, "x", [on(after + 1, Closed())]))
+        write(engine, BALANCES, lease, Batch(after, after + 1, "x", [on(after + 1, Closed())]))
 
 
-def test_a_fault_of_the_handler_leaves_neither_rows_nor_position(engine: Engine) -> None:
-    held = taken(engine, BALANCES)
+def test_a_handler_error_leaves_neither_rows_nor_position(engine: Engine) -> None:
+    lease = take_lease(engine, BALANCES)
     bad = [on(1, Opened(owner="ada")), on(2, Added(amount=Decimal("0.005")), "a-2")]
     with pytest.raises(HandlerFailed, match=r"position 2 of 'a-2'.*balances\.amount"):
-        write(engine, BALANCES, held, Batch(0, 2, "id-2", bad))
+        write(engine, BALANCES, lease, Batch(0, 2, "id-2", bad))
     with engine.connect() as connection:
         assert rows_of(connection, BALANCES) == []
-        found = checkpoint.read(connection, "balances", 1)
-    assert found is not None
-    assert found.position == 0
+        stored = checkpoint.read(connection, "balances", 1)
+    assert stored is not None
+    assert stored.position == 0
 
 
 def test_entries_are_appended_once(engine: Engine) -> None:
-    held = taken(engine, MOVEMENTS)
+    lease = take_lease(engine, MOVEMENTS)
     events = [on(1, Added(amount=Decimal(1))), on(4, Added(amount=Decimal(2)), "a-2")]
-    write(engine, MOVEMENTS, held, Batch(0, 5, "id-5", events))
+    write(engine, MOVEMENTS, lease, Batch(0, 5, "id-5", events))
     with engine.connect() as connection:
         assert rows_of(connection, MOVEMENTS) == [Movement(1, "a-1", Decimal(1)), Movement(4, "a-2", Decimal(2))]
     with engine.begin() as connection:
         connection.exec_driver_sql("update eventjet_projection set position = 0")
     with pytest.raises(IntegrityError):
-        write(engine, MOVEMENTS, held, Batch(0, 5, "id-5", events))
+        write(engine, MOVEMENTS, lease, Batch(0, 5, "id-5", events))
 
 
 BATCH = Batch(0, 9, "id-9", [on(2, Closed()), on(5, Closed()), on(7, Closed())])
 VALUE_ERROR = DataError("insert", None, sqlite3.DataError("out of range"))
 
 
-def commit(batch: Batch, done: list[tuple[int, int]], refuse: int = 0, fail: HandlerFailed | None = None) -> None:
-    """Note what is committed of a batch, by a database that refuses the event at one position."""
+def commit(batch: Batch, committed: list[tuple[int, int]], refuse: int = 0, fail: HandlerFailed | None = None) -> None:
+    """Add the committed parts of a batch to a list; the database refuses the event at one position."""
     parts = Parts("balances", batch)
     for part in parts:
         positions = {event.position for event in part.events}
@@ -182,28 +182,28 @@ def commit(batch: Batch, done: list[tuple[int, int]], refuse: int = 0, fail: Han
         elif refuse in positions:
             parts.refused(part, VALUE_ERROR)
         else:
-            done.append((part.after, part.last))
+            committed.append((part.after, part.last))
 
 
 def test_parts_are_halved_until_the_event_that_the_database_refuses_is_alone() -> None:
-    done: list[tuple[int, int]] = []
+    committed: list[tuple[int, int]] = []
     with pytest.raises(HandlerFailed, match=r"position 7.*out of range") as raised:
-        commit(BATCH, done, refuse=7)
+        commit(BATCH, committed, refuse=7)
     assert raised.value.__cause__ is VALUE_ERROR
-    assert done == [(0, 2), (2, 5)]
+    assert committed == [(0, 2), (2, 5)]
 
 
-def test_what_precedes_an_event_that_cannot_be_taken_is_committed_first() -> None:
+def test_events_before_a_failing_event_are_committed_first() -> None:
     failure = HandlerFailed("balances", 7, "a-1", "it is bad")
-    done: list[tuple[int, int]] = []
+    committed: list[tuple[int, int]] = []
     with pytest.raises(HandlerFailed, match="it is bad"):
-        commit(BATCH, done, fail=failure)
-    assert done == [(0, 5)]
+        commit(BATCH, committed, fail=failure)
+    assert committed == [(0, 5)]
     with pytest.raises(HandlerFailed, match="position 5"):
-        commit(BATCH, done, refuse=5, fail=failure)
+        commit(BATCH, committed, refuse=5, fail=failure)
 
 
-def test_faults_that_are_not_about_data_are_raised_as_they_are() -> None:
+def test_errors_that_are_not_about_data_are_raised_unchanged() -> None:
     parts = Parts("balances", BATCH)
     fault = OperationalError("insert", None, sqlite3.OperationalError("disk I/O error"))
     with pytest.raises(OperationalError):
@@ -311,31 +311,34 @@ KINDS = resolve(kinds, CATALOG)
 SEEN: list[Kinds | None] = []
 
 
-def test_every_kind_of_value_comes_back_as_it_was_normalised(engine: Engine) -> None:
+def test_values_of_every_type_are_read_back_as_normalised(engine: Engine) -> None:
     normalise = RowCodec(KINDS_TABLE, Kinds).normalise
     expected = [repr(normalise(row)) for row in VALUES]
-    held = taken(engine, KINDS)
+    lease = take_lease(engine, KINDS)
     events = [on(position, Opened(owner=str(position - 1))) for position in range(1, len(VALUES) + 1)]
-    write(engine, KINDS, held, Batch(0, 4, "id-4", events))
-    again = [on(event.position + 4, event.data) for event in events]
+    write(engine, KINDS, lease, Batch(0, 4, "id-4", events))
+    repeated = [on(event.position + 4, event.data) for event in events]
     SEEN.clear()
-    write(engine, KINDS, held, Batch(4, 8, "id-8", again))
+    write(engine, KINDS, lease, Batch(4, 8, "id-8", repeated))
     assert [repr(row) for row in SEEN] == expected
     with engine.connect() as connection:
         assert {repr(normalise(row)) for row in rows_of(connection, KINDS)} == set(expected)
     last = [on(event.position + 100, event.data) for event in events]
-    write(engine, KINDS, held, Batch(8, 104, "id-104", last))
+    write(engine, KINDS, lease, Batch(8, 104, "id-104", last))
     with engine.connect() as connection:
         assert rows_of(connection, KINDS) == []
 
 
 def test_a_batch_takes_one_select_and_one_upsert(engine: Engine) -> None:
-    seen: list[str] = []
+    statements: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
     def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
-        seen.append(statement)
+        statements.append(statement)
 
-    write(engine, BALANCES, taken(engine, BALANCES), Batch(0, 3, "id-3", HISTORY[:3]))
-    assert sum("insert into" in one.lower() and "balances" in one for one in seen) == 1
-    assert sum(one.lstrip().lower().startswith("select") and "balances" in one for one in seen) == 1
+    write(engine, BALANCES, take_lease(engine, BALANCES), Batch(0, 3, "id-3", HISTORY[:3]))
+    assert sum("insert into" in statement.lower() and "balances" in statement for statement in statements) == 1
+    assert (
+        sum(statement.lstrip().lower().startswith("select") and "balances" in statement for statement in statements)
+        == 1
+    )

@@ -1,4 +1,4 @@
-"""A bank of one's own beside a console: its log, its worker, and what is recorded in its database."""
+"""A bank beside a console: its log, its worker, and the actions recorded in its database."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def main():
 asyncio.run(main())
 """
 LAST = 10
-"""Events of it."""
+"""The log's last position."""
 POISON = 'if isinstance(event.data, Deposited) and event.data.amount == 666:\n        raise ValueError("no 666")\n    '
 FOLD = "match row, event.data:"
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The bank, whose balances park each deposit of 666."""
+    """The bank, whose balances quarantine each deposit of 666."""
 
     program: Program
 
@@ -53,7 +53,7 @@ class Books:
 
     @contextmanager
     def working(self) -> Iterator[subprocess.Popen[str]]:
-        """A worker process, until the end of a `with`."""
+        """Run a worker process for the block."""
         process = self.program.start("worker")
         try:
             yield process
@@ -73,7 +73,7 @@ class Books:
             connection.execute(text(statement))
 
     def actions(self) -> list[tuple[str, str, str, str]]:
-        """(action, target, outcome, actor) in their order."""
+        """Return (action, target, outcome, actor) in the order of the actions."""
         return self.rows("select action, target, outcome, actor from eventjet_action order by at, id")
 
     def details(self, action: str) -> Any:
@@ -87,14 +87,14 @@ class Books:
 
     @contextmanager
     def read_meanwhile(self) -> Iterator[None]:
-        """A reader's transaction that stays open: on PostgreSQL no table is swapped as long."""
+        """Keep a reader's transaction open: on PostgreSQL no table is swapped as long."""
         with self._engine().connect() as connection:
             connection.execute(text("select * from balances")).all()
             yield
 
 
 def books_in(folder: Path, servers: str, database: str) -> Books:
-    """A bank with ten events, of which two cannot be taken."""
+    """Make a bank with ten events, two of which the balances cannot apply."""
     source = BANK.read_text(encoding="utf-8").replace('App("bank"', f'App("{fresh_name("bank")}"')
     assert FOLD in source
     source = source.replace(FOLD, POISON + FOLD, 1)
@@ -111,13 +111,13 @@ def books_in(folder: Path, servers: str, database: str) -> Books:
 
 
 def confirm(page: Page, button: str) -> None:
-    """Press the button of the page that asks."""
+    """Press the button of a confirmation page."""
     page.locator("main form button").filter(has_text=button).click()
 
 
 @contextmanager
 def leaving(page: Page) -> Iterator[None]:
-    """Leaves it at the end, before its console ends: a live page would complain."""
+    """Leave the page at the end, before its console ends: a live page would complain."""
     try:
         yield
     finally:

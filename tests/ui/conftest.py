@@ -1,7 +1,7 @@
-"""The console as people meet it: the real program, and a real Chromium that tests drive.
+"""The console as people use it: the real program, and a real Chromium that tests drive.
 
-Playwright's sync API keeps a loop of its own in the thread of the tests, so these are plain functions, and what needs a
-loop runs in another thread (`in_thread`).
+Playwright's sync API keeps a loop of its own in the thread of the tests. So these are plain functions, and code that
+needs a loop runs in another thread (`in_thread`).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _READY_S = 240.0
 
 
 def in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine comes to, run beside the loop of the browser."""
+    """Return the coroutine's result, run beside the loop of the browser."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What drives a browser is slow."""
+    """Mark tests that drive a browser as slow."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
 
 
 def chromium() -> str:
-    """Where it is; skips the test where none is."""
+    """Return the path of Chromium; skip the test when there is none."""
     program = os.environ.get("EVENTJET_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("no browser: install Debian's package chromium, or name one with EVENTJET_TEST_CHROMIUM")
@@ -54,11 +54,11 @@ def chromium() -> str:
 def browser() -> Iterator[Browser]:
     """Chromium, headless: Debian's package `chromium`, or what `EVENTJET_TEST_CHROMIUM` names.
 
-    One for each test: while Playwright runs, no other test of this thread could have a loop.
+    A test has a browser of its own: while Playwright runs, no other test of this thread could have a loop.
     """
     program = chromium()
     with sync_playwright() as playwright:
-        # Without a sandbox of its own: containers forbid it, and it only sees pages of these tests.
+        # Without a sandbox of its own: containers forbid it, and it only opens pages of these tests.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -66,7 +66,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass(slots=True)
 class Watched:
-    """A page, and what its scripts and the policy complained about."""
+    """A page, and the complaints of its scripts and of the content policy."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Watched:
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Watched]:
-    """A new page; at the end nothing may have been complained about."""
+    """A new page; the test fails if there are complaints at the end."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
@@ -93,13 +93,13 @@ def watched(browser: Browser) -> Iterator[Watched]:
 
 @pytest.fixture
 def page(watched: Watched) -> Page:
-    """As `watched`, where nobody looks at complaints before the end."""
+    """The page of `watched`, for tests that do not look at complaints before the end."""
     return watched.page
 
 
 @contextmanager
 def serving(folder: Path, environ: Mapping[str, str], *options: str) -> Iterator[str]:
-    """`eventjet ui` as a process; gives its URL without the last slash."""
+    """Run `eventjet ui` as a process; yield its URL without the last slash."""
     with serving_process(folder, environ, *options) as (url, _):
         yield url
 
@@ -108,7 +108,7 @@ def serving(folder: Path, environ: Mapping[str, str], *options: str) -> Iterator
 def serving_process(
     folder: Path, environ: Mapping[str, str], *options: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """As `serving`, with the process, whose log is `ui.log` in the folder."""
+    """Do as `serving` does, and yield the process too, whose log is `ui.log` in the folder."""
     with (
         (folder / "ui.log").open("w+") as log,
         subprocess.Popen(
@@ -120,16 +120,16 @@ def serving_process(
             text=True,
         ) as process,
     ):
-        said: list[str] = []
+        lines: list[str] = []
         out = process.stdout
         assert out is not None
-        reading = threading.Thread(target=lambda: said.append(out.readline()), daemon=True)
+        reading = threading.Thread(target=lambda: lines.append(out.readline()), daemon=True)
         reading.start()
         try:
             reading.join(_READY_S)
             log.seek(0)
-            assert "".join(said).startswith("http"), f"it said {said} and {log.read()}"
-            yield said[0].strip().rstrip("/"), process
+            assert "".join(lines).startswith("http"), f"it said {lines} and {log.read()}"
+            yield lines[0].strip().rstrip("/"), process
         finally:
             process.terminate()
             process.wait(_READY_S)

@@ -1,4 +1,4 @@
-"""Every screen of the console by name, with a path that shows something on a stage (`stage.py`)."""
+"""Every screen of the console by name, with a path that shows data of a stage (`stage.py`)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ SCREENS: Mapping[str, str] = {
     "act": "/actions/new?action=pause&name=balances",
     "actions": "/actions",
 }
-"""`{poison}` stands for the position of the event that the balances cannot take."""
+"""`{poison}` stands for the position of the event that the balances cannot apply."""
 
 __all__ = ["POISONED", "SCREENS"]

@@ -1,4 +1,4 @@
-"""`make screenshots`: pictures of the console for the documentation, made of a real one (`docs/images/console`).
+"""`make screenshots`: pictures of the console for the documentation, made of a real console (`docs/images/console`).
 
 With a folder as argument it writes every screen, or those that are named after it, at 400 and 1,280 px, light and dark,
 there instead: to be looked at.
@@ -22,11 +22,11 @@ PICTURES = Path(__file__).parents[2] / "docs/images/console"
 _WIDTH, _HEIGHT = 1200, 800
 _HEIGHT_MAX = 4_000
 _SETTLED_MS = 1_500
-"""Live parts have come once."""
+"""How long live parts take to come."""
 
 
 def main(folder: Path | None, names: Sequence[str]) -> None:
-    """Make them."""
+    """Make the pictures."""
     with staged() as stage:
         planted(stage)
         stage.start_worker()
@@ -34,7 +34,7 @@ def main(folder: Path | None, names: Sequence[str]) -> None:
         with serving(stage.folder, stage.environ, "--allow-actions") as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             # The overview last: its plots go over the last two minutes.
-            for name, path in sorted(SCREENS.items(), key=lambda one: one[0] == "overview"):
+            for name, path in sorted(SCREENS.items(), key=lambda screen: screen[0] == "overview"):
                 if names and name not in names:
                     continue
                 where = url + path.replace("{poison}", str(poison))
@@ -63,7 +63,7 @@ def _take(browser: Browser, url: str, file: Path, width: int, scheme: str, *, wh
 
 
 async def poison_of(stage: Stage) -> int:
-    """Position of the event that the balances cannot take."""
+    """Return the position of the event that the balances cannot apply."""
     from eventjet.operations.quarantine import CommandConnections, Quarantine
 
     async with CommandConnections(branch, stage.settings) as connections:

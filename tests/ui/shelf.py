@@ -1,4 +1,4 @@
-"""An app with a read model of each kind, for the screens that show rows: a bank, its letters, and a book by hand."""
+"""An app with a read model of each kind for the screens that show rows: a bank, its letters, and a SQL projection."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def settings_of(nats: NatsServer, database: str) -> Settings:
 
 @asynccontextmanager
 async def begun(app: App, settings: Settings) -> AsyncGenerator[Jet]:
-    """A connection to its log, which is there; afterwards its read models are made."""
+    """Connect to the app's log, created first; afterwards make its read models."""
     async with app.connect(settings) as jet:
         await jet.init()
         yield jet
@@ -123,7 +123,7 @@ async def begun(app: App, settings: Settings) -> AsyncGenerator[Jet]:
 
 
 class PatientClient(httpx.AsyncClient):
-    """Loads a page again where it says that something was late, as it may on a machine that is overloaded."""
+    """A client that loads a page again when the page says that something was late, as on an overloaded machine."""
 
     async def get(self, url: Any, **options: Any) -> httpx.Response:  # type: ignore[override]  of what tests pass
         for _ in range(60):
@@ -135,7 +135,7 @@ class PatientClient(httpx.AsyncClient):
 
 @asynccontextmanager
 async def looking(app: App, settings: Settings) -> AsyncGenerator[httpx.AsyncClient]:
-    """What asks the console of an app, which is closed again."""
+    """Yield a client of the app's console, which is closed at the end."""
     site = console(app, settings=settings)
     transport = httpx.ASGITransport(site)
     async with (

@@ -1,6 +1,6 @@
-"""A branch at work for whoever looks at the console: servers, a worker, traffic, and three faults that were planted.
+"""A branch at work for the console's screens: servers, a worker, traffic, and three faults that were planted.
 
-`planted` alters a row by hand, records an event that the balances cannot take, and kills a worker.
+`planted` alters a row by hand, records an event that the balances cannot apply, and kills a worker.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAIT_S = 240.0
 
 @dataclass(slots=True)
 class Stage:
-    """Where it all runs."""
+    """The folder, environment and worker of a branch."""
 
     folder: Path
     environ: Mapping[str, str]
@@ -57,18 +57,18 @@ class Stage:
         return Settings.load(environ=self.environ)
 
     def start_worker(self) -> None:
-        """One that takes up the work."""
+        """Start a worker that continues the work."""
         self.worker = _started(self.folder, self.environ, "worker")
 
     def kill_worker(self) -> None:
-        """As a machine that dies."""
+        """Kill the worker, as when its machine dies."""
         self.worker.send_signal(signal.SIGKILL)
         self.worker.wait()
 
 
 @contextmanager
 def staged(*, accounts: int = 40, commands: int = 400, postgres: bool = True) -> Iterator[Stage]:
-    """All of it running, and the read models up to the log."""
+    """Start all of it, with the read models up to the log's end."""
     with running_stack(postgres=postgres) as stack:
         here = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
         urls = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database, "EVENTJET_APP": APP}
@@ -85,7 +85,7 @@ def staged(*, accounts: int = 40, commands: int = 400, postgres: bool = True) ->
 
 
 def planted(stage: Stage) -> None:
-    """The three faults: `ALTERED`'s row, an event of `POISONED`, and a worker that is gone."""
+    """Plant the faults: `ALTERED`'s row, an event of `POISONED`, and a worker that is gone."""
     in_thread(_poison(stage.settings))
     engine = sa.create_engine(stage.settings.database.replace("postgresql:", "postgresql+psycopg:", 1))
     with engine.begin() as connection:
@@ -98,22 +98,24 @@ def planted(stage: Stage) -> None:
 async def _fill(settings: Settings, accounts: int, commands: int) -> None:
     dice = random.Random(7)
     async with branch.connect(settings) as jet:
-        each = jet.repository(Account)
+        accounts_repository = jet.repository(Account)
         for n in range(accounts):
             with with_metadata(Metadata(actor=CLERKS[n % 2], correlation=f"enrolment-{n // 10}")):
-                await each.execute(f"a-{n:04}", Account.open, OWNERS[n % len(OWNERS)])
-                await each.execute(f"a-{n:04}", Account.deposit, Decimal(dice.randrange(100, 900)))
+                await accounts_repository.execute(f"a-{n:04}", Account.open, OWNERS[n % len(OWNERS)])
+                await accounts_repository.execute(f"a-{n:04}", Account.deposit, Decimal(dice.randrange(100, 900)))
         position = 0
         for n in range(commands):
             with with_metadata(Metadata(actor=dice.choice(CLERKS), correlation=f"day-{n // 50}")):
-                whose = f"a-{dice.randrange(accounts):04}"
-                position = (await each.command(f"visit-{n}").execute(whose, Account.deposit, _amount(dice))).position
+                account = f"a-{dice.randrange(accounts):04}"
+                position = (
+                    await accounts_repository.command(f"visit-{n}").execute(account, Account.deposit, _amount(dice))
+                ).position
         await _transfers(jet, dice, accounts)
         await jet.caught_up("balances", position=position, timeout_s=_WAIT_S)
 
 
 async def _transfers(jet: Jet, dice: random.Random, accounts: int) -> None:
-    """Some that go through, one that fails, and one that waits for an account to thaw."""
+    """Make some transfers that go through, one that fails, and one that waits for an account to thaw."""
     await jet.repository(Account).execute("a-0003", Account.freeze)
     until = datetime.now(UTC) + timedelta(days=2)
     each = jet.repository(Transfer)

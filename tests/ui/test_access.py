@@ -1,4 +1,4 @@
-"""Who may look and who may act: each answer of `access`, forms of other sites, proxies, and what no page tells."""
+"""Who may look and who may act: each answer of `access`, forms of other sites, proxies, and secrets on pages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def slowly(request: Request) -> tuple[Level, str]:
 
 
 def settings(folder: Path) -> Settings:
-    """A database that is there, and a server that is not."""
+    """Return settings with a real database and a server that does not run."""
     url = f"sqlite:///{folder}/read.db"
     create_tables(Database(url).sync_engine(), bank.projections.values())
     return Settings.load({"servers": "nats://127.0.0.1:1", "database": url}, environ={})
@@ -68,7 +68,7 @@ Open: TypeAlias = Callable[[Access], httpx.AsyncClient]
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncGenerator[Open]:
-    """Gives a browser without a screen to a console of its own; they are closed at the end."""
+    """A function that connects a client to a console of its own; they are closed at the end."""
     async with AsyncExitStack() as stack:
 
         def opened(access: Access) -> httpx.AsyncClient:
@@ -90,14 +90,14 @@ async def closed(site: Starlette) -> None:
         pass
 
 
-def done(folder: Path) -> list[Any]:
+def recorded_actions(folder: Path) -> list[Any]:
     with Database(f"sqlite:///{folder}/read.db").sync_engine().connect() as connection:
         rows = connection.execute(text("select actor, action, target, outcome from eventjet_action order by at"))
         return [tuple(row) for row in rows]
 
 
 async def form(browser: httpx.AsyncClient, **headers: str) -> dict[str, str]:
-    """The form that pauses the balances, as its page has it."""
+    """Return the form that pauses the balances, as its page has it."""
     answer = await browser.get("/actions/new?action=pause&name=balances", headers=headers)
     assert answer.status_code == 200, answer.text
     return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', answer.text))
@@ -107,36 +107,36 @@ async def pausing(browser: httpx.AsyncClient, fields: dict[str, str], **headers:
     return await browser.post("/actions/new", data=fields, headers={"origin": HOST, **headers})
 
 
-async def test_whoever_may_act_is_recorded_by_name(client: Open, tmp_path: Path) -> None:
+async def test_an_action_is_recorded_with_the_actors_name(client: Open, tmp_path: Path) -> None:
     browser = client(slowly)
     answer = await pausing(browser, await form(browser, **{"x-user": "ada"}), **{"x-user": "ada"})
     assert answer.status_code == 303
-    assert done(tmp_path) == [("ada", "pause", "balances", "done")]
-    told = await browser.get(answer.headers["location"], headers={"x-user": "ada"})
-    assert "balances revision 1 is paused at position 0" in told.text
+    assert recorded_actions(tmp_path) == [("ada", "pause", "balances", "done")]
+    result_page = await browser.get(answer.headers["location"], headers={"x-user": "ada"})
+    assert "balances revision 1 is paused at position 0" in result_page.text
 
 
-async def test_a_name_is_shown_as_text_whatever_it_is(client: Open, tmp_path: Path) -> None:
+async def test_an_actors_name_is_escaped(client: Open, tmp_path: Path) -> None:
     browser = client(may("all", "<b>ada</b>\u202e\0" + "x" * 10_000))
     await pausing(browser, await form(browser))
     page = (await browser.get("/actions")).text
     assert "&lt;b&gt;ada&lt;/b&gt;\\x202e\\x00" in page
     assert "\u202e" not in page
-    assert len(done(tmp_path)[0][0]) < 300
+    assert len(recorded_actions(tmp_path)[0][0]) < 300
 
 
-async def test_a_form_without_its_token_or_with_another_does_nothing(client: Open, tmp_path: Path) -> None:
+async def test_a_form_without_its_token_is_refused(client: Open, tmp_path: Path) -> None:
     browser = client(may("all"))
     fields = await form(browser)
     token = fields.pop("csrf")
     for wrong in ({}, {"csrf": ""}, {"csrf": "?"}, {"csrf": "0" * 64}, {"csrf": token[:-1]}):
         answer = await pausing(browser, {**fields, **wrong})
         assert (answer.status_code, "is not of this console" in answer.text) == (403, True), wrong
-    assert done(tmp_path) == []
+    assert recorded_actions(tmp_path) == []
 
 
 @pytest.mark.parametrize("cookie", ["", "?", "short", "é" * 64, "0" * 64])
-async def test_a_cookie_that_is_none_of_the_consoles_does_nothing(client: Open, tmp_path: Path, cookie: str) -> None:
+async def test_a_foreign_cookie_is_refused(client: Open, tmp_path: Path, cookie: str) -> None:
     browser = client(may("all"))
     fields = await form(browser)
     browser.cookies.clear()
@@ -144,18 +144,18 @@ async def test_a_cookie_that_is_none_of_the_consoles_does_nothing(client: Open, 
     guessed = {**fields, "csrf": fields["csrf"] if cookie == "0" * 64 else cookie or "?"}
     answer = await browser.post("/actions/new", data=guessed, headers=httpx.Headers(headers, encoding="utf-8"))
     assert answer.status_code == 403
-    assert done(tmp_path) == []
+    assert recorded_actions(tmp_path) == []
 
 
 @pytest.mark.parametrize("origin", ["http://elsewhere.example", "https://console.example.evil", "null", ""])
-async def test_a_form_of_another_site_does_nothing(client: Open, tmp_path: Path, origin: str) -> None:
+async def test_a_form_of_another_site_is_refused(client: Open, tmp_path: Path, origin: str) -> None:
     browser = client(may("all"))
     answer = await pausing(browser, await form(browser), origin=origin)
     assert (answer.status_code, "was sent from another site" in answer.text) == (403, True)
-    assert done(tmp_path) == []
+    assert recorded_actions(tmp_path) == []
 
 
-async def test_whoever_may_only_look_sees_nothing_to_act_with_and_is_refused(client: Open, tmp_path: Path) -> None:
+async def test_a_reader_sees_no_actions_and_is_refused_them(client: Open, tmp_path: Path) -> None:
     acting, looking = client(may("all")), client(may("read_only"))
     fields = await form(acting)
     for name in PAGES:
@@ -167,10 +167,10 @@ async def test_whoever_may_only_look_sees_nothing_to_act_with_and_is_refused(cli
     looking.cookies = acting.cookies
     answer = await pausing(looking, fields)
     assert (answer.status_code, "not act in it" in answer.text) == (403, True)
-    assert done(tmp_path) == []
+    assert recorded_actions(tmp_path) == []
 
 
-async def test_whoever_may_not_look_gets_the_same_page_everywhere(client: Open, tmp_path: Path) -> None:
+async def test_a_visitor_without_access_gets_the_same_page_everywhere(client: Open, tmp_path: Path) -> None:
     browser = client(may("forbidden", "mallory"))
     for path in [*PATHS.values(), "/nothing"]:
         if path == PATHS["static"]:
@@ -182,7 +182,7 @@ async def test_whoever_may_not_look_gets_the_same_page_everywhere(client: Open, 
     assert (await browser.get("/static/nothing")).status_code == 404
 
 
-async def test_every_answer_forbids_what_is_not_the_consoles_own(client: Open) -> None:
+async def test_every_answer_has_a_policy_of_own_content_only(client: Open) -> None:
     for path in ("/", "/nothing", "/static/console.css"):
         headers = (await client(may("read_only")).get(path)).headers
         assert "default-src 'none'" in headers["content-security-policy"]
@@ -191,12 +191,12 @@ async def test_every_answer_forbids_what_is_not_the_consoles_own(client: Open) -
 
 
 @pytest.mark.parametrize("answer", ["all", ("everything", "ada"), ("all",), None])
-async def test_an_access_function_with_another_answer_lets_nobody_in(client: Open, answer: object) -> None:
+async def test_an_access_function_with_a_wrong_answer_admits_nobody(client: Open, answer: object) -> None:
     with pytest.raises(TypeError, match="Nobody is let in"):
         await client(lambda _request: answer).get("/")  # type: ignore[arg-type,return-value]
 
 
-async def test_a_wish_that_makes_no_sense_is_told_in_plain_words(client: Open, tmp_path: Path) -> None:
+async def test_an_invalid_action_is_refused_with_a_reason(client: Open, tmp_path: Path) -> None:
     browser = client(may("all"))
     for query in (
         "",
@@ -225,7 +225,7 @@ async def test_a_wish_that_makes_no_sense_is_told_in_plain_words(client: Open, t
         assert (await browser.get(path)).status_code == 404, path
 
 
-async def test_what_is_missing_where_it_is_recorded_refuses_the_action(client: Open, tmp_path: Path) -> None:
+async def test_an_action_is_refused_without_the_table_that_records_it(client: Open, tmp_path: Path) -> None:
     browser = client(may("all"))
     fields = await form(browser)
     with Database(f"sqlite:///{tmp_path}/read.db").sync_engine().begin() as connection:
@@ -234,7 +234,7 @@ async def test_what_is_missing_where_it_is_recorded_refuses_the_action(client: O
     assert (answer.status_code, "Nothing was done, since it could not be recorded" in answer.text) == (503, True)
 
 
-async def test_a_live_page_ends_for_whoever_may_not_look_any_more(
+async def test_a_live_page_ends_when_access_is_revoked(
     client: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "_ACCESS_S", 0.0)
@@ -245,7 +245,7 @@ async def test_a_live_page_ends_for_whoever_may_not_look_any_more(
         await asyncio.sleep(0.05)
         levels.append("forbidden")
 
-    # httpx gives the answer when it has ended.
+    # httpx gives the answer when the page has ended.
     answer, _ = await asyncio.wait_for(asyncio.gather(browser.get(PATHS["overview_live"]), revoked()), 60)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (await browser.get(PATHS["overview_live"])).status_code == 403
@@ -294,11 +294,11 @@ async def test_mounted_in_fastapi_links_and_forms_stay_below_it(tmp_path: Path) 
             "/ops/console/actions/new", data=fields, headers={"origin": "https://console.example"}
         )
         assert answer.headers["location"].startswith("/ops/console/actions/one?id=")
-    assert done(tmp_path) == [("ada", "pause", "balances", "done")]
+    assert recorded_actions(tmp_path) == [("ada", "pause", "balances", "done")]
 
 
 @pytest.mark.parametrize("path", ["/actions", "/ops/actions"], ids=["taken off", "left in front"])
-async def test_behind_a_proxy_links_and_the_cookie_are_those_of_its_url(
+async def test_links_and_the_cookie_behind_a_proxy_have_its_url(
     tmp_path: Path, stack: AsyncExitStack, path: str
 ) -> None:
     inner = console(bank, settings=settings(tmp_path), access=may("all"))
@@ -312,19 +312,19 @@ async def test_behind_a_proxy_links_and_the_cookie_are_those_of_its_url(
 
 
 @pytest.mark.parametrize("url", ["console.example", "ftp://console.example", f"https://ada:{SECRET}@console.example"])
-async def test_a_public_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="--public-url is no URL of a site") as told:
+async def test_an_invalid_public_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="--public-url is no URL of a site") as raised:
         behind(console(bank, settings=Settings.load({}, environ={})), url)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(raised.value)
 
 
 @pytest.mark.slow
-def test_what_others_can_reach_needs_access(tmp_path: Path) -> None:
+def test_a_console_that_others_can_reach_needs_an_access_function(tmp_path: Path) -> None:
     program = Program(tmp_path, {**clean_environ(), "EVENTJET_APP": "eventjet.examples.bank.app:bank"})
     for options in (("--host", "0.0.0.0"), ("--public-url", "https://console.example")):
         refused = program("ui", *options)
         assert (refused.status, refused.out) == (2, "")
-        assert "nothing would ask them who they are" in refused.said()
+        assert "nothing would ask them who they are" in refused.message()
         assert refused.is_one_paragraph()
     both = program("ui", "--allow-actions", "--access", "eventjet.examples.bank.app:bank")
     assert both.status == 2
@@ -363,16 +363,16 @@ def test_a_console_that_others_can_reach_asks_the_named_function(tmp_path: Path)
         ("operations:nobody", "takes no request"),
     ],
 )
-def test_an_access_that_is_no_function_of_a_request_is_refused(tmp_path: Path, reference: str, reason: str) -> None:
+def test_an_access_that_is_not_a_function_of_a_request_is_refused(tmp_path: Path, reference: str, reason: str) -> None:
     (tmp_path / "operations.py").write_text(_OPERATIONS, encoding="utf-8")
     program = Program(tmp_path, {**clean_environ(), "EVENTJET_APP": "eventjet.examples.bank.app:bank"})
     refused = program("ui", "--host", "0.0.0.0", "--access", reference)
     assert (refused.status, refused.out, refused.is_one_paragraph()) == (2, "", True)
-    assert reason in refused.said()
+    assert reason in refused.message()
 
 
 @pytest.mark.slow
-def test_a_request_that_is_never_whole_is_ended_and_others_are_answered(tmp_path: Path) -> None:
+def test_unfinished_requests_are_ended_and_others_are_answered(tmp_path: Path) -> None:
     environ = {"EVENTJET_SERVERS": "nats://127.0.0.1:1", "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
     halves = (
         b"",
@@ -381,17 +381,17 @@ def test_a_request_that_is_never_whole_is_ended_and_others_are_answered(tmp_path
         b"GET /static/site.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /jobs HTTP/1.1\r\nHo",
     )
     with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank", "--allow-actions") as url:
-        with ExitStack() as open_ones:
+        with ExitStack() as stack:
             sockets = [
-                open_ones.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 300))
+                stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 300))
                 for _ in halves
             ]
-            for each, half in zip(sockets, halves, strict=True):
-                each.sendall(half)
+            for connection, half in zip(sockets, halves, strict=True):
+                connection.sendall(half)
             assert httpx.get(f"{url}/jobs").status_code == 200
-            for each in sockets:
+            for connection in sockets:
                 with suppress(ConnectionResetError):
-                    while each.recv(65_536):
+                    while connection.recv(65_536):
                         pass
         assert httpx.get(f"{url}/jobs").status_code == 200
         log = (tmp_path / "ui.log").read_text(encoding="utf-8")
@@ -399,39 +399,39 @@ def test_a_request_that_is_never_whole_is_ended_and_others_are_answered(tmp_path
 
 
 @pytest.mark.slow
-def test_more_unfinished_requests_than_the_process_may_open_files_keep_nobody_waiting(tmp_path: Path) -> None:
+def test_more_unfinished_requests_than_open_files_do_not_block_others(tmp_path: Path) -> None:
     environ = {"EVENTJET_SERVERS": "nats://127.0.0.1:1", "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
     with serving_process(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank") as (url, process):
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (512, 512))
-        with ExitStack() as open_ones:
+        with ExitStack() as stack:
             for _ in range(700):
                 address = ("127.0.0.1", int(url.rpartition(":")[2]))
-                each = open_ones.enter_context(socket.create_connection(address, 300))
+                connection = stack.enter_context(socket.create_connection(address, 300))
                 with suppress(ConnectionError):
-                    each.sendall(b"GET /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")
+                    connection.sendall(b"GET /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")
             assert httpx.get(f"{url}/jobs", timeout=300).status_code == 200
         log = (tmp_path / "ui.log").read_text(encoding="utf-8")
     assert "Too many open files" not in log[:100_000]
 
 
-async def test_no_more_live_pages_than_the_limit_are_open_at_once(tmp_path: Path, stack: AsyncExitStack) -> None:
-    """All of them are asked for in the same moment, and one more after they have ended."""
+async def test_live_pages_have_a_limit(tmp_path: Path, stack: AsyncExitStack) -> None:
+    """All of them are requested in the same moment, and one more after they have ended."""
     site = console(bank, settings=settings(tmp_path))
     stack.push_async_callback(closed, site)
     browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=HOST, timeout=300)
-    asked = [asyncio.create_task(browser.get("/live/overview")) for _ in range(live.STREAMS_MAX + 20)]
-    while site.state.streams.open + sum(task.done() for task in asked) < len(asked):
+    requests = [asyncio.create_task(browser.get("/live/overview")) for _ in range(live.STREAMS_MAX + 20)]
+    while site.state.streams.open + sum(task.done() for task in requests) < len(requests):
         await asyncio.sleep(0.01)
     assert site.state.streams.open == live.STREAMS_MAX
     site.state.streams.end()
-    statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
+    statuses = [answer.status_code for answer in await asyncio.gather(*requests)]
     assert (statuses.count(200), statuses.count(503)) == (live.STREAMS_MAX, 20)
     assert site.state.streams.open == 0
 
 
 @pytest.mark.slow
-def test_a_page_under_another_name_for_this_machine_gets_nothing(tmp_path: Path) -> None:
-    """DNS rebinding: the browser of whoever is here asks, under the name of a site elsewhere."""
+def test_a_request_with_a_foreign_host_name_is_refused(tmp_path: Path) -> None:
+    """DNS rebinding: a local visitor's browser asks under the name of a site elsewhere."""
     environ = {"EVENTJET_SERVERS": "nats://127.0.0.1:1", "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
     with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank", "--allow-actions") as url:
         assert httpx.get(f"{url}/jobs").status_code == 200

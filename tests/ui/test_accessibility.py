@@ -1,4 +1,4 @@
-"""Every screen at two widths and in two schemes: axe-core finds nothing serious, and nothing overflows the page."""
+"""Every screen at two widths and in two schemes: axe-core reports nothing serious, and nothing overflows the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WIDER = "document.scrollingElement.scrollWidth > document.scrollingElement.clie
 
 
 @pytest.fixture(scope="module")
-def shown() -> Iterator[tuple[str, int]]:
-    """The URL of a console over a branch with faults, and where its poison is."""
+def faulty_console() -> Iterator[tuple[str, int]]:
+    """The URL of a console over a branch with faults, and the position of its poison event."""
     with staged(postgres=False) as stage:
         planted(stage)
         with serving(stage.folder, stage.environ, "--allow-actions") as url:
@@ -31,9 +31,9 @@ def shown() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.timeout(900)
-def test_no_screen_shuts_anybody_out(browser: Browser, shown: tuple[str, int]) -> None:
-    url, poison = shown
-    found: list[object] = []
+def test_every_screen_is_accessible(browser: Browser, faulty_console: tuple[str, int]) -> None:
+    url, poison = faulty_console
+    problems: list[object] = []
     for name, path in SCREENS.items():
         for width, scheme in ((400, "light"), (1600, "dark")):
             context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
@@ -42,13 +42,13 @@ def test_no_screen_shuts_anybody_out(browser: Browser, shown: tuple[str, int]) -
             answer = page.goto(url + path.replace("{poison}", str(poison)))
             assert answer is not None
             if answer.status != 200:
-                found.append((name, answer.status))
+                problems.append((name, answer.status))
             if name == "overview":  # whose worker is gone
                 expect(page.locator("#models-balances-1-said")).to_contain_text("has not been seen for")
             page.evaluate(AXE)
-            violations = [one for one in page.evaluate(_RUN) if one[0] in ("serious", "critical")]
-            found += [(name, width, scheme, *one) for one in violations]
+            violations = [violation for violation in page.evaluate(_RUN) if violation[0] in ("serious", "critical")]
+            problems += [(name, width, scheme, *violation) for violation in violations]
             if page.evaluate(_WIDER):
-                found.append((name, width, "wider than the window"))
+                problems.append((name, width, "wider than the window"))
             context.close()
-    assert found == []
+    assert problems == []

@@ -1,4 +1,4 @@
-"""Every action in a browser, and what it did to the database and the log."""
+"""Every action in a browser, and its effect on the database and the log."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def books(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: P
 
 @pytest.fixture
 def ledger(eventjet_nats: NatsServer, tmp_path: Path) -> Books:
-    """On SQLite alone."""
+    """Books on SQLite alone."""
     return books_in(tmp_path, eventjet_nats.url, f"sqlite:///{tmp_path}/read.db")
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + _BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {_BOUND_S:g} s: {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {_BOUND_S:g} s: {description}"
         time.sleep(0.1)
 
 
@@ -46,7 +46,7 @@ def resolutions(books: Books) -> dict[int, str]:
     return dict(books.rows(query))
 
 
-def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(page: Page, books: Books) -> None:
+def test_a_worker_carries_out_retries_and_drops_of_quarantined_events(page: Page, books: Books) -> None:
     with books.console("--allow-actions") as url, leaving(page):
         with books.working():
             until(lambda: caught_up(books), "the worker took all events")
@@ -65,7 +65,7 @@ def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(p
         expect(page.locator("main")).to_contain_text("A rebuild will leave it out too.")
         expect(page.locator("main")).to_contain_text("2 events that wait behind them go on")
         confirm(page, "Drop")
-        # Nobody works on it, and the page says so as the command does.
+        # No worker runs, and the page says so as the command does.
         expect(page.locator("main")).to_contain_text("No worker has carried it out yet. One of balances will")
         assert resolutions(books) == {3: "dropped", 4: "retry", 7: "parked"}
         with books.working():
@@ -80,13 +80,13 @@ def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(p
         assert resolutions(books)[7] == "retried"
         page.goto(f"{url}/quarantine")
         expect(page.locator("main")).to_contain_text("Nothing is quarantined.")
-    found = books.actions()
-    assert [one[:3] for one in found] == [("drop", "balances", "done"), ("retry", "balances", "done")]
-    assert all(actor for *_, actor in found)
+    actions = books.actions()
+    assert [action[:3] for action in actions] == [("drop", "balances", "done"), ("retry", "balances", "done")]
+    assert all(actor for *_, actor in actions)
     assert books.details("drop") == {"positions": [3]}
 
 
-def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, ledger: Books) -> None:
+def test_a_worker_heeds_that_its_read_model_is_paused_and_resumed(page: Page, ledger: Books) -> None:
     with ledger.console("--allow-actions") as url, leaving(page), ledger.working():
         until(lambda: caught_up(ledger), "the worker took all events")
         page.goto(f"{url}/actions/new?action=resume&name=balances")
@@ -108,7 +108,7 @@ def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, 
         expect(page.locator("tbody tr")).to_have_count(0)
 
 
-def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, ledger: Books) -> None:
+def test_a_rebuild_and_a_verification_run_and_show_their_results(page: Page, ledger: Books) -> None:
     with ledger.console("--allow-actions") as url, leaving(page):
         with ledger.working():
             until(lambda: caught_up(ledger), "the worker took all events")
@@ -128,34 +128,37 @@ def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, le
         assert ledger.rows("select amount from balances where account_id = 'a-3'")[0][0] != "999"
         assert ledger.rows("select generation from eventjet_projection") == [(2,)]
         assert ledger.rows("select * from eventjet_rebuild") == []
-    assert [one[:3] for one in ledger.actions()] == [("verify", "balances", "done"), ("rebuild", "balances", "done")]
+    assert [action[:3] for action in ledger.actions()] == [
+        ("verify", "balances", "done"),
+        ("rebuild", "balances", "done"),
+    ]
 
 
 @pytest.fixture
 def swapping(eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path) -> Iterator[Books]:
-    """On PostgreSQL, rebuilt once, with a reader who keeps another rebuild from swapping."""
+    """Books on PostgreSQL, rebuilt once, with a reader who keeps another rebuild from swapping."""
     books = books_in(tmp_path, eventjet_nats.url, eventjet_database)
     assert books.program("rebuild", "balances", "--engine", "local").status == 0
     with books.read_meanwhile():
         yield books
 
 
-def begun(page: Page, url: str) -> str:
-    """A rebuild that waits for the reader; its id."""
+def begin_rebuild(page: Page, url: str) -> str:
+    """Begin a rebuild that waits for the reader; return its id."""
     page.goto(f"{url}/actions/new?action=rebuild&name=balances&engine=local")
     confirm(page, "Rebuild")
     expect(page.locator("tr", has_text="swap")).to_contain_text("going on")
     return page.url.rpartition("id=")[2]
 
 
-def left_behind(books: Books) -> list[object]:
+def leftovers(books: Books) -> list[object]:
     spaces = "select nspname from pg_namespace where nspname like 'ej\\_%'"
     return [*books.rows("select * from eventjet_rebuild"), *books.rows(spaces)]
 
 
 def test_a_job_is_cancelled_and_leaves_nothing_behind(page: Page, swapping: Books) -> None:
     with swapping.console("--allow-actions") as url, leaving(page):
-        job = begun(page, url)
+        job = begin_rebuild(page, url)
         other = page.context.new_page()
         other.goto(f"{url}/actions/new?action=verify&name=balances")
         confirm(other, "Verify")
@@ -168,35 +171,35 @@ def test_a_job_is_cancelled_and_leaves_nothing_behind(page: Page, swapping: Book
         page.goto(f"{url}/jobs/one?id={job}")
         expect(page.get_by_role("status")).to_have_text("cancelled")
         until(lambda: swapping.actions()[0][2] == "cancelled", "its end is recorded")
-    assert left_behind(swapping) == []
+    assert leftovers(swapping) == []
     assert swapping.rows("select generation from eventjet_projection") == [(2,)]
-    assert [one[::2] for one in swapping.actions()] == [
+    assert [action[::2] for action in swapping.actions()] == [
         ("rebuild", "cancelled"),
         ("verify", "refused"),
         ("cancel", "done"),
     ]
 
 
-def test_a_console_that_ends_cancels_its_jobs_and_says_so(page: Page, swapping: Books) -> None:
+def test_a_console_that_ends_cancels_its_jobs_and_logs_it(page: Page, swapping: Books) -> None:
     program = swapping.program
     with serving_process(program.folder, program.environ, "--allow-actions") as (url, process):
-        begun(page, url)
+        begin_rebuild(page, url)
         page.close()
         process.terminate()
         assert process.wait(_BOUND_S) == 0
     assert "clearing away what was begun: 1 action" in (program.folder / "ui.log").read_text()
-    assert [one[::2] for one in swapping.actions()] == [("rebuild", "cancelled")]
-    assert left_behind(swapping) == []
+    assert [action[::2] for action in swapping.actions()] == [("rebuild", "cancelled")]
+    assert leftovers(swapping) == []
 
 
-def test_an_action_whose_console_was_killed_stays_begun_and_is_shown_so(watched: Watched, swapping: Books) -> None:
+def test_an_action_of_a_killed_console_is_shown_as_unfinished(watched: Watched, swapping: Books) -> None:
     program, page = swapping.program, watched.page
     with serving_process(program.folder, program.environ, "--allow-actions") as (url, process):
-        job = begun(page, url)
+        job = begin_rebuild(page, url)
         page.goto("about:blank")
         process.kill()
         process.wait(_BOUND_S)
-    assert [one[::2] for one in swapping.actions()] == [("rebuild", "begun")]
+    assert [action[::2] for action in swapping.actions()] == [("rebuild", "begun")]
     with swapping.console() as url, leaving(page):
         page.goto(f"{url}/actions")
         expect(page.locator("tbody tr")).to_contain_text("ago, and no end of it is recorded")
@@ -222,15 +225,16 @@ def test_a_revision_is_promoted_and_readers_see_it(page: Page, ledger: Books) ->
         page.goto(f"{url}/actions/new?action=promote&name=balances")
         expect(page.locator("main")).to_contain_text("Revision 2 is what readers see already.")
     assert ledger.rows(where)[1] == (2, "")
-    assert [one[:3] for one in ledger.actions()] == [("promote", "balances", "done")]
+    assert [action[:3] for action in ledger.actions()] == [("promote", "balances", "done")]
 
 
-def test_a_form_that_is_sent_twice_acts_once(page: Page, ledger: Books) -> None:
+def test_a_form_that_is_sent_twice_has_one_effect(page: Page, ledger: Books) -> None:
     with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=pause&name=balances")
         form = page.locator("main form")
         fields = {
-            one.get_attribute("name") or "": one.get_attribute("value") or "" for one in form.locator("input").all()
+            field.get_attribute("name") or "": field.get_attribute("value") or ""
+            for field in form.locator("input").all()
         }
         page.locator("main form button").dblclick()
         expect(page.locator("main")).to_contain_text("is paused at position 0")
@@ -242,12 +246,12 @@ def test_a_form_that_is_sent_twice_acts_once(page: Page, ledger: Books) -> None:
     assert len(ledger.actions()) == 1
 
 
-def test_what_cannot_be_recorded_is_not_done(page: Page, ledger: Books, watched: Watched) -> None:
+def test_an_action_that_cannot_be_recorded_is_refused(page: Page, ledger: Books, watched: Watched) -> None:
     with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=pause&name=balances")
         ledger.change("drop table eventjet_action")
         confirm(page, "Pause")
         expect(page.locator("main")).to_contain_text("Nothing was done, since it could not be recorded.")
     assert ledger.rows("select count(*) from eventjet_projection where state = 'paused'") == [(0,)]
-    assert all("503" in one for one in watched.complaints)
+    assert all("503" in complaint for complaint in watched.complaints)
     watched.complaints.clear()

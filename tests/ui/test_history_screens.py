@@ -70,7 +70,7 @@ def bank_called(name: str) -> App:
 async def looking(
     app: App, nats: NatsServer, folder: Path, database: str = ""
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, Client]]:
-    """The console of an app without a browser, and a connection of another program."""
+    """Yield a client of the app's console, and a connection of another program."""
     database = database or f"sqlite:///{folder}/read.db"
     chosen = Settings.load({"servers": nats.url, "database": database}, environ={})
     site = console(app, settings=chosen)
@@ -84,15 +84,15 @@ async def looking(
         yield web, client
 
 
-async def put(client: Client, subject: str, body: bytes, headers: bytes = b"") -> int:
-    """What another program publishes; its position."""
+async def publish(client: Client, subject: str, body: bytes, headers: bytes = b"") -> int:
+    """Publish as another program does; return the position."""
     reply = await client.request(subject, body, headers)
-    found = re.search(rb'"seq":\s*(\d+)', reply[4])
-    assert found is not None, reply
-    return int(found[1])
+    match = re.search(rb'"seq":\s*(\d+)', reply[4])
+    assert match is not None, reply
+    return int(match[1])
 
 
-async def test_the_screens_show_a_history_of_any_program(nats: NatsServer, tmp_path: Path) -> None:
+async def test_the_screens_show_events_of_any_program(nats: NatsServer, tmp_path: Path) -> None:
     app = bank_called(fresh_name())
     async with looking(app, nats, tmp_path) as (web, client):
         assert (await web.get("/aggregates")).status_code == 200
@@ -100,7 +100,9 @@ async def test_the_screens_show_a_history_of_any_program(nats: NatsServer, tmp_p
             await jet.repository(Account).execute("a-1", Account.open, SCRIPT)
             once = jet.repository(Account).command("c-1", metadata=Metadata(actor=SCRIPT, correlation=SCRIPT))
             await once.execute("a-1", Account.deposit, Decimal(7))
-        stranger = await put(client, subject_of(app.name, "account", "a-1"), b"\xff<b>", header_block([("X", SCRIPT)]))
+        stranger = await publish(
+            client, subject_of(app.name, "account", "a-1"), b"\xff<b>", header_block([("X", SCRIPT)])
+        )
         pages = {
             "/aggregates": "Changed last",
             "/aggregates?type=account&id=a-1": "Only whole ids can be found until the read model balances has begun",
@@ -110,10 +112,10 @@ async def test_the_screens_show_a_history_of_any_program(nats: NatsServer, tmp_p
             "/events/one?position=2": "It names none",
             f"/events/one?position={stranger}": "Unreadable for this app",
         }
-        for path, said in pages.items():
+        for path, part in pages.items():
             answer = await web.get(path)
             assert (answer.status_code, path) == (200, path)
-            assert said in answer.text
+            assert part in answer.text
             assert "<script>d" not in answer.text
             assert "<img" not in answer.text
 
@@ -137,7 +139,7 @@ async def test_the_screens_show_a_history_of_any_program(nats: NatsServer, tmp_p
         ("/events/one?position=9223372036854775807", 404),
     ],
 )
-async def test_what_cannot_be_asked_is_told_in_words(nats: NatsServer, tmp_path: Path, path: str, status: int) -> None:
+async def test_wrong_paths_are_refused_with_a_reason(nats: NatsServer, tmp_path: Path, path: str, status: int) -> None:
     app = bank_called("asked")
     async with looking(app, nats, tmp_path) as (web, _):
         answer = await web.get(path)
@@ -145,7 +147,7 @@ async def test_what_cannot_be_asked_is_told_in_words(nats: NatsServer, tmp_path:
         assert "A fault of eventjet" not in answer.text
 
 
-async def test_what_is_personal_is_on_no_page(nats: NatsServer, tmp_path: Path) -> None:
+async def test_personal_fields_are_on_no_page(nats: NatsServer, tmp_path: Path) -> None:
     app = App(fresh_name(), aggregates=[Person])
     async with looking(app, nats, tmp_path) as (web, client):
         async with app.connect(servers=nats.url) as jet:
@@ -153,7 +155,9 @@ async def test_what_is_personal_is_on_no_page(nats: NatsServer, tmp_path: Path) 
         headers = header_block(
             [("Ej-Type", "person.joined"), ("Ej-Schema", "1"), ("Ej-Version", "2"), ("Nats-Msg-Id", "x")]
         )
-        await put(client, subject_of(app.name, "person", "p-1"), b'{"email":"bad@example.com","plan":"free"}', headers)
+        await publish(
+            client, subject_of(app.name, "person", "p-1"), b'{"email":"bad@example.com","plan":"free"}', headers
+        )
         for path in (
             "/aggregates/one?type=person&id=p-1",
             "/aggregates/one?type=person&id=p-1&version=1",
@@ -171,7 +175,7 @@ async def test_what_is_personal_is_on_no_page(nats: NatsServer, tmp_path: Path) 
         assert "The last state before that" in answer.text
 
 
-async def test_without_a_server_each_page_says_so_and_is_there() -> None:
+async def test_each_page_without_a_server_answers_and_says_so() -> None:
     url = "postgresql://nobody@127.0.0.1:1/read"
     nowhere = Settings.load({"servers": "nats://127.0.0.1:1", "database": url}, environ={})
     site = console(bank_called("gone"), settings=nowhere)
@@ -192,20 +196,20 @@ async def test_no_hostile_id_breaks_a_screen(nats: NatsServer, tmp_path: Path) -
     app = bank_called(fresh_name())
     known = list(dict.fromkeys(hostile_ids(300, seed=11)))
     async with looking(app, nats, tmp_path) as (web, _), app.connect(servers=nats.url) as jet:
-        for one in known:
+        for account in known:
             try:
-                await jet.repository(Account).execute(one, Account.open, "x")
+                await jet.repository(Account).execute(account, Account.open, "x")
             except Refused:
                 continue
-            answer = await web.get(f"/aggregates/one?{urlencode({'type': 'account', 'id': one})}")
-            assert answer.status_code == 200, ascii(one)
-            # By its token, as forms send it, and by its beginning.
+            answer = await web.get(f"/aggregates/one?{urlencode({'type': 'account', 'id': account})}")
+            assert answer.status_code == 200, ascii(account)
+            # By its token, as forms send it, and by its prefix.
             token = re.search(r'name="token" value="([^"]*)"', answer.text)
             assert token is not None
             by_token = await web.get("/aggregates/one", params={"token": token[1], "version": "1"})
             assert by_token.status_code == 200
-            found = await web.get(f"/aggregates?{urlencode({'type': 'account', 'id': one})}")
-            assert urlencode({"type": "account", "id": one}).replace("&", "&amp;") in found.text, ascii(one)
+            matches = await web.get(f"/aggregates?{urlencode({'type': 'account', 'id': account})}")
+            assert urlencode({"type": "account", "id": account}).replace("&", "&amp;") in matches.text, ascii(account)
         answer = await web.get("/aggregates")
         assert answer.status_code == 200
         assert not any("\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069" for char in answer.text)
@@ -220,10 +224,10 @@ def test_no_hostile_record_breaks_a_screen(nats: NatsServer, tmp_path: Path, rec
         app = bank_called("hostile")
         async with looking(app, nats, tmp_path) as (web, client):
             block = record[3] if record[3].startswith(b"NATS/1.0\r\n") and record[3].endswith(b"\r\n\r\n") else b""
-            # What the server itself would read is left out: it refuses those.
+            # Headers that the server itself reads are left out: it refuses them.
             lines = [line for line in block.split(b"\r\n") if not line.lower().startswith(b"nats-")]
             block = b"\r\n".join(lines) if block and len(lines) > 3 else b""
-            position = await put(client, subject_of(app.name, "account", "a"), record[4], block)
+            position = await publish(client, subject_of(app.name, "account", "a"), record[4], block)
             for path in (
                 f"/events/one?position={position}",
                 "/aggregates/one?type=account&id=a",
@@ -237,25 +241,25 @@ def test_no_hostile_record_breaks_a_screen(nats: NatsServer, tmp_path: Path, rec
 
 
 async def moved(url: str) -> None:
-    """A transfer from one account to the next, and a name that is a script."""
+    """Transfer from one account to the next, with a script as a name."""
     from eventjet.examples.transfer.accounts import Account as Source
     from eventjet.examples.transfer.app import transfers
     from eventjet.examples.transfer.transfers import Transfer
 
     async with transfers.connect(servers=url) as jet:
         await jet.init()
-        for one in ("ada", "eve"):
-            await jet.repository(Source).execute(one, Source.open, SCRIPT)
-            await jet.repository(Source).execute(one, Source.deposit, Decimal(100))
+        for account in ("ada", "eve"):
+            await jet.repository(Source).execute(account, Source.open, SCRIPT)
+            await jet.repository(Source).execute(account, Source.deposit, Decimal(100))
         for _ in range(60):
             await jet.repository(Source).execute("ada", Source.deposit, Decimal(1))
         until = datetime.now(UTC) + timedelta(days=1)
         await jet.repository(Transfer).execute("t-1", Transfer.request, "t-1", "ada", "eve", Decimal(9), until=until)
-        cause = [one async for one in jet.tail()][-1]
-        asked = jet.repository(Source).command(
+        cause = [event async for event in jet.tail()][-1]
+        withdrawals = jet.repository(Source).command(
             "t/1", metadata=Metadata(causation=cause.event_id, correlation="transfer:t-1", actor="process:transfer")
         )
-        await asked.execute("ada", Source.withdraw, Decimal(9), transfer="t-1")
+        await withdrawals.execute("ada", Source.withdraw, Decimal(9), transfer="t-1")
 
 
 def test_a_person_finds_an_aggregate_travels_in_time_and_follows_causes(page: Page, tmp_path: Path) -> None:
@@ -316,7 +320,7 @@ def follow(page: Page, url: str) -> None:
 
 
 def fits(page: Page) -> None:
-    """Nothing is wider than the page."""
+    """Assert that nothing is wider than the page."""
     page.wait_for_load_state()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -341,35 +345,35 @@ def test_the_pages_work_without_script(browser: object, nats: NatsServer, tmp_pa
 
 
 @pytest.mark.slow
-async def test_hostile_ids_are_found_by_their_beginning_on_both_databases(
+async def test_hostile_ids_are_listed_by_prefix_on_both_databases(
     nats: NatsServer, tmp_path: Path, database: str
 ) -> None:
     app = bank_called(fresh_name())
     async with looking(app, nats, tmp_path, database) as (web, _), app.connect(servers=nats.url) as jet:
         known: list[str] = []
-        for one in dict.fromkeys(hostile_ids(250, seed=3)):
+        for account in dict.fromkeys(hostile_ids(250, seed=3)):
             try:
-                await jet.repository(Account).execute(one, Account.open, "x")
-                known.append(one)
+                await jet.repository(Account).execute(account, Account.open, "x")
+                known.append(account)
             except Refused:
                 continue
         engine = Database(database).sync_engine()
         with engine.begin() as connection:
-            rows = [{"account_id": one, "owner": "x", "amount": 0} for one in (*known, "in the table alone")]
+            rows = [{"account_id": account, "owner": "x", "amount": 0} for account in (*known, "in the table alone")]
             connection.execute(balances.table.insert(), rows)
             connection.execute(text("update eventjet_projection set position = 1, log = 'x', state = 'active'"))
-        for prefix in dict.fromkeys(["", "in", *(one[: 1 + len(one) // 2] for one in known)]):
-            expected = sorted(one for one in known if one.startswith(prefix))
-            seen, after = list[str](), ""
+        for prefix in dict.fromkeys(["", "in", *(account[: 1 + len(account) // 2] for account in known)]):
+            expected = sorted(account for account in known if account.startswith(prefix))
+            listed, after = list[str](), ""
             while True:
                 query = urlencode({"type": "account", "id": prefix} | ({"after": after} if after else {}))
                 answer = await web.get(f"/aggregates?{query}")
                 assert answer.status_code == 200
-                seen += [
-                    unquote_plus(found) for found in re.findall(r"one\?type=account&amp;id=([^\"]*)\"", answer.text)
+                listed += [
+                    unquote_plus(link) for link in re.findall(r"one\?type=account&amp;id=([^\"]*)\"", answer.text)
                 ]
                 more = re.search(r"after=([^\"]*)\">The next", answer.text)
                 if more is None:
                     break
                 after = unquote_plus(more[1])
-            assert sorted(seen) == expected, ascii(prefix)
+            assert sorted(listed) == expected, ascii(prefix)

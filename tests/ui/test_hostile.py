@@ -1,4 +1,4 @@
-"""What others wrote, on every screen: nothing of it runs, and no page becomes wider than its window."""
+"""Hostile data on every screen: none of it runs, and no page becomes wider than its window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\x07"
 
 
 async def _written(stage: Stage) -> tuple[int, int]:
-    """Position of the event that is parked, and of one whose body is large."""
+    """Return the position of the quarantined event, and of one with a large body."""
     async with branch.connect(stage.settings) as jet:
         accounts = jet.repository(Account)
         with with_metadata(Metadata(actor=HOSTILE, correlation=HOSTILE, extra={"note": HOSTILE})):
@@ -39,7 +39,7 @@ async def _written(stage: Stage) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def shown() -> Iterator[tuple[str, int, int]]:
+def hostile_console() -> Iterator[tuple[str, int, int]]:
     with staged(accounts=10, commands=10, postgres=False) as stage:
         parked, large = in_thread(_written(stage))
         quarantine = Quarantine(CommandConnections(branch, stage.settings), "balances")
@@ -49,57 +49,57 @@ def shown() -> Iterator[tuple[str, int, int]]:
 
 
 @pytest.mark.timeout(900)
-def test_nothing_that_others_wrote_runs_or_breaks_a_page(browser: Browser, shown: tuple[str, int, int]) -> None:
-    url, parked, large = shown
-    one, long = quote(HOSTILE), quote(LONG)
+def test_hostile_data_neither_runs_nor_breaks_a_page(browser: Browser, hostile_console: tuple[str, int, int]) -> None:
+    url, parked, large = hostile_console
+    hostile, long = quote(HOSTILE), quote(LONG)
     key = quote(f'["{"".join(_escaped(char) for char in HOSTILE)}"]')
     pages = {
         "overview": "/",
         "aggregates": f"/aggregates?type=account&id={quote(HOSTILE[:10])}",
-        "aggregate": f"/aggregates/one?type=account&id={one}",
+        "aggregate": f"/aggregates/one?type=account&id={hostile}",
         "a long id": f"/aggregates/one?type=account&id={long}",
-        "time travel": f"/aggregates/one?type=account&id={one}&version=1",
+        "time travel": f"/aggregates/one?type=account&id={hostile}&version=1",
         "event": f"/events/one?position={parked}",
         "a large event": f"/events/one?position={large}",
         "log": "/log",
-        "log of an actor": f"/log?actor={one}",
+        "log of an actor": f"/log?actor={hostile}",
         "models": "/models",
         "model": "/models/one?name=balances",
         "row": f"/models/row?name=balances&key={key}",
         "quarantine": "/quarantine",
         "quarantined": f"/quarantine/one?name=balances&position={parked}",
         "processes": "/processes",
-        "process": f"/processes/one?name=transfer&id={one}",
+        "process": f"/processes/one?name=transfer&id={hostile}",
         "jobs": "/jobs",
         "retry": f"/actions/new?action=retry&name=balances&position={parked}",
-        "actions": f"/actions?target={one}",
+        "actions": f"/actions?target={hostile}",
     }
-    found: list[object] = []
+    problems: list[object] = []
     for width in (400, 1600):
         context = browser.new_context(viewport={"width": width, "height": 900})
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
 
-        def asked(dialog: Dialog) -> None:
-            found.append(("a dialog", dialog.message))
+        def on_dialog(dialog: Dialog) -> None:
+            problems.append(("a dialog", dialog.message))
             dialog.dismiss()
 
-        page.on("dialog", asked)
-        page.on("pageerror", lambda error: found.append(("an error", str(error))))
+        page.on("dialog", on_dialog)
+        page.on("pageerror", lambda error: problems.append(("an error", str(error))))
         for name, path in pages.items():
             answer = page.goto(url + path)
             assert answer is not None
             if answer.status != 200:
-                found.append((name, answer.status))
+                problems.append((name, answer.status))
             if page.evaluate("window.hacked !== undefined || document.querySelector('main img') !== null"):
-                found.append((name, "what was written ran"))
+                problems.append((name, "what was written ran"))
             if page.evaluate("document.scrollingElement.scrollWidth > document.scrollingElement.clientWidth"):
-                found.append((name, width, "wider than the window"))
+                problems.append((name, width, "wider than the window"))
             text = page.locator("body").inner_text()
             if any(char in text for char in _STEERING):
-                found.append((name, "a character that steers text is on it"))
+                problems.append((name, "a character that steers text is on it"))
         context.close()
-    assert found == []
+    assert problems == []
 
 
 def _escaped(char: str) -> str:

@@ -1,4 +1,4 @@
-"""The log in a real browser: it goes on by itself, stands still when told, and finds what is asked for."""
+"""The log in a real browser: it follows, stops when paused, and finds events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ui.conftest import in_thread, serving
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Of a log of its own."""
+    """A writer to a log of its own."""
 
     settings: Settings
 
@@ -37,7 +37,7 @@ class Writer:
         in_thread(write())
 
     def flood(self, accounts: int, each: int) -> None:
-        """As quickly as an import can."""
+        """Write as quickly as an import can."""
         events = [
             Imported(Account, f"f-{n}", Deposited(amount=Decimal(1)) if m else Opened(owner="f"))
             for n in range(accounts)
@@ -66,7 +66,7 @@ def writer(environ: dict[str, str]) -> Writer:
     return Writer(Settings.load(environ=environ))
 
 
-def test_new_events_come_by_themselves_and_wait_while_it_is_paused(
+def test_new_events_appear_and_wait_while_the_log_is_paused(
     page: Page, environ: dict[str, str], tmp_path: Path
 ) -> None:
     log = writer(environ)
@@ -80,10 +80,10 @@ def test_new_events_come_by_themselves_and_wait_while_it_is_paused(
         pause = page.get_by_role("button", name="Pause")
         pause.focus()
         page.keyboard.press("Enter")
-        said = page.get_by_role("status")
-        expect(said).to_have_text("Paused.")
+        status = page.get_by_role("status")
+        expect(status).to_have_text("Paused.")
         log.deposit("a-3")
-        expect(said).to_have_text("Paused. There is something new.")
+        expect(status).to_have_text("Paused. There is something new.")
         expect(page.locator("#p-4")).to_have_count(0)
         page.keyboard.press("Enter")
         expect(page.locator("#p-4")).to_contain_text("a-3")
@@ -91,9 +91,7 @@ def test_new_events_come_by_themselves_and_wait_while_it_is_paused(
         expect(page.locator("#p-5")).to_contain_text("a-4")
 
 
-def test_it_finds_what_is_asked_for_and_goes_from_page_to_page(
-    page: Page, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_log_can_be_searched_and_paged(page: Page, environ: dict[str, str], tmp_path: Path) -> None:
     log = writer(environ)
     log.deposit("a-1", 130)
     log.deposit("a-2", 3, actor="clerk-7")
@@ -122,7 +120,9 @@ def test_it_finds_what_is_asked_for_and_goes_from_page_to_page(
         expect(page.get_by_role("heading", level=1)).to_contain_text("position 20")
 
 
-def test_a_flood_is_told_and_does_not_drown_the_page(page: Page, environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_flood_of_events_is_reported_and_does_not_fill_the_page(
+    page: Page, environ: dict[str, str], tmp_path: Path
+) -> None:
     log = writer(environ)
     log.deposit("a-1")
     with serving(tmp_path, environ) as url, leaving(page):

@@ -1,4 +1,4 @@
-"""The overview in a real browser: it moves by itself, and says within its bound what is away while the rest works."""
+"""The overview in a real browser: it updates itself, and says within its bound what is away while the rest works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRANSFER = ("--app", "eventjet.examples.transfer.app:transfers")
 
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
-    """Of one test alone, which stops it."""
+    """A server of one test alone, which stops it."""
     with closing(NatsServer(sync_interval="always")) as server:
         yield server.start()
 
@@ -43,7 +43,7 @@ def environ_of(server: NatsServer, database: str) -> dict[str, str]:
 
 
 async def deposit(settings: Settings, count: int) -> None:
-    """So many events, in one account."""
+    """Record so many events in one account."""
     async with bank.connect(settings) as jet:
         await jet.init()
         accounts = jet.repository(Account)
@@ -52,7 +52,7 @@ async def deposit(settings: Settings, count: int) -> None:
 
 
 async def project(settings: Settings, position: int) -> None:
-    """Have workers bring the read models to a position, and end."""
+    """Have workers bring the read models to a position, and end them."""
     import asyncio
 
     stop = asyncio.Event()
@@ -71,7 +71,7 @@ def settings_of(environ: dict[str, str]) -> Settings:
 
 
 def prepare(environ: dict[str, str]) -> None:
-    """Streams, tables, two events, and read models that have them."""
+    """Make streams, tables, two events, and read models with these."""
     from eventjet.cli.main import main
 
     settings = settings_of(environ)
@@ -90,7 +90,7 @@ async def _init(main: object) -> int:
     return await asyncio.to_thread(main, ["init"])  # type: ignore[arg-type]
 
 
-def test_a_chart_draws_no_lag_where_nobody_looked() -> None:
+def test_a_chart_draws_no_lag_without_a_sample() -> None:
     now, status = time.monotonic(), WorkStatus("stock", 1, "active", 9, 9, 0, 0.0, "host:1:aa")
     history = StatusHistory(120.0)
     for ago_s, lag in ((100.0, 700), (90.0, 5), (2.0, 10), (1.0, 4)):
@@ -123,7 +123,7 @@ def test_it_moves_by_itself_and_focus_stays(page: Page, server: NatsServer, tmp_
         expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("was 3 at the most"))
 
 
-def test_durability_is_as_the_monitoring_endpoint_tells_it(page: Page, server: NatsServer, tmp_path: Path) -> None:
+def test_durability_is_as_the_monitoring_endpoint_reports_it(page: Page, server: NatsServer, tmp_path: Path) -> None:
     environ = environ_of(server, f"sqlite:///{tmp_path}/read.db")
     with serving(tmp_path, environ, *BANK) as url, leaving(page):
         page.goto(f"{url}/")
@@ -181,7 +181,7 @@ def test_the_log_shows_while_the_database_is_away_and_the_other_way_round(
         in_thread(deposit(settings_of(environ), 1))
         expect(page.locator("#log-part")).to_contain_text("1 to 3")
         no_fault_in(watched, "log-part")
-        # A page that is asked for now says the same, and does not wait for what is away.
+        # A page that is requested now says the same, and does not wait for what is away.
         page.reload()
         fault_of(watched, "models-part")
         expect(page.locator("#log-part")).to_contain_text("1 to 3")

@@ -1,4 +1,4 @@
-"""Processes as the console shows them: what waits, and what one did, why, and what it does next."""
+"""Processes in the console: those that wait, and what one did, why, and what comes next."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ hearing = App("hearing", aggregates=[Account], processes=[Noter])
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    """Of a server of the test's own: the app is an example's."""
+    """Settings of a server of the test's own: the app is an example's."""
     with NatsServer(sync_interval="1m") as server:
         yield settings_of(server, "sqlite:///none.db")
 
 
-def said(answer: httpx.Response) -> str:
+def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text.partition("<main")[2])).split())
 
 
 @asynccontextmanager
 async def transferred(settings: Settings, *ids: str, to: str = "bob") -> AsyncGenerator[httpx.AsyncClient]:
-    """Transfers of 5 from ada, each taken as far as it goes, and a console to look at them."""
+    """Make transfers of 5 from ada, each as far as it goes, and yield a client of a console."""
     async with transfers.connect(settings) as jet:
         await jet.init()
         accounts = jet.repository(Account)
@@ -85,9 +85,9 @@ async def transferred(settings: Settings, *ids: str, to: str = "bob") -> AsyncGe
         yield client
 
 
-async def test_a_process_shows_what_it_asked_for_and_what_came_of_it(settings: Settings) -> None:
+async def test_a_process_shows_its_commands_and_their_outcomes(settings: Settings) -> None:
     async with transferred(settings, "t-1") as client:
-        text = said(await client.get("/processes/one?name=transfer&id=t-1"))
+        text = text_of(await client.get("/processes/one?name=transfer&id=t-1"))
         assert (
             'It sent account ada: withdraw("5", transfer="t-1") . It recorded account.withdrawn of account ada' in text
         )
@@ -96,49 +96,49 @@ async def test_a_process_shows_what_it_asked_for_and_what_came_of_it(settings: S
         )
         assert "Somebody asked for it" in text
         assert "Step none: it rests" in text
-        assert "There are no events of it" in said(await client.get("/processes/one?name=transfer&id=t-2"))
+        assert "There are no events of it" in text_of(await client.get("/processes/one?name=transfer&id=t-2"))
 
 
-async def test_a_process_that_waits_shows_its_deadlines_and_that_one_fired(settings: Settings) -> None:
+async def test_a_waiting_process_shows_its_deadlines_and_fired_ones(settings: Settings) -> None:
     async with transferred(settings, "t-1", to="cold") as client:
-        text = said(await client.get("/processes/one?name=transfer&id=t-1"))
+        text = text_of(await client.get("/processes/one?name=transfer&id=t-1"))
         assert "Nothing was recorded there" in text
         assert text.count("then try_again") == 2  # now, and in its history
-        assert "Deadlines set 1" in said(await client.get("/processes"))
+        assert "Deadlines set 1" in text_of(await client.get("/processes"))
         async with connected(settings) as nats:
             async with working(transfers, settings):
 
                 async def fired() -> bool:
-                    return "It came due" in said(await client.get("/processes/one?name=transfer&id=t-1"))
+                    return "It came due" in text_of(await client.get("/processes/one?name=transfer&id=t-1"))
 
                 await eventually(fired)
             assert len(await deadlines_waiting(nats, transfers, "transfer", limit=1)) <= 1
 
 
-async def test_what_a_process_heard_is_an_input_with_its_event(settings: Settings) -> None:
+async def test_an_event_that_a_process_heard_is_shown_as_its_input(settings: Settings) -> None:
     async with hearing.connect(settings) as jet:
         await jet.init()
         await jet.repository(Account).execute("ada", Account.open, "Ada")
     async with working(hearing, settings), looking(hearing, settings) as client:
 
         async def heard() -> bool:
-            return "It received account.opened of account ada , at position 1" in said(
+            return "It received account.opened of account ada , at position 1" in text_of(
                 await client.get("/processes/one?name=noter&id=ada")
             )
 
         await eventually(heard)
-        assert "It takes account.opened" in said(await client.get("/processes"))
+        assert "It takes account.opened" in text_of(await client.get("/processes"))
 
 
 async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None:
     async with transferred(settings, "t-1") as client:
         async with connected(settings) as nats:
             cursors = Cursors(nats, transfers.name)
-            held = await cursors.read("transfer")
+            entry = await cursors.read("transfer")
             parked = Quarantined(
                 9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "<b>it broke</b>", "", None
             )
-            await cursors.write(held, held.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=held.cursor.log)])
+            await cursors.write(entry, entry.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=entry.cursor.log)])
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
         assert "<b>it broke" not in answer.text
@@ -148,30 +148,30 @@ async def test_timers_are_counted_up_to_a_bound(settings: Settings, monkeypatch:
     monkeypatch.setattr(processes, "_TIMERS_MAX", 10)
     # However many of them are due already, there are more of one kind than are read.
     async with transferred(settings, *(f"t-{n}" for n in range(21)), to="cold") as client:
-        text = said(await client.get("/processes"))
+        text = text_of(await client.get("/processes"))
         assert "or more" in text
         assert 10 <= len(re.findall(r"\bt-\d+", text)) <= 20
 
 
-async def test_processes_are_counted_by_stage_and_each_leads_to_its_instances(
+async def test_processes_are_counted_by_stage_and_linked_to_their_instances(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = ["t-1", "t-2", "<b>3</b>"]
     async with transferred(settings, *ids) as client:
         answer = await client.get("/processes")
-        assert "transfer.completed 3" in said(answer)
+        assert "transfer.completed 3" in text_of(answer)
         (stage,) = re.findall(r'href="(/processes/list[^"]*stage=[^"]*)"', answer.text)
         instances = await client.get(unescape(stage))
-        assert all(each in said(instances) for each in ids)
+        assert all(each in text_of(instances) for each in ids)
         assert instances.text.count('data-label="waits for">worker<') == 3  # none has run
-        older = said(await client.get("/processes/list?name=transfer&older=1d"))
+        older = text_of(await client.get("/processes/list?name=transfer&older=1d"))
         assert "None of those that were looked at is so" in older
         assert "3 instances of transfer, 3 open" in older
         monkeypatch.setattr(processes_screen, "_LOOKED_MAX", 2)
         part = await client.get("/processes/list?name=transfer&all=1")
-        assert "Looked at 1 to 2 of 3 instances" in said(part)
+        assert "Looked at 1 to 2 of 3 instances" in text_of(part)
         (following,) = re.findall(r'rel="next" href="([^"]*)"', part.text)
-        assert "Looked at 3 to 3 of 3 instances" in said(await client.get(unescape(following)))
+        assert "Looked at 3 to 3 of 3 instances" in text_of(await client.get(unescape(following)))
         for wrong, status in (("name=nothing", 404), ("name=transfer&older=soon", 400), ("name=transfer&stage=x", 400)):
             assert (await client.get(f"/processes/list?{wrong}")).status_code == status
 
@@ -181,7 +181,7 @@ async def test_hostile_ids_of_processes_do_nothing(settings: Settings) -> None:
     async with transferred(settings, *ids) as client:
         for each in ids:
             answer = await client.get(f"/processes/one?name=transfer&id={quote(each, safe='')}")
-            assert "History" in said(answer)
+            assert "History" in text_of(answer)
             assert "<script>x" not in answer.text
             assert "\u202e" not in answer.text
         for bad in ("", "%00", "x" * 501, quote("x" * 400)):
@@ -191,5 +191,5 @@ async def test_hostile_ids_of_processes_do_nothing(settings: Settings) -> None:
 
 async def test_an_app_without_processes_says_so(settings: Settings) -> None:
     async with looking(bank, settings) as client:
-        assert "This app has no processes" in said(await client.get("/processes"))
+        assert "This app has no processes" in text_of(await client.get("/processes"))
         assert (await client.get("/processes/one?name=transfer&id=t-1")).status_code == 404

@@ -1,4 +1,4 @@
-"""The quarantines of reactors, and personal fields in whatever the pages of quarantines and jobs show."""
+"""The quarantines of reactors, and personal fields on the pages of quarantines and jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BOUND_S = 90.0
 
 
 def aside(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Run beside the loop of the browser, what runs a loop of its own."""
+    """Run a function that runs a loop of its own beside the loop of the browser."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -52,11 +52,9 @@ def office(tmp_path: Path, eventjet_nats: NatsServer) -> Office:
     return office
 
 
-def test_what_a_reactor_parked_is_tried_again_once_actions_can_be_recorded(
-    office: Office, page: Page, tmp_path: Path
-) -> None:
+def test_quarantined_events_of_a_reactor_are_retried_and_dropped(office: Office, page: Page, tmp_path: Path) -> None:
     office.breaks()
-    positions = [aside(office.has, "Box", whose, "fill", 1) for whose in ("b-1", "b-1", "b-2")]
+    positions = [aside(office.execute, "Box", box, "fill", 1) for box in ("b-1", "b-1", "b-2")]
     with office.working():
         office.parked("letters", 2)
     with serving(tmp_path, office.program.environ, "--allow-actions") as url, leaving(page):
@@ -89,13 +87,13 @@ def test_what_a_reactor_parked_is_tried_again_once_actions_can_be_recorded(
         expect(page.locator("main")).to_contain_text("No worker has carried it out yet")
         with office.working():
             expect(page.locator("main")).to_contain_text(f"{positions[0]}: taken, and it blocks nothing any more")
-            (left,) = office.parked("letters", 1)
-            assert left["position"] == positions[2]
+            (parked,) = office.parked("letters", 1)
+            assert parked["position"] == positions[2]
         page.goto(f"{url}/actions/new?action=drop&name=letters&all=1")
         expect(page.locator("main")).to_contain_text("What it leads to will not happen")
         confirm(page, "Drop")
         expect(page.get_by_role("status")).to_have_text("done")
-        assert [one["resolution"] for one in office.json("quarantine", "list", "letters", "--all")][-1] == "dropped"
+        assert [entry["resolution"] for entry in office.json("quarantine", "list", "letters", "--all")][-1] == "dropped"
         page.goto(f"{url}/actions/new?action=pause&name=letters")
         expect(page.locator("main")).to_contain_text("Nothing is lost; what events lead to happens later.")
         confirm(page, "Pause")
@@ -114,26 +112,26 @@ async def test_no_page_of_quarantines_and_jobs_shows_a_personal_field(
 ) -> None:
     name = fresh_name("people")
     (tmp_path / f"{name}.py").write_text(SOURCE.replace("NAME", repr(name)), encoding="utf-8")
-    given = {"servers": eventjet_nats.url, "database": f"sqlite:///{tmp_path}/read.db"}
-    environ = {"EVENTJET_SERVERS": given["servers"], "EVENTJET_DATABASE": given["database"]}
+    settings = {"servers": eventjet_nats.url, "database": f"sqlite:///{tmp_path}/read.db"}
+    environ = {"EVENTJET_SERVERS": settings["servers"], "EVENTJET_DATABASE": settings["database"]}
     people = Program(tmp_path, {**clean_environ(), **environ, "EVENTJET_APP": f"{name}:app"})
     assert people("init").status == 0
     await asyncio.to_thread(_join, people)
     worker = people.start("worker", "contacts", "parking", "mails", "visit")
-    site = console(load_app(f"{name}:app", tmp_path), settings=Settings.load(given, environ={}), access=everybody)
+    site = console(load_app(f"{name}:app", tmp_path), settings=Settings.load(settings, environ={}), access=everybody)
     browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url="http://console.example")
-    shown: list[str] = []
+    texts: list[str] = []
 
     async def get(path: str) -> str:
         answer = await browser.get(path)
         assert answer.status_code in (200, 303, 404), (path, answer.text)
-        shown.append(answer.text)
+        texts.append(answer.text)
         return answer.text
 
     async def until(path: str, *wanted: str) -> None:
         deadline = time.monotonic() + _BOUND_S
         page = await get(path)
-        while not all(one in page for one in wanted):
+        while not all(text in page for text in wanted):
             assert time.monotonic() < deadline, page
             await asyncio.sleep(0.1)
             page = await get(path)
@@ -146,32 +144,32 @@ async def test_no_page_of_quarantines_and_jobs_shows_a_personal_field(
                 "Quarantined events of mails",
                 "Quarantined events of visit",
             )
-            for whose in ("parking", "mails", "visit"):
+            for source in ("parking", "mails", "visit"):
                 for position in range(1, 6):
-                    await get(f"/quarantine/one?name={whose}&position={position}")
-                await get(f"/actions/new?action=drop&name={whose}&all=1")
-            assert "&lt;personal&gt;" in "".join(shown)
-            with Database(given["database"]).sync_engine().begin() as connection:
+                    await get(f"/quarantine/one?name={source}&position={position}")
+                await get(f"/actions/new?action=drop&name={source}&all=1")
+            assert "&lt;personal&gt;" in "".join(texts)
+            with Database(settings["database"]).sync_engine().begin() as connection:
                 changed = connection.execute(text("update contacts set email = 'else'"))
                 assert changed.rowcount
             for action in ("verify", "rebuild"):
-                for whose in ("contacts", "stopping", "byhand", "narrow"):
-                    await _done(browser, action, whose, until)
+                for source in ("contacts", "stopping", "byhand", "narrow"):
+                    await _done(browser, action, source, until)
     finally:
         worker.kill()
         worker.communicate()
-    every = "".join(shown)
+    every = "".join(texts)
     assert "Differences" in every
     assert SECRET not in every
-    with Database(given["database"]).sync_engine().connect() as connection:
+    with Database(settings["database"]).sync_engine().connect() as connection:
         recorded = connection.execute(text("select * from eventjet_action")).all()
     assert recorded
     assert SECRET not in str(recorded)
 
 
-async def _done(browser: httpx.AsyncClient, action: str, whose: str, until: Callable[..., Any]) -> None:
-    asked = (await browser.get(f"/actions/new?action={action}&name={whose}&engine=local")).text
-    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', asked))
+async def _done(browser: httpx.AsyncClient, action: str, name: str, until: Callable[..., Any]) -> None:
+    page = (await browser.get(f"/actions/new?action={action}&name={name}&engine=local")).text
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page))
     if not fields:  # it is refused before it is begun
         return
     answer = await browser.post("/actions/new", data=fields)

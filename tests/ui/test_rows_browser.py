@@ -75,7 +75,7 @@ def test_a_slider_moves_through_the_events_of_a_row(console: str, page: Page) ->
     expect(page.locator("#chosen")).to_contain_text("At position 13: after event 11 of 21")
 
 
-def test_a_row_is_found_from_the_list_by_its_key(console: str, page: Page) -> None:
+def test_the_list_finds_a_row_by_its_key(console: str, page: Page) -> None:
     page.goto(f"{console}/models")
     page.get_by_role("link", name="balances").click()
     page.get_by_label("Go to account_id, or its beginning").fill("ad")

@@ -1,4 +1,4 @@
-"""Whose answer the answer to a publish is, in whatever number and order they come."""
+"""Which of several answers to a publish is that of the stream, in any number and order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expected(domain: str | None = "", messages: int = 1, answerers: Answerers | 
 
 
 @pytest.mark.parametrize(
-    ("domain", "told", "is_own"),
+    ("domain", "fields", "is_own"),
     [
         ("", {}, True),
         ("", {"domain": "hub"}, False),
@@ -42,13 +42,13 @@ def expected(domain: str | None = "", messages: int = 1, answerers: Answerers | 
         ("", {"batch": "b", "count": 1}, True),
     ],
 )
-def test_an_acknowledgement_counts_when_it_names_the_stream_and_its_domain(
-    domain: str | None, told: dict[str, Any], is_own: bool
+def test_an_acknowledgement_is_accepted_if_it_names_the_stream_and_its_domain(
+    domain: str | None, fields: dict[str, Any], is_own: bool
 ) -> None:
-    assert expected(domain).accepts(ack(**told)) is is_own
+    assert expected(domain).accepts(ack(**fields)) is is_own
 
 
-def test_an_acknowledgement_of_a_batch_names_how_many_it_stored() -> None:
+def test_an_acknowledgement_of_a_batch_names_its_number_of_messages() -> None:
     assert expected(messages=3).accepts(ack(count=3))
     assert not expected(messages=3).accepts(ack())
 
@@ -56,22 +56,22 @@ def test_an_acknowledgement_of_a_batch_names_how_many_it_stored() -> None:
 @pytest.mark.parametrize(
     "nonsense", [b"", b"+OK", b"[]", b"7", b"null", b"{}", b'{"stream":"shop","error":7}', b"\xff"]
 )
-def test_what_no_stream_says_is_passed_over(nonsense: bytes) -> None:
+def test_an_answer_that_is_not_of_a_stream_is_ignored(nonsense: bytes) -> None:
     assert stream_answer(nonsense) is None
     assert not expected().accepts(frame(nonsense))
 
 
-def test_an_acknowledgement_that_comes_after_an_error_is_the_answer() -> None:
-    one = expected("leaf")
+def test_an_acknowledgement_after_an_error_is_the_answer() -> None:
+    expected_answer = expected("leaf")
     frames = [frame(CONFLICT), ack(domain="leaf")]
-    assert all(map(one.accepts, frames))
-    found, answer = one.best(frames)
-    assert found == frames[1]
+    assert all(map(expected_answer.accepts, frames))
+    best_frame, answer = expected_answer.best(frames)
+    assert best_frame == frames[1]
     assert answer is not None
     assert not answer.is_error
 
 
-def test_an_error_is_doubted_once_a_namesake_has_answered_and_the_own_domains_acknowledgement_is_not() -> None:
+def test_an_error_is_doubted_after_an_answer_of_another_domain() -> None:
     answerers = Answerers()
     first = expected("leaf", answerers=answerers)
     assert not first.accepts(ack(domain="hub"))
@@ -87,18 +87,18 @@ def test_an_error_is_doubted_once_a_namesake_has_answered_and_the_own_domains_ac
 
 
 @pytest.mark.parametrize("second", [ack(8), frame(CONFLICT)], ids=["acknowledgement", "error"])
-def test_acknowledgements_are_doubted_once_two_answers_in_the_same_words_came_to_one_publish(second: Frame) -> None:
+def test_acknowledgements_are_doubted_after_two_answers_to_a_publish(second: Frame) -> None:
     answerers = Answerers()
-    one = expected(answerers=answerers)
+    expected_answer = expected(answerers=answerers)
     own = stream_answer(ack()[4])
     assert own is not None
-    assert one.accepts(ack())
-    assert not one.doubt(own)
-    assert one.accepts(second)
-    assert one.doubt(own)
+    assert expected_answer.accepts(ack())
+    assert not expected_answer.doubt(own)
+    assert expected_answer.accepts(second)
+    assert expected_answer.doubt(own)
 
 
-def test_an_acknowledgement_is_doubted_where_the_domain_is_not_known() -> None:
+def test_an_acknowledgement_is_doubted_if_the_domain_is_unknown() -> None:
     answer = stream_answer(ack(domain="hub")[4])
     assert answer is not None
     assert expected(None).doubt(answer)

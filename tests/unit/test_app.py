@@ -1,4 +1,4 @@
-"""`App` checks the whole system when it is built, and says everything that is wrong with it at once."""
+"""`App` checks the whole system when it is built, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows(row: Row | None, event: Recorded[Opened]) -> Row | None:
     return row
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_of_an_app_are_reported_at_once() -> None:
     with pytest.raises(DefinitionError) as caught:
         App("My Bank", aggregates=[Account, Badly, Namesake, int], projections=[rows, rows])  # type: ignore[list-item]
     text = str(caught.value)
@@ -78,12 +78,12 @@ class Opaque:
         return self
 
 
-def test_a_state_that_cannot_be_a_snapshot_is_found_at_once() -> None:
+def test_a_state_that_cannot_be_a_snapshot_is_refused_at_once() -> None:
     with pytest.raises(DefinitionError, match="snapshot"):
         App("x", aggregates=[Opaque])
 
 
-def test_an_annotation_that_cannot_be_resolved_says_where_to_put_the_class() -> None:
+def test_an_unresolvable_annotation_is_refused_with_a_fix() -> None:
     @event("local.event")
     class Local:
         n: int = 0
@@ -114,12 +114,12 @@ def test_an_annotation_that_cannot_be_resolved_says_where_to_put_the_class() -> 
         ),
     ],
 )
-def test_a_wrong_app_path_says_what_is_there(reference: str, says: str) -> None:
+def test_a_wrong_reference_to_an_app_is_refused_with_a_fix(reference: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         load_app(reference)
 
 
-def test_a_module_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_module_that_fails_at_import_is_reported(tmp_path: Path) -> None:
     (tmp_path / "fails_at_import.py").write_text("1 / 0\n")
     (tmp_path / "needs_a_package.py").write_text("import a_package_nobody_has\n")
     with pytest.raises(UsageError, match="ZeroDivisionError"):
@@ -130,9 +130,9 @@ def test_a_module_that_fails_is_named(tmp_path: Path) -> None:
 
 def test_settings_come_from_keywords_then_the_environment() -> None:
     environ = {"EVENTJET_SERVERS": "nats://a:4222, nats://b:4222", "EVENTJET_REPLICAS": "3", "OTHER": "x"}
-    found = Settings.load({"database": "sqlite:///x.db", "user": None}, environ)
-    assert (found.servers, found.replicas) == (("nats://a:4222", "nats://b:4222"), 3)
-    assert found.database == "sqlite:///x.db"
+    settings = Settings.load({"database": "sqlite:///x.db", "user": None}, environ)
+    assert (settings.servers, settings.replicas) == (("nats://a:4222", "nats://b:4222"), 3)
+    assert settings.database == "sqlite:///x.db"
     assert Settings.load({"servers": "nats://c:1"}, environ).servers == ("nats://c:1",)
 
 
@@ -150,17 +150,17 @@ def test_settings_come_from_keywords_then_the_environment() -> None:
         ({}, {"EVENTJET_REPLICAS": "many"}, "not a number"),
     ],
 )
-def test_a_bad_setting_says_what_a_good_one_is(
+def test_a_bad_setting_is_refused_with_a_valid_form(
     overrides: dict[str, object], environ: dict[str, str], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
         Settings.load(overrides, environ)
 
 
-def test_no_secret_shows() -> None:
+def test_settings_show_no_secret() -> None:
     secrets = {"password": "canary", "token": "canary", "database": "postgresql://u:canary@h/d"}
-    found = Settings.load({"servers": "nats://ada:canary@h:4222", **secrets})
-    assert "canary" not in repr(found) + str(found.shown())
+    settings = Settings.load({"servers": "nats://ada:canary@h:4222", **secrets})
+    assert "canary" not in repr(settings) + str(settings.shown())
     with pytest.raises(UsageError) as caught:
         Settings.load({"servers": "http://ada:canary@h:4222"})
     assert "canary" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`by_state`: what it takes and refuses, what its function is called with, and what becomes of rows that move."""
+"""`by_state`: its valid and refused declarations, the arguments of its function, and rows that move."""
 
 from __future__ import annotations
 
@@ -169,10 +169,10 @@ def of_bill(row: Place | None, event: Recorded[Paid], seat: Seat) -> Place:
         ),
     ],
 )
-def test_a_declaration_that_says_too_little_is_refused(key: Any, fold: Any, fault: str) -> None:
+def test_an_incomplete_or_ambiguous_declaration_is_refused(key: Any, fold: Any, fault: str) -> None:
     with pytest.raises(DefinitionError) as raised:
         App("house", aggregates=[Seat, Bill], projections=[projection("places", key=key)(fold)])
-    assert any(fault in one for one in raised.value.faults), raised.value.faults
+    assert any(fault in line for line in raised.value.faults), raised.value.faults
 
 
 @aggregate("chair")
@@ -181,7 +181,7 @@ class Chair:
         return self
 
 
-def test_a_class_that_only_folds_the_same_events_is_refused() -> None:
+def test_a_class_that_is_not_the_declared_aggregate_is_refused() -> None:
     key = by_state(Chair, lambda chair: "x", on_change="keep")
     with pytest.raises(DefinitionError, match="folds events of seat, and is not the aggregate of that name"):
         App("house", aggregates=[Seat], projections=[projection("places", key=key)(without_state)])
@@ -191,7 +191,7 @@ def test_a_class_that_only_folds_the_same_events_is_refused() -> None:
     ("on_change", "why"),
     [("keep", "a row has events of several aggregates"), ("move", "a row that moves would have to wait")],
 )
-def test_a_quarantine_does_not_go_with_keys_of_states(on_change: Any, why: str) -> None:
+def test_a_quarantining_projection_cannot_have_keys_of_states(on_change: Any, why: str) -> None:
     key: Any = by_state(Seat, place_of, on_change=on_change)
     declared: Any = projection("places", key=key, on_error="quarantine")
     with pytest.raises(DefinitionError, match=f"does not go with by_state: {why}"):
@@ -202,7 +202,7 @@ def declared(on_change: Any, fold: Callable[..., Any] = taken, key: Callable[...
     return projection("places", key=by_state(Seat, key, on_change=on_change))(fold)
 
 
-def test_a_row_that_moves_is_what_it_was_under_another_key() -> None:
+def test_a_row_that_moves_keeps_its_values_under_the_new_key() -> None:
     before = on("s-1", Moved(place="a"), Taken(guest="x"))
     projected(declared("move"), before).rows(Place("a", 1))
     projected(declared("move"), [*before, *on("s-1", Moved(place="b"))]).rows(Place("b", 1))
@@ -211,7 +211,7 @@ def test_a_row_that_moves_is_what_it_was_under_another_key() -> None:
     )
 
 
-def test_a_row_without_a_key_is_deleted_and_begins_anew_with_the_next() -> None:
+def test_a_row_whose_key_becomes_none_is_deleted_and_a_later_key_starts_a_new_row() -> None:
     history = on("s-1", Moved(place="a"), Taken(guest="x"), Moved(place=None), Taken(guest="y"))
     projected(declared("move"), history).rows()
     projected(declared("move"), [*history, *on("s-1", Moved(place="b"), Taken(guest="z"))]).rows(Place("b", 1))
@@ -222,13 +222,13 @@ def test_a_row_without_a_key_is_deleted_and_begins_anew_with_the_next() -> None:
     [[Moved(place="a"), Taken(guest="y")], [Moved(place="b"), Taken(guest="y"), Moved(place="a")]],
     ids=["made there", "moved there"],
 )
-def test_a_row_of_another_aggregate_is_never_taken_over(events: list[Any]) -> None:
+def test_a_row_of_another_aggregate_is_never_overwritten(events: list[Any]) -> None:
     with pytest.raises(HandlerFailed, match="another aggregate has the row") as raised:
         projected(declared("move"), on("s-1", Moved(place="a"), Taken(guest="x")), on("s-2", *events))
     assert raised.value.aggregate_id == "s-2"
 
 
-def test_an_aggregate_without_a_row_leaves_that_of_another_alone() -> None:
+def test_an_aggregate_without_a_row_does_not_move_the_row_of_another() -> None:
     early = on("s-1", Moved(place="a"))
     late = on("s-2", Moved(place="a"), Taken(guest="y"))
     projected(declared("move"), early, late, on("s-1", Moved(place="b"))).rows(Place("a", 1))
@@ -237,7 +237,7 @@ def test_an_aggregate_without_a_row_leaves_that_of_another_alone() -> None:
     assert (raised.value.aggregate_id, raised.value.position) == ("s-1", 4)
 
 
-def held(row: Place | None, event: Recorded[Taken | Left], seat: Seat) -> Place | None:
+def with_leaving(row: Place | None, event: Recorded[Taken | Left], seat: Seat) -> Place | None:
     if isinstance(event.data, Left):
         return None
     row = row or Place(seat.place or "")
@@ -268,7 +268,7 @@ def moved_by_hand(pairs: list[tuple[str, Any]]) -> tuple[set[Place], int]:
 
 @pytest.fixture(scope="module")
 def seats() -> Iterator[ReadModelCase]:
-    app = App("house", aggregates=[Seat], projections=[declared("move", held)])
+    app = App("house", aggregates=[Seat], projections=[declared("move", with_leaving)])
     with read_model_case(app.projections["places"]) as case:
         yield case
 
@@ -279,7 +279,7 @@ def seats() -> Iterator[ReadModelCase]:
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_rows_move_as_by_hand_however_batches_are_cut_and_whatever_is_remembered(
+def test_rows_move_alike_with_any_batches_and_any_remembered_rows(
     seats: ReadModelCase, pairs: list[tuple[str, Any]], ends: list[int], remembers: bool
 ) -> None:
     assert isinstance(seats.resolved, ResolvedProjection)
@@ -301,14 +301,14 @@ def test_rows_move_as_by_hand_however_batches_are_cut_and_whatever_is_remembered
     # A partition of Spark has the events of some aggregates alone.
     fold = Fold(seats.resolved, RowCodec(seats.resolved.table, seats.resolved.row_type))
     assert fold.states is not None
-    made: list[Place] = []
+    partition_rows: list[Place] = []
     for seat in ("s-1", "s-2") if not collision else ():
         joining = fold.join(fold.states.numbered([event for event in log if event.aggregate_id == seat]), {})
-        made += filter(None, fold({}, joining.events, joining.keys).values())
-    assert collision or set(made) == rows
+        partition_rows += filter(None, fold({}, joining.events, joining.keys).values())
+    assert collision or set(partition_rows) == rows
 
 
-def test_one_row_has_one_key() -> None:
+def test_a_moving_row_has_a_single_key() -> None:
     with pytest.raises(HandlerFailed, match="its state gives 2 keys"):
         projected(declared("move", key=lambda seat: ["a", "b"]), on("s-1", Taken(guest="x")))
     projected(declared("keep", key=lambda seat: {"a"}), on("s-1", Moved(place="a"), Taken(guest="x"))).rows(
@@ -330,14 +330,14 @@ def test_one_row_has_one_key() -> None:
     ],
     ids=["evolve", "key", "type", "parts"],
 )
-def test_what_raises_names_its_event(key: Any, events: list[Any], reason: str) -> None:
+def test_an_error_of_a_key_or_an_evolve_names_its_event(key: Any, events: list[Any], reason: str) -> None:
     with pytest.raises(HandlerFailed) as raised:
         projected(declared("keep", key=key), on("s-0", Left()), on("s-1", Left(), *events))
     assert (raised.value.position, raised.value.aggregate_id) == (3, "s-1")
     assert reason in raised.value.reason
 
 
-def test_a_state_cannot_be_changed_by_those_who_are_given_it() -> None:
+def test_a_key_function_cannot_change_the_state() -> None:
     def spoil(seat: Seat) -> str:
         extra: Any = seat.extra
         if isinstance(extra, dict):
@@ -364,11 +364,11 @@ def counted(row: Place | None, event: Recorded[Taken], seat: Counting) -> Place:
     return Place("a", (row.guests if row else 0) * 10 + seat.by_guest["all"])
 
 
-def test_a_state_that_changes_in_place_is_given_as_it_was_after_each_event() -> None:
-    made = projection("places", key=by_state(Counting, lambda seat: "a", on_change="keep"))(counted)
+def test_a_state_that_changes_in_place_is_passed_as_it_was_after_each_event() -> None:
+    counted_places = projection("places", key=by_state(Counting, lambda seat: "a", on_change="keep"))(counted)
     log = [replace(event, position=n) for n, event in enumerate(on("s-1", *[Taken(guest="x")] * 3), 1)]
-    projected(made, log).rows(Place("a", 123))
-    with read_model_case(resolved_alone(made)) as case:
+    projected(counted_places, log).rows(Place("a", 123))
+    with read_model_case(resolved_alone(counted_places)) as case:
         for rows in (case.in_one_pass(log), case.written(log, [1, 2])):
             assert rows["places"] == [{"place": "a", "guests": 123}]
 
@@ -385,7 +385,7 @@ def at_a(row: Place | None, event: Recorded[Taken]) -> Place:
     return row or Place("a")
 
 
-def test_a_state_that_no_worker_could_store_fails_the_test_that_makes_it() -> None:
+def test_a_state_that_cannot_be_stored_fails_in_projected() -> None:
     key = by_state(Inexact, lambda seat: "a", on_change="keep")
     with pytest.raises(HandlerFailed, match="the state after it cannot be stored as JSON"):
         projected(projection("places", key=key)(at_a), on("s-1", Taken(guest="x")))
@@ -396,11 +396,11 @@ def place_in(seat: Seat, suffix: str = "") -> str:
 
 
 @pytest.mark.parametrize("key", [attrgetter("place"), place_in, partial(place_in, suffix="")])
-def test_a_key_may_be_any_callable_of_the_state(key: Any) -> None:
+def test_a_key_can_be_any_callable_of_the_state(key: Any) -> None:
     projected(declared("keep", key=key), on("s-1", Moved(place="a"), Taken(guest="x"))).rows(Place("a", 1))
 
 
-def test_docs_of_an_aggregate_do_not_make_its_states_others() -> None:
+def test_the_docstring_of_an_aggregate_does_not_change_its_fingerprint() -> None:
     def states(doc: str, default: int = 0) -> str:
         inner: Any = make_dataclass("Inner", [("title", str, "")], frozen=True, namespace={"__doc__": doc})
         fields = {"description": (str, ""), "count": (int, default), "inner": (inner, inner())}
@@ -415,19 +415,19 @@ def test_docs_of_an_aggregate_do_not_make_its_states_others() -> None:
     assert states("One text.") != states("One text.", 1)
 
 
-def test_the_states_are_in_the_schema_of_the_rows() -> None:
+def test_the_table_of_states_is_in_the_schema_of_the_rows() -> None:
     columns = Column("place", String, primary_key=True), Column("guests", Integer)
     resolved = resolve(projection("places", table=Table("places", MetaData(), *columns, schema="x"), key=KEEP)(taken),
                        seat_catalog())  # fmt: skip
-    assert [(made.schema, made.name) for made in resolved.tables] == [("x", "places"), ("x", "ej_state_places")]
+    assert [(table.schema, table.name) for table in resolved.tables] == [("x", "places"), ("x", "ej_state_places")]
 
 
-def test_a_log_that_is_out_of_reach_is_not_the_fault_of_an_event() -> None:
+def test_an_unreachable_log_is_not_reported_as_a_fault_of_an_event() -> None:
     resolved = resolved_of()
     (encoded,) = [seat_catalog().encode(Left())]
     headers = block(encoded.type_name, encoded.schema, 2, Nats_Expected_Last_Subject_Sequence="1")
     nowhere = PredecessorReader(Endpoint.of(Settings(servers=("nats://127.0.0.1:1",))), "house")
-    nowhere.close()  # so that it does not try again
+    nowhere.close()  # it makes no further attempt
     foldings = Foldings([Folding(resolved, Database("sqlite:///nowhere.db").dialect, {})], seat_catalog(), nowhere)
     with pytest.raises((Unreachable, StoreUnavailable)):
         foldings.take([(2, 0, b"house.seat.s-1", headers, encoded.body)])
@@ -441,7 +441,7 @@ def of_named(key: Callable[[Seat], Any] = lambda seat: seat.place or "nowhere") 
     return projection("places", key=by_state(Seat, key, on_change="keep", via=seat_of))(of_bill)
 
 
-def test_an_event_gets_its_key_from_the_aggregate_that_it_names_as_of_its_position() -> None:
+def test_via_takes_the_state_of_the_named_aggregate_at_the_position_of_the_event() -> None:
     history = [
         *on("b-1", Paid(place="s-1")),
         *on("s-1", Moved(place="a")),
@@ -454,13 +454,13 @@ def test_an_event_gets_its_key_from_the_aggregate_that_it_names_as_of_its_positi
     projected(of_named(), history).rows(Place("nowhere", 1), Place("a", 2), Place("b", 1))
 
 
-def test_an_id_with_any_characters_is_named() -> None:
+def test_via_can_name_an_id_with_any_characters() -> None:
     history = [*on("s 1.*", Moved(place="a")), *on("b-1", Paid(place="s 1.*"))]
     projected(of_named(), history).rows(Place("a", 1))
 
 
 @pytest.mark.parametrize(("place", "reason"), [("\0", "`via` gives no id of an aggregate"), ("x" * 300, "`via` gives")])
-def test_a_name_that_is_no_id_names_its_event(place: str, reason: str) -> None:
+def test_an_invalid_id_of_via_is_refused_with_its_event(place: str, reason: str) -> None:
     with pytest.raises(HandlerFailed) as raised:
         projected(of_named(), on("s-1", Moved(place="a")), on("b-1", Paid(place=place)))
     assert (raised.value.position, raised.value.aggregate_id) == (2, "b-1")
@@ -471,11 +471,14 @@ def resolved_of(on_change: Any = "keep", catalog: Catalog | None = None) -> Reso
     return resolve(declared(on_change), catalog or seat_catalog())
 
 
-def test_records_without_effect_count_for_the_version() -> None:
+def test_skipped_and_retired_records_count_for_the_version() -> None:
     catalog = Catalog({Taken: "seat", Moved: "seat", Left: "seat"}, retired=["seat.swept"])
     resolved = resolved_of(catalog=catalog)
     encoded = [catalog.encode(data) for data in (Moved(place="a"), Taken(guest="x"))]
-    kinds = [("seat.swept", 1, b"{}"), *((one.type_name, one.schema, one.body) for one in encoded)]
+    kinds = [
+        ("seat.swept", 1, b"{}"),
+        *((encoded_event.type_name, encoded_event.schema, encoded_event.body) for encoded_event in encoded),
+    ]
     records: Any = [
         (position, 0, b"house.seat.s-1", block(name, schema, position), body)
         for position, (name, schema, body) in enumerate(kinds, 1)
@@ -497,7 +500,7 @@ def test_an_event_whose_state_is_missing_stops_the_projection() -> None:
     assert fold.join([second], {("seat", "s-1"): Cell(Seat(), 1, 1)}).cells == {("seat", "s-1"): Cell(Seat(), 2, 2)}
 
 
-def test_an_event_alone_does_not_say_which_rows_it_touches() -> None:
+def test_the_rows_of_an_event_by_state_need_the_whole_history() -> None:
     (event,) = on("s-1", Taken(guest="x"))
     (touched,) = rows_touched(App("house", aggregates=[Seat], projections=[declared("keep")]), event)
     assert (touched.keys, "only the whole history" in touched.reason) == ((), True)
@@ -507,7 +510,7 @@ def test_an_event_alone_does_not_say_which_rows_it_touches() -> None:
         assert len(rows_touched(house, event)) == count
 
 
-def test_every_kind_of_key_comes_back_from_text_and_numbers() -> None:
+def test_keys_of_every_column_type_can_be_dumped_and_loaded() -> None:
     class Size(Enum):
         small = 1
         large = 1.5
@@ -524,7 +527,7 @@ def test_every_kind_of_key_comes_back_from_text_and_numbers() -> None:
         assert (load(dumped), type(load(dumped))) == (part, type(part))
 
 
-def test_blocks_of_many_tasks_are_merged_window_by_window() -> None:
+def test_blocks_of_several_tasks_are_merged_window_by_window() -> None:
     chance = Random(3)
     positions = sorted(chance.sample(range(1, 1_000_000), 3_000))
     blocks: list[tuple[int, list[Any]]] = []
@@ -533,7 +536,7 @@ def test_blocks_of_many_tasks_are_merged_window_by_window() -> None:
         for window in sorted({window_of(position, 2) for position in own}):
             inside = [position for position in own if window_of(position, 2) == window]
             blocks += [(0, [(("key",), (position,)) for position in part]) for part in (inside[:9], inside[9:]) if part]
-    blocks.sort(key=lambda one: one[1][0][1][0])
+    blocks.sort(key=lambda entry: entry[1][0][1][0])
     blocks[:0] = [(7, []), (0, [(None, (0, "a state"))])]
     merged = list(in_windows(iter(blocks), 2))
     assert sum(events for events, _ in merged) == 7

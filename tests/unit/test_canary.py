@@ -1,4 +1,4 @@
-"""A secret in any place where people put one, also a wrong one, shows nowhere."""
+"""A secret in any setting, even in a wrong one, is printed nowhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from eventjet.urls import shown_master
 
 CANARY = "c4nary"
 HERE = "127.0.0.1:1"
-"""Where nobody listens."""
+"""An address without a listener."""
 
 SERVERS = [
     f"nats://u:{CANARY}@{HERE}",
@@ -115,7 +115,7 @@ GIVEN = [
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No server is where the environment says, and nobody waits for one."""
+    """Point the environment to addresses without a server, and make attempts follow without a pause."""
     monkeypatch.setattr(client, "PAUSE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("EVENTJET_")]:
@@ -125,37 +125,37 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EVENTJET_DATABASE", f"sqlite:///{tmp_path}/x.db")
 
 
-def told_by(*steps: Callable[[], object]) -> str:
-    """What each returns, and what it raises with the whole traceback."""
-    told = ""
+def output_of(*steps: Callable[[], object]) -> str:
+    """Return the results of the steps, or their errors with the whole traceback, as text."""
+    output = ""
     for step in steps:
         try:
-            found = step()
-            told += f"{found!r} {found}\n"
+            result = step()
+            output += f"{result!r} {result}\n"
         except EventjetError as error:
-            told += "".join(traceback.format_exception(error)) + repr(error)
-    return told
+            output += "".join(traceback.format_exception(error)) + repr(error)
+    return output
 
 
-def told_of(given: dict[str, Any]) -> str:
-    """What everything within one process says of settings."""
+def output_with(values: dict[str, Any]) -> str:
+    """Return all that functions print of the settings `values`, as text."""
 
     async def connected() -> None:
-        await connect(Settings.load(given))
+        await connect(Settings.load(values))
 
     def database() -> object:
-        where = Database(Settings.load(given).database)
+        where = Database(Settings.load(values).database)
         with where.reaching_sync(), where.sync_engine().connect():
             return where.shown
 
     def copied() -> object:
-        where = Database(Settings.load(given).database)
+        where = Database(Settings.load(values).database)
         return where.connect() if where.dialect.name == "postgresql" else None
 
-    return told_by(
-        lambda: Settings.load(given),
-        lambda: Settings.load(given).shown(),
-        lambda: Endpoint.of(Settings.load(given)),
+    return output_of(
+        lambda: Settings.load(values),
+        lambda: Settings.load(values).shown(),
+        lambda: Endpoint.of(Settings.load(values)),
         lambda: asyncio.run(connected()),
         database,
         copied,
@@ -163,40 +163,42 @@ def told_of(given: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("name", "form"), GIVEN)
-def test_a_secret_shows_in_nothing_that_is_printed(
+def test_a_secret_in_a_setting_is_never_printed(
     name: str,
     form: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = told_of({name: form})
+    output = output_with({name: form})
     if "\0" not in form:
         monkeypatch.setenv(f"EVENTJET_{name.upper()}", form)
-        told += told_of({})
+        output += output_with({})
         statuses = {main([*command, "--debug"]) for command in (["init", "--json"], ["status", "--json"], ["tail"])}
-        assert statuses <= {2, 3}, told + "".join(capsys.readouterr())
-        assert "own fault" not in told
+        assert statuses <= {2, 3}, output + "".join(capsys.readouterr())
+        assert "own fault" not in output
     printed = capsys.readouterr()
-    told += printed.out + printed.err + caplog.text
-    assert CANARY not in told
+    output += printed.out + printed.err + caplog.text
+    assert CANARY not in output
 
 
 @pytest.mark.parametrize("form", SERVERS)
-def test_servers_on_a_command_line_show_nowhere(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_servers_on_a_command_line_is_never_printed(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tail", "--debug", "--servers", form]) in (2, 3)
-    told = told_by(lambda: Endpoint((form,))) if form != CANARY else ""  # which may be a host
-    assert CANARY not in "".join(capsys.readouterr()) + told
+    output = output_of(lambda: Endpoint((form,))) if form != CANARY else ""  # the bare word may be a host
+    assert CANARY not in "".join(capsys.readouterr()) + output
 
 
 @pytest.mark.parametrize("form", DATABASES)
-def test_a_database_on_a_command_line_shows_nowhere(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_a_database_on_a_command_line_is_never_printed(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pause", "balances", "--debug", "--database", form]) in (2, 3)
     assert CANARY not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         *({"servers": form} for form in SERVERS),
         *({name: CANARY} for name in ("passwordFile", "tokenFile", "nkey", "credentials", "tlsCa", "tlsKey", "user")),
@@ -204,9 +206,9 @@ def test_a_database_on_a_command_line_shows_nowhere(form: str, capsys: pytest.Ca
         {"tokenFile": f"{CANARY}\n" * 1_000},
     ],
 )
-def test_options_of_the_spark_source_show_no_secret(given: dict[str, str]) -> None:
-    options = {"stream": "bank", **given}
-    assert CANARY not in told_by(lambda: LogOptions.parse(options), lambda: LogOptions.parse(options).endpoint())
+def test_options_of_the_spark_source_show_no_secret(arguments: dict[str, str]) -> None:
+    options = {"stream": "bank", **arguments}
+    assert CANARY not in output_of(lambda: LogOptions.parse(options), lambda: LogOptions.parse(options).endpoint())
 
 
 @pytest.mark.parametrize(
@@ -246,14 +248,14 @@ def test_the_help_of_the_settings_shows_no_environment(monkeypatch: pytest.Monke
     assert "environ(" not in pydoc.render_doc(eventjet.Settings)
 
 
-def test_words_of_an_error_stay_whole_though_a_password_is_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    told = told_by(lambda: Database(f"postgresql://u:failed@{HERE}/d").connect())
-    assert "failed" in told
-    assert "***" not in told
+def test_a_password_that_is_a_common_word_does_not_mask_that_word(caplog: pytest.LogCaptureFixture) -> None:
+    output = output_of(lambda: Database(f"postgresql://u:failed@{HERE}/d").connect())
+    assert "failed" in output
+    assert "***" not in output
     assert not caplog.records
 
 
-def test_what_may_be_shown_is() -> None:
+def test_the_public_parts_of_settings_are_shown() -> None:
     shown = Settings.load({"servers": "nats://u:p@h:1,tls://[::1]:2", "database": "postgresql://u:p@h:5/d"}, {}).shown()
     assert shown == {"servers": "nats://h:1, tls://[::1]:2", "database": "postgresql://h:5/d"}
     for url in ("sqlite:////home/a@b/x y.db", "postgresql:///d?host=/run/pg"):

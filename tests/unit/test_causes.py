@@ -1,4 +1,4 @@
-"""What led to an event and what followed is found by the ids that events name; each look says how far it went."""
+"""Causes and effects of an event are found by the ids in other events; each search says how far it went."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Log:
         self.last: dict[str, tuple[int, int]] = {}
 
     async def add(self, aggregate_id: str, count: int = 1, **context: str) -> int:
-        """The position of the first event."""
+        """Append `count` events and return the position of the first."""
         position, version = self.last.get(aggregate_id, (0, 0))
         names = {name.replace("_", "-"): value for name, value in context.items()}
         for start in range(0, count, 1_000):
@@ -45,47 +45,47 @@ class Log:
     async def effects(self, position: int, after: int = 0) -> tuple[Any, events.Effects]:
         record = await self.store.at(position)
         assert record is not None
-        found = await effects_of(self.store, record, after)
-        return drawn(found.nodes), found
+        page = await effects_of(self.store, record, after)
+        return drawn(page.nodes), page
 
 
 def drawn(nodes: Any) -> Any:
     return [(node.record[0], drawn(node.effects)) if node.effects else node.record[0] for node in nodes]
 
 
-async def test_what_followed_is_a_tree() -> None:
+async def test_the_effects_of_an_event_are_a_tree() -> None:
     log = Log()
     first = await log.add("a", Ej_Command="c-1")
     second = await log.add("b", Ej_Causation=await log.id_at(first))
     await log.add("noise", 20)
     third = await log.add("c", Ej_Causation=await log.id_at(second))
     fourth = await log.add("d", Ej_Causation="c-1")
-    tree, found = await log.effects(first)
+    tree, page = await log.effects(first)
     assert tree == [(second, [third]), fourth]
-    assert (found.is_end, found.cut, found.last_searched) == (True, False, fourth)
+    assert (page.is_end, page.cut, page.last_searched) == (True, False, fourth)
     assert (await log.effects(third))[0] == []
 
 
-async def test_the_look_forward_says_how_far_it_went_and_goes_on_from_there() -> None:
+async def test_a_search_for_effects_says_how_far_it_went_and_can_be_continued() -> None:
     log = Log()
     first = await log.add("a")
     await log.add("noise", FORWARD)
     late = await log.add("b", Ej_Causation=await log.id_at(first))
-    tree, found = await log.effects(first)
-    assert (tree, found.is_end, found.last_searched) == ([], False, first + FORWARD)
-    tree, found = await log.effects(first, found.last_searched)
-    assert (tree, found.is_end) == ([late], True)
+    tree, page = await log.effects(first)
+    assert (tree, page.is_end, page.last_searched) == ([], False, first + FORWARD)
+    tree, page = await log.effects(first, page.last_searched)
+    assert (tree, page.is_end) == ([late], True)
 
 
-async def test_more_effects_than_are_listed_are_told() -> None:
+async def test_effects_beyond_the_limit_are_reported_as_cut() -> None:
     log = Log()
     first = await log.add("a")
     await log.add("b", events.EFFECTS_MAX + 1, Ej_Causation=await log.id_at(first))
-    tree, found = await log.effects(first)
-    assert (len(tree), found.cut) == (events.EFFECTS_MAX, True)
+    tree, page = await log.effects(first)
+    assert (len(tree), page.cut) == (events.EFFECTS_MAX, True)
 
 
-async def test_a_cause_far_away_is_found_by_the_time_in_its_id() -> None:
+async def test_a_distant_cause_is_found_by_the_time_in_its_id() -> None:
     log = Log()
     log.now -= timedelta(hours=1)
     await log.add("noise", 3_000)
@@ -95,19 +95,19 @@ async def test_a_cause_far_away_is_found_by_the_time_in_its_id() -> None:
     await log.add("more", 3_000)
     effect = await log.store.at(await log.add("b", Ej_Causation=await log.id_at(cause)))
     assert effect is not None
-    found = await cause_of(log.store, effect, await log.id_at(cause))
-    assert found.record is not None
-    assert found.record[0] == cause
+    cause_result = await cause_of(log.store, effect, await log.id_at(cause))
+    assert cause_result.record is not None
+    assert cause_result.record[0] == cause
 
 
-async def test_a_command_that_is_near_is_found_and_what_is_not_there_is_told() -> None:
+async def test_a_near_command_is_found_and_a_missing_cause_says_what_was_searched() -> None:
     log = Log()
     first = await log.add("a", 2, Ej_Command="c%201")
     effect = await log.store.at(await log.add("b"))
     assert effect is not None
-    found = await cause_of(log.store, effect, "c 1")
-    assert found.record is not None
-    assert found.record[0] == first + 1
+    result = await cause_of(log.store, effect, "c 1")
+    assert result.record is not None
+    assert result.record[0] == first + 1
     missing = await cause_of(log.store, effect, "inbox/1")
     assert missing.record is None
     assert "tells no time" in missing.searched
@@ -116,29 +116,32 @@ async def test_a_command_that_is_near_is_found_and_what_is_not_there_is_told() -
     assert "and about" in unknown.searched
 
 
-async def test_events_of_one_save_and_of_one_command_are_neighbours() -> None:
+async def test_events_of_the_same_save_are_neighbours() -> None:
     log = Log()
     await log.add("x", Ej_Command="c-1")
     await log.add("y")
     first = await log.add("a", 3)
     await log.add("b", 3)
 
-    async def of(position: int) -> list[int]:
+    async def neighbours_of(position: int) -> list[int]:
         record = await log.store.at(position)
         assert record is not None
-        return [one[0] for one in await neighbours(log.store, record)]
+        return [neighbour[0] for neighbour in await neighbours(log.store, record)]
 
-    assert await of(first + 1) == [first, first + 2]
-    assert await of(first - 1) == []
-    assert await of(first - 2) == []
+    assert await neighbours_of(first + 1) == [first, first + 2]
+    assert await neighbours_of(first - 1) == []
+    assert await neighbours_of(first - 2) == []
     large = await log.add("large", 1_000)
-    assert await of(large + 500) == [*range(large + 500 - NEAR, large + 500), *range(large + 501, large + 501 + NEAR)]
+    assert await neighbours_of(large + 500) == [
+        *range(large + 500 - NEAR, large + 500),
+        *range(large + 501, large + 501 + NEAR),
+    ]
 
 
-def test_ids_tell_their_time() -> None:
-    made = made_at(new_event_id())
-    assert made is not None
-    assert abs(made - datetime.now(UTC)) < timedelta(minutes=1)
+def test_the_time_of_an_event_id_can_be_read() -> None:
+    created_at = made_at(new_event_id())
+    assert created_at is not None
+    assert abs(created_at - datetime.now(UTC)) < timedelta(minutes=1)
     for strange in (
         "",
         "x",
@@ -165,12 +168,12 @@ def odd(row: Balance | None, event: Recorded[Deposited]) -> Balance | None:
     return row
 
 
-def test_the_rows_it_touched_are_named_by_their_keys() -> None:
-    found = {one.model: list(one.keys) for one in rows_touched(bank, deposited())}
-    assert found == {"balances": ['["a-1"]'], "postings": ["[9]"]}
+def test_the_rows_that_an_event_touched_are_named_by_their_keys() -> None:
+    keys = {touched.model: list(touched.keys) for touched in rows_touched(bank, deposited())}
+    assert keys == {"balances": ['["a-1"]'], "postings": ["[9]"]}
 
 
-def test_a_key_function_that_raises_is_told() -> None:
+def test_an_error_of_a_key_function_is_reported_as_the_reason() -> None:
     app = App("bank", aggregates=[Account], projections=[odd], upcasters=[withdrawn_has_a_reason])
-    (found,) = rows_touched(app, deposited())
-    assert found.reason == "Its key could not be computed: LookupError: no owner"
+    (touched,) = rows_touched(app, deposited())
+    assert touched.reason == "Its key could not be computed: LookupError: no owner"

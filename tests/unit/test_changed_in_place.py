@@ -1,4 +1,4 @@
-"""What one function does to what it is given is not seen by the next: rows, states, events and arguments."""
+"""A function that changes a row, state, event or argument in place changes it for no other function."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ADDED = 5
 
 
 class Box:
-    """A class of which nothing is known."""
+    """A mutable class without annotations."""
 
     def __init__(self, items: Sequence[Any] = ()) -> None:
         self.items = list(items)
@@ -102,7 +102,7 @@ class TotalToo:
 
 
 @pytest.mark.parametrize("row_type", [Total, TotalToo], ids=["dataclass", "pydantic"])
-def test_a_row_class_that_is_not_frozen_is_refused_and_told_the_way_out(row_type: Any) -> None:
+def test_a_row_class_that_is_not_frozen_is_refused_with_a_fix(row_type: Any) -> None:
     declared = projection("totals", table=table_of("totals", Column("total", Integer)))(fold_of(row_type))
     with pytest.raises(DefinitionError) as caught:
         resolved_alone(declared)
@@ -112,7 +112,7 @@ def test_a_row_class_that_is_not_frozen_is_refused_and_told_the_way_out(row_type
     assert "replace(row" in fault
 
 
-def test_entries_of_a_class_that_is_not_frozen_are_refused() -> None:
+def test_an_entry_class_that_is_not_frozen_is_refused() -> None:
     @dataclass
     class Line:
         position: int
@@ -136,9 +136,7 @@ def test_entries_of_a_class_that_is_not_frozen_are_refused() -> None:
     ],
     ids=str,
 )
-def test_a_row_that_says_it_holds_what_can_be_changed_is_refused_with_class_field_and_way_out(
-    hint: Any, instead: str
-) -> None:
+def test_a_row_field_with_a_mutable_type_is_refused_with_its_class_name_and_fix(hint: Any, instead: str) -> None:
     kind = dataclass(frozen=True)(type("Items", (), {"__annotations__": {"id": str, "items": hint}}))
     declared = projection("items", table=table_of("items", Column("items", JSON)))(fold_of(kind))
     with pytest.raises(DefinitionError) as caught:
@@ -197,7 +195,7 @@ CHANGING: dict[str, tuple[Any, Callable[[], Any], Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGING)
-def test_a_row_changed_in_place_is_the_same_in_a_worker_a_rebuild_and_a_test(kind: str) -> None:
+def test_a_fold_that_changes_its_row_gives_the_same_in_a_worker_a_rebuild_and_a_test(kind: str) -> None:
     row_type, first, change, after_all = CHANGING[kind]
 
     def fold(row: Any, event: Recorded[Added]) -> Any:
@@ -215,7 +213,7 @@ def test_a_row_changed_in_place_is_the_same_in_a_worker_a_rebuild_and_a_test(kin
     assert repr(projected(declared, history).row().items) == repr(after_all)
 
 
-def test_a_row_that_is_returned_as_it_was_is_not_written_again() -> None:
+def test_an_unchanged_row_is_not_written_again() -> None:
     def fold(row: Items | None, event: Recorded[Added]) -> Items:
         return row or Items(event.aggregate_id, {"a": [1]})
 
@@ -249,7 +247,7 @@ class Nested:
     both: tuple[str, ...] | str = ""
 
 
-def test_tuples_are_kept_in_a_json_column_as_the_row_declares_them() -> None:
+def test_tuples_in_a_json_column_come_back_as_tuples() -> None:
     def fold(row: Nested | None, event: Recorded[Added]) -> Nested:
         row = row or Nested(event.aggregate_id, (), {"all": ()}, ())
         named = row.named or {}
@@ -329,7 +327,7 @@ FOLDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", FOLDS)
-def test_a_fold_that_changes_its_event_does_not_change_it_for_others(kind: str) -> None:
+def test_a_fold_that_changes_its_event_changes_it_for_no_other_fold(kind: str) -> None:
     resolved: Any = resolved_alone(FOLDS[kind])
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
     history = on("c", Added(item="x", tags=["a", "b"]))
@@ -339,7 +337,7 @@ def test_a_fold_that_changes_its_event_does_not_change_it_for_others(kind: str) 
     assert history[0].data.tags == ["a", "b"]
 
 
-def test_a_handler_of_sql_that_changes_its_event_does_not_change_it_for_others() -> None:
+def test_an_sql_handler_that_changes_its_event_changes_it_for_no_other_handler() -> None:
     table = table_of("tags", Column("tags", JSON))
     tags = SqlProjection("tags", tables=[table])
 
@@ -352,14 +350,14 @@ def test_a_handler_of_sql_that_changes_its_event_does_not_change_it_for_others()
     assert history[0].data.tags == ["a"]
 
 
-def test_an_event_whose_type_proves_it_fixed_is_handed_on_as_it_is() -> None:
+def test_an_event_of_an_immutable_type_is_passed_on_without_a_copy() -> None:
     @event("cart.counted")
     class Counted:
         n: int
         names: tuple[str, ...] = ()
 
-    (recorded,) = on("c", Counted(n=1))
-    assert own_event(recorded) is recorded
+    (recorded_event,) = on("c", Counted(n=1))
+    assert own_event(recorded_event) is recorded_event
     assert is_fixed(Counted)
     assert not is_fixed(Added)
 
@@ -423,7 +421,7 @@ def is_as_booked(state: Any, *names: str) -> None:
     assert state.model.items == list(names)
 
 
-async def test_a_decision_that_changes_its_state_changes_it_for_no_other() -> None:
+async def test_a_decision_that_changes_its_state_changes_it_for_no_other_call() -> None:
     async with App("rooms", aggregates=[Room]).in_memory() as jet:
         rooms = jet.repository(Room)
         with pytest.raises(PermissionError):
@@ -438,13 +436,13 @@ async def test_a_decision_that_changes_its_state_changes_it_for_no_other() -> No
         is_as_booked(await rooms.load("r", version=1), "ada")
 
 
-async def test_what_a_caller_does_to_a_state_or_an_event_that_it_was_given_is_not_seen_by_the_next_call() -> None:
+async def test_a_caller_that_changes_a_returned_state_or_event_changes_it_for_no_later_call() -> None:
     async with App("rooms", aggregates=[Room]).in_memory() as jet:
         rooms = jet.repository(Room)
-        done = await rooms.execute("r", Room.book, 1, "ada")
-        assert done.events[0].tags == ["ada"]  # whatever `evolve` did to its own
-        done.events[0].tags.append("later")
-        change_all(done.state, 5, "eve")
+        execution = await rooms.execute("r", Room.book, 1, "ada")
+        assert execution.events[0].tags == ["ada"]  # `evolve` changed only its own copy
+        execution.events[0].tags.append("later")
+        change_all(execution.state, 5, "eve")
         change_all(await rooms.load("r"), 6, "eve")
         change_all((await rooms.execute("r", lambda room: None)).state, 7, "eve")
         is_as_booked(await rooms.load("r"), "ada")
@@ -479,27 +477,27 @@ async def test_an_evolve_that_changes_its_state_changes_no_other_aggregate_and_n
         assert SHARED == {}
 
 
-async def test_a_decision_that_is_made_again_is_given_the_arguments_that_were_given() -> None:
+async def test_a_repeated_decision_gets_the_original_arguments() -> None:
     app = App("rooms", aggregates=[Room])
     store = MemoryStore(app.name)
     rooms, rival = (Jet(Repositories(app, store), Settings()).repository(Room) for _ in range(2))
-    given: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def take(room: Room, names: list[str], named: dict[str, list[str]], loose: Loose, *, model: LooseModel) -> Booked:
-        seen = (names.pop(), named["all"].pop(), loose.items.pop(), model.items.pop())
-        given.append(seen)
-        return Booked(seat=len(room.seats) + 1, by="".join(seen))
+        taken = (names.pop(), named["all"].pop(), loose.items.pop(), model.items.pop())
+        calls.append(taken)
+        return Booked(seat=len(room.seats) + 1, by="".join(taken))
 
     await rooms.execute("r", Room.book, 1, "ada")
-    await rival.execute("r", Room.book, 2, "bob")  # so that what is remembered here is old
+    await rival.execute("r", Room.book, 2, "bob")  # makes the state that `rooms` remembers stale
     names, named, loose, model = ["a"], {"all": ["b"]}, Loose(["c"]), LooseModel(items=["d"])
-    done = await rooms.execute("r", take, names, named, loose, model=model)
-    assert done.events == (Booked(seat=3, by="abcd"),)
-    assert given == [("a", "b", "c", "d")] * 2
+    execution = await rooms.execute("r", take, names, named, loose, model=model)
+    assert execution.events == (Booked(seat=3, by="abcd"),)
+    assert calls == [("a", "b", "c", "d")] * 2
     assert (names, named, loose, model) == (["a"], {"all": ["b"]}, Loose(["c"]), LooseModel(items=["d"]))
 
 
-async def test_an_object_that_is_given_as_an_argument_is_handed_on_itself() -> None:
+async def test_an_argument_of_an_unknown_class_is_passed_on_without_a_copy() -> None:
     async with App("rooms", aggregates=[Room]).in_memory() as jet:
         lock, box = threading.Lock(), Box()
 
@@ -589,15 +587,15 @@ async def no_deps() -> AsyncIterator[list[str]]:
     yield []
 
 
-async def test_listeners_reactors_and_deadlines_that_change_what_they_are_given_change_it_for_no_other() -> None:
-    heard: list[str] = []
+async def test_listeners_reactors_and_deadlines_that_change_an_event_or_state_affect_no_other() -> None:
+    tags: list[str] = []
     app: Any = App("halls", aggregates=[Hall], processes=[Watch], reactors=[first, second], deps=no_deps)
-    async with world(app, now=datetime(2030, 1, 1, tzinfo=UTC), deps=heard) as there:
-        await there.jet.repository(Hall).execute("h", Hall.book, "ada", ["t"])
-        await there.settle()
-        assert heard == ["t", "t"]
-        await there.pass_time(timedelta(minutes=2))
-        assert (await there.jet.repository(Watch).load("h")).late == ("ada", "t")
+    async with world(app, now=datetime(2030, 1, 1, tzinfo=UTC), deps=tags) as test_world:
+        await test_world.jet.repository(Hall).execute("h", Hall.book, "ada", ["t"])
+        await test_world.settle()
+        assert tags == ["t", "t"]
+        await test_world.pass_time(timedelta(minutes=2))
+        assert (await test_world.jet.repository(Watch).load("h")).late == ("ada", "t")
 
 
 # Copies
@@ -623,7 +621,7 @@ class Sentinel:
 MISSING, BARE = Sentinel(), object()
 
 
-def test_a_copy_is_equal_and_shares_nothing_that_can_be_changed() -> None:
+def test_a_copy_of_a_mutable_value_is_equal_and_another_object() -> None:
     for value in (
         [1, [2]], {"a": {"b": [1]}}, {1, 2}, bytearray(b"x"), ([1], 2), MappingProxyType({"a": [1]}), Box([1]),
         Loose(["a"]), LooseModel(items=["a"]), Open(Fixed(("a",)), {"a": Fixed()}, [1]),
@@ -637,19 +635,19 @@ def test_a_copy_is_equal_and_shares_nothing_that_can_be_changed() -> None:
 @pytest.mark.parametrize(
     "value", [1, "a", (1, ("b",)), Fixed(("a",)), MISSING, BARE, (MISSING, BARE), int, len, frozenset("a")]
 )
-def test_what_cannot_be_changed_is_handed_on_itself(value: Any) -> None:
+def test_an_immutable_value_is_not_copied(value: Any) -> None:
     assert own_copy(value) is value
     assert own_copy(Open(Fixed(), {}, value)).anything is value
 
 
-def test_a_copy_takes_no_constructor_and_no_field_that_is_fixed() -> None:
-    made = Open(Fixed(("a",)), {"a": Fixed()}, [1])
-    copy = own_copy(made)
-    assert copy.fixed is made.fixed
-    assert copy.named["a"] is made.named["a"]
+def test_a_copy_shares_its_immutable_fields() -> None:
+    original = Open(Fixed(("a",)), {"a": Fixed()}, [1])
+    copy = own_copy(original)
+    assert copy.fixed is original.fixed
+    assert copy.named["a"] is original.named["a"]
 
 
-def test_what_cannot_be_copied_is_refused_with_class_and_field() -> None:
+def test_a_value_that_cannot_be_copied_is_refused_with_class_and_field() -> None:
     with pytest.raises(DefinitionError, match=r"Open\.anything holds a lock, which cannot be copied"):
         own_copy(Open(Fixed(), {}, threading.Lock()))
 
@@ -662,7 +660,7 @@ def test_what_cannot_be_copied_is_refused_with_class_and_field() -> None:
         (TypeAliasType("Pairs", tuple[tuple[str, int], ...]), (("a", 1),)),
     ],
 )
-def test_a_row_that_is_said_to_be_fixed_holds_no_list(hint: Any, value: Any) -> None:
+def test_a_row_of_tuples_converts_lists_and_refuses_mappings(hint: Any, value: Any) -> None:
     columns = Column("id", Integer, primary_key=True), Column("v", JSON, nullable=False)
     row_type: Any = make_dataclass("Row", [("id", int), ("v", hint)], frozen=True)
     codec = RowCodec(Table("fixed", MetaData(), *columns), row_type)

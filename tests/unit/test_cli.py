@@ -1,4 +1,4 @@
-"""The command line's parts that need no server: what is said, how it ends, where things are found."""
+"""Parts of the command line that need no server: messages, exit statuses, settings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_prose_is_wrapped_at_80_columns_and_faults_keep_their_lines() -> None:
     ]
 
 
-def test_what_could_steer_a_terminal_is_made_visible() -> None:
+def test_control_characters_for_terminals_are_escaped() -> None:
     assert wrapped("red \x1b[31m and \x9b") == "red \\x1b[31m and \\x9b"
 
 
@@ -82,20 +82,20 @@ def test_a_message_of_several_lines_becomes_one_paragraph(capsys: pytest.Capture
     assert capsys.readouterr().err == "eventjet: first second\n"
 
 
-def test_an_error_within_a_group_is_told_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_within_a_group_is_reported_without_the_group(capsys: pytest.CaptureFixture[str]) -> None:
     group = ExceptionGroup("unhandled", [ValueError("x"), ExceptionGroup("inner", [UsageError("Do it otherwise.")])])
     assert report(group, debug=False) == 2
     assert capsys.readouterr().err == "eventjet: Do it otherwise.\n"
 
 
-def test_a_fault_of_our_own_asks_for_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_error_asks_for_a_run_with_debug(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(KeyError("x"), debug=False) == 70
-    told = capsys.readouterr().err
-    assert "--debug" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "--debug" in message
+    assert "Traceback" not in message
 
 
-def test_debug_may_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_debug_can_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--debug", "status"], ["status", "--debug"]):
         assert main([*arguments, "--app", "nowhere:app"]) == 2
         assert "Traceback" in capsys.readouterr().err
@@ -108,13 +108,13 @@ def test_the_app_comes_from_the_option_then_from_pyproject(tmp_path: Path, monke
     assert target("bank:bank", None, None, None).reference == "bank:bank"
 
 
-def test_a_user_without_a_password_may_be_named_for_the_database() -> None:
+def test_a_user_without_a_password_is_allowed_in_the_database_url() -> None:
     assert safe_settings(database="postgresql://ada@db/bank").database == "postgresql://ada@db/bank"
     with pytest.raises(UsageError, match="secret"):
         safe_settings(servers="nats://ada@host:4222")
 
 
-def test_progress_is_a_line_a_second_and_one_at_the_end_of_long_work(
+def test_progress_is_printed_each_second_and_at_the_end_of_long_work(
     capsys: pytest.CaptureFixture[str], clock: Iterator[float]
 ) -> None:
     lines = Lines()
@@ -125,7 +125,7 @@ def test_progress_is_a_line_a_second_and_one_at_the_end_of_long_work(
     ]
 
 
-def test_short_work_makes_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines()
     for done in range(101):
         lines("load", done, 100, "copy")
@@ -134,13 +134,13 @@ def test_short_work_makes_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Every look at it, 0.4 s have passed."""
+    """A clock that advances by 0.4 s at each reading."""
     times = iter([0.4 * number for number in range(1_000)])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     return times
 
 
-def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
+def test_an_event_is_printed_in_80_columns_and_complete_in_json() -> None:
     headers = (
         b"NATS/1.0\r\nNats-Msg-Id: id\r\nEj-Type: account.withdrawn\r\nEj-Schema: 2\r\nEj-Version: 3\r\n"
         b"Ej-Command: c-1\r\nEj-Meta-actor: ada\r\n\r\n"
@@ -154,7 +154,9 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
         headers,
         json.dumps(body).encode(),
     )
-    event = event_view(cast("Any", SimpleNamespace(decode=lambda _: None, masked=lambda *told: told[-1])), record)
+    event = event_view(
+        cast("Any", SimpleNamespace(decode=lambda _: None, masked=lambda *arguments: arguments[-1])), record
+    )
     lines = line(event, with_aggregate=True).splitlines()
     assert lines[0] == "     12  2026-01-02 03:04:05Z  account a-1  v3  account.withdrawn (schema 2)"
     assert all(len(line) <= 80 for line in lines)
@@ -164,15 +166,13 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
     assert "fault" not in event
 
 
-def test_counts_and_keys_read_as_one_writes_them() -> None:
+def test_counts_and_keys_are_formatted_for_readers() -> None:
     assert [counted(1, "row"), counted(2_000, "row")] == ["1 row", "2,000 rows"]
     assert key_text(("a", 3)) == "a, 3"
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
-def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
-    ctrl_c: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sigterm_ends_bulk_work_even_if_ctrl_c_is_ignored(ctrl_c: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cancelled: list[str] = []
 
     async def work(progress: object) -> None:
@@ -194,7 +194,7 @@ def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
 
 
 @pytest.mark.parametrize(
-    ("live", "expected", "told"),
+    ("live", "expected", "text"),
     [
         (Decimal("5.0"), Decimal("5.00"), "v is 5.0 and should be 5.00"),
         (1, "1", "v is 1 (int) and should be 1 (str)"),
@@ -203,11 +203,11 @@ def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
         ("x" * 500 + "a" * 9, "x" * 500 + "b" * 9, f"v is {'x' * 500}… (509 characters) and should be another one"),
     ],
 )
-def test_two_values_are_told_apart_even_where_they_print_alike(live: object, expected: object, told: str) -> None:
-    found = Difference(("t", 1), {"id": 1, "v": live}, {"id": 1, "v": expected}, ("v",), "never equal")
-    assert difference_text(found, private=False) == told
+def test_two_values_that_print_alike_are_shown_as_different(live: object, expected: object, text: str) -> None:
+    difference = Difference(("t", 1), {"id": 1, "v": live}, {"id": 1, "v": expected}, ("v",), "never equal")
+    assert difference_text(difference, private=False) == text
 
 
-def test_what_differs_in_personal_columns_is_named_and_not_shown() -> None:
-    found = Difference(("t", 1), {"v": "ada"}, {"v": "eve"}, ("v",), "never equal")
-    assert difference_text(found, private=True) == f"v is {MASK} and should be another one"
+def test_a_difference_in_a_personal_column_is_named_and_not_shown() -> None:
+    difference = Difference(("t", 1), {"v": "ada"}, {"v": "eve"}, ("v",), "never equal")
+    assert difference_text(difference, private=True) == f"v is {MASK} and should be another one"

@@ -1,4 +1,4 @@
-"""What `--help` ends with, and what is said of a line that is wrong."""
+"""The examples in `--help`, and the answers to a wrong command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventjet.text import NAMED_MAX, listed, meant
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in which `shop.app` holds an app."""
+    """Make an empty current folder and an environment without settings."""
     for name in ("EVENTJET_APP", "EVENTJET_SERVERS", "EVENTJET_DATABASE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -24,13 +24,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """The paragraph on standard error, without its line breaks."""
+def error_text(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Return a function that reads the paragraph on standard error, without its line breaks."""
     return lambda: " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
-def test_every_example_is_one_that_the_program_understands(line: str) -> None:
+def test_every_example_is_a_valid_command_line(line: str) -> None:
     program, *words = shlex.split(line.partition(" > ")[0])
     assert program == "eventjet"
     command: Any = PROGRAM
@@ -39,7 +39,7 @@ def test_every_example_is_one_that_the_program_understands(line: str) -> None:
     command.make_context("eventjet", words)  # raises what typer would say
 
 
-def test_no_line_of_a_help_ends_where_the_line_of_the_source_did() -> None:
+def test_no_paragraph_of_a_help_has_line_breaks_of_its_source() -> None:
     for name, command in commands_of(app):
         assert command.help, name
         assert not [paragraph for paragraph in command.help.split("\n\n") if "\n" in paragraph], name
@@ -67,32 +67,34 @@ def test_every_command_has_examples_of_its_own() -> None:
         ("status more", "unexpected extra argument"),
     ],
 )
-def test_a_line_that_is_wrong_is_answered_with_what_was_meant(line: str, answer: str, said: Callable[[], str]) -> None:
+def test_a_wrong_command_line_is_refused_with_a_suggestion(
+    line: str, answer: str, error_text: Callable[[], str]
+) -> None:
     assert main(line.split()) == 2
-    assert answer in said()
+    assert answer in error_text()
 
 
-def test_without_an_app_the_three_ways_to_name_one_are_told_and_a_folder_above_that_has_one(
-    project: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+def test_a_missing_app_is_refused_with_the_ways_to_name_it_and_a_near_project(
+    project: Path, monkeypatch: pytest.MonkeyPatch, error_text: Callable[[], str]
 ) -> None:
     assert main(["status"]) == 2
-    answer = said()
+    answer = error_text()
     assert all(way in answer for way in ("--app module:name", "EVENTJET_APP", "[tool.eventjet]"))
     assert "names one" not in answer
     (project / "pyproject.toml").write_text('[tool.eventjet]\napp = "shop.app:shop"\n')
     (project / "shop").mkdir()
     monkeypatch.chdir(project / "shop")
     assert main(["status"]) == 2
-    assert f"{project}/pyproject.toml names one: run it in that folder." in said()
+    assert f"{project}/pyproject.toml names one: run it in that folder." in error_text()
 
 
-def test_a_name_that_is_near_is_offered_and_one_that_is_not_is_not() -> None:
+def test_only_a_close_name_is_suggested() -> None:
     assert meant("balnces", ["postings", "balances"]) == "Did you mean 'balances'? "
     assert meant("Balances", ["balances"]) == "Did you mean 'balances'? "
     assert meant("orders", ["postings", "balances"]) == ""
 
 
-def test_a_list_of_names_has_a_bound() -> None:
+def test_a_list_of_names_has_a_limit() -> None:
     assert listed([]) == "none"
     assert listed(["a", "b", "a"]) == "a, b"
     assert listed(map(str, range(1_000 + NAMED_MAX))).endswith(f"{NAMED_MAX - 1} and 1,000 more")

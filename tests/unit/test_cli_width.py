@@ -1,4 +1,4 @@
-"""Every listing fits a terminal of 80 columns, however long what it lists is, and none of it is lost."""
+"""Every listing fits a terminal of 80 columns without losing a part of its values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def aggregate_id(request: pytest.FixtureRequest) -> str:
 
 
 def fits(out: str, *whole: str) -> None:
-    """Nothing is wider than the terminal, and all letters of these are in it, wherever their lines are broken."""
+    """Check that no line is wider than the terminal and that all letters of `whole` are in the output."""
     wide = [line for line in out.splitlines() if cell_len(line) > WIDTH]
     assert not wide, "\n".join(wide)
     missing = Counter("".join(whole)) - Counter(out)
@@ -61,10 +61,10 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
 
 
 def test_status(printed: Callable[[], str]) -> None:
-    one = WorkStatus(
+    status = WorkStatus(
         NAME, 1_000, "building", POSITION, POSITION, POSITION, 9e9, WORKER, 12, None, True, events_per_s=9e6, eta_s=9e9
     )
-    show(status_blocks("bank", [one, replace(one, kind="publication", parked=3), replace(one, reason=REASON)]))
+    show(status_blocks("bank", [status, replace(status, kind="publication", parked=3), replace(status, reason=REASON)]))
     fits(printed(), NAME, f"{POSITION:,}", REASON)
 
 
@@ -81,8 +81,8 @@ def test_quarantine_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 
 
 def test_quarantine_show(aggregate_id: str, printed: Callable[[], str]) -> None:
-    shown = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
-    show(event_blocks(QuarantinedEvent(shown, NAME, {"note": aggregate_id}, "", ())))
+    details = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
+    show(event_blocks(QuarantinedEvent(details, NAME, {"note": aggregate_id}, "", ())))
     fits(printed(), aggregate_id, aggregate_id, REASON)
 
 
@@ -93,10 +93,10 @@ def test_deadlines_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 
 
 def test_process_show(aggregate_id: str, printed: Callable[[], str]) -> None:
-    found = ProcessView(
+    view = ProcessView(
         NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', parked=None, paused=True
     )
-    show(Fields(list(process_fields(found))))
+    show(Fields(list(process_fields(view))))
     fits(printed(), aggregate_id, REASON)
 
 
@@ -123,13 +123,13 @@ def test_history_and_tail(aggregate_id: str) -> None:
 
 
 def test_doctor(printed: Callable[[], str]) -> None:
-    found = (
+    findings = (
         Finding(
             "Server", "stream", level, f"the stream {NAME * 2} is {REASON}", REASON, "Run `eventjet init --repair`."
         )
         for level in Level
     )
-    show(doctor_blocks(Examined("bank", tuple(found), 3)))
+    show(doctor_blocks(Examined("bank", tuple(findings), 3)))
     fits(printed(), NAME, REASON)
 
 

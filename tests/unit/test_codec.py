@@ -1,4 +1,4 @@
-"""The JSON profile, the catalog and the envelope: what is stored is what is read back."""
+"""The JSON profile, the catalog and the headers: an event is read back as it was stored."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ kinds = st.builds(
 
 
 @pytest.mark.parametrize("kind", [CancelledError, GeneratorExit, SystemExit, KeyError])
-async def test_an_upcaster_that_would_end_its_task_makes_its_event_undecodable(kind: type[BaseException]) -> None:
+async def test_an_upcaster_that_raises_a_base_exception_makes_its_event_undecodable(kind: type[BaseException]) -> None:
     @upcaster("thing.renamed", schema=1)
     def ends(body: dict[str, object]) -> dict[str, object]:
         raise kind
@@ -109,21 +109,21 @@ async def test_an_upcaster_that_would_end_its_task_makes_its_event_undecodable(k
 
 
 @given(kinds)
-def test_every_event_is_read_back_equal_or_refused(made: Kinds) -> None:
+def test_every_event_is_read_back_equal_or_refused(original: Kinds) -> None:
     try:
-        encoded = catalog().encode(made)
+        encoded = catalog().encode(original)
     except UnencodableEvent:
         # A zone can push a time at the ends of the calendar out of it.
-        assert made.at.year in (1, 9999)
+        assert original.at.year in (1, 9999)
         return
     recorded = Decoder(catalog())(record(encoded.body))
     assert recorded is not None
     # In UTC, since Python calls a time that its own zone has twice unequal to every other.
-    assert recorded.data == replace(made, at=made.at.astimezone(UTC))
+    assert recorded.data == replace(original, at=original.at.astimezone(UTC))
 
 
-def test_the_profile_is_what_other_languages_expect() -> None:
-    made = Kinds(
+def test_the_json_of_an_event_is_readable_in_other_languages() -> None:
+    example = Kinds(
         amount=Decimal("1234567890123456789012345.678"),
         count=2**53 + 1,
         at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2))),
@@ -131,7 +131,7 @@ def test_the_profile_is_what_other_languages_expect() -> None:
         many=(Decimal("0.10"),),
         maybe=-(2**53),
     )
-    body = orjson.loads(catalog().encode(made).body)
+    body = orjson.loads(catalog().encode(example).body)
     assert body["amount"] == "1234567890123456789012345.678"
     assert body["count"] == "9007199254740993"
     assert body["maybe"] == -9007199254740992
@@ -150,13 +150,13 @@ def test_the_profile_is_what_other_languages_expect() -> None:
         {"at": datetime(2026, 1, 1)},  # noqa: DTZ001  naive is the point
     ],
 )
-def test_what_would_not_come_back_is_refused(bad: dict[str, object]) -> None:
+def test_a_value_that_json_does_not_preserve_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(UnencodableEvent, match="survive JSON"):
         catalog().encode(Kinds(**bad))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("bad", [{"amount": 1.1}, {"count": "3"}, {"text": 3}, {"flag": 1}, {"amount": "1"}])
-def test_an_event_is_strict_about_its_types(bad: dict[str, object]) -> None:
+def test_an_event_refuses_values_of_other_types(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         Kinds(**bad)  # pyright: ignore[reportArgumentType]
 
@@ -176,7 +176,7 @@ def test_an_event_is_strict_about_its_types(bad: dict[str, object]) -> None:
         b"",
     ],
 )
-def test_bytes_that_are_not_the_event_name_position_and_bytes(body: bytes) -> None:
+def test_an_undecodable_body_is_refused_with_its_position_and_bytes(body: bytes) -> None:
     with pytest.raises(UndecodableEvent) as caught:
         Decoder(catalog())(record(body))
     assert (caught.value.position, caught.value.data) == (5, body)
@@ -190,7 +190,7 @@ def test_bytes_that_are_not_the_event_name_position_and_bytes(body: bytes) -> No
         ("all.kinds", "1", b'{"count":"12"}', "count: it is stored as text and declared as int"),
     ],
 )
-def test_a_changed_field_is_mended_in_the_class_before_anything_is_skipped(
+def test_an_undecodable_event_suggests_a_change_of_its_class_first(
     type_name: str, schema: str, body: bytes, says: str
 ) -> None:
     with pytest.raises(UndecodableEvent) as caught:
@@ -222,13 +222,13 @@ def test_older_schemas_and_former_names_are_upcast(type_name: str, schema: str, 
 @pytest.mark.parametrize(
     ("type_name", "schema"), [("thing.renamed", "4"), ("never.heard", "1"), ("thing.renamed", "0")]
 )
-def test_an_unknown_event_names_position_and_bytes(type_name: str, schema: str) -> None:
+def test_an_unknown_event_is_refused_with_its_position_and_bytes(type_name: str, schema: str) -> None:
     with pytest.raises(UnknownEvent, match="position 5") as caught:
         Decoder(catalog())(record(b"{}", type_name=type_name, schema=schema))
     assert caught.value.data == b"{}"
 
 
-def test_a_retired_event_is_passed_over() -> None:
+def test_a_retired_event_is_skipped() -> None:
     assert Decoder(catalog())(record(b"?", type_name="thing.retired")) is None
 
 
@@ -247,14 +247,14 @@ def test_a_retired_event_is_passed_over() -> None:
         record(b"{}", **{"Ej-Recorded-At": "yesterday"}),
     ],
 )
-def test_a_foreign_message_is_undecodable_and_nothing_worse(bad: RawRecord) -> None:
+def test_a_foreign_message_is_an_undecodable_event(bad: RawRecord) -> None:
     with pytest.raises(UndecodableEvent):
         Decoder(catalog())(bad)
 
 
 @pytest.mark.parametrize("more", [{}, {COMMAND: "c", "Ej-Encoding": "json", "Nats-Stream": "app"}])
 @given(st.data())
-def test_headers_in_any_order_are_the_same_record(more: dict[str, str], data: st.DataObject) -> None:
+def test_headers_in_any_order_give_the_same_record(more: dict[str, str], data: st.DataObject) -> None:
     usual = record(b"{}", **more)
     decoder = Decoder(catalog())
     first, *lines = usual[3].split(b"\r\n")[:-2]
@@ -263,7 +263,7 @@ def test_headers_in_any_order_are_the_same_record(more: dict[str, str], data: st
     assert decoder.link(turned) == decoder.link(usual)
 
 
-def test_a_decoder_of_some_events_passes_over_the_others_without_decoding() -> None:
+def test_a_decoder_of_some_events_skips_others_without_decoding() -> None:
     assert Decoder(catalog(), only=[Renamed])(record(b"not even json")) is None
 
 
@@ -275,8 +275,8 @@ keys = st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True).filter(lambda key: 
     st.builds(Metadata, *[st.none() | st.text(min_size=1, max_size=60) for _ in range(4)]),
     st.dictionaries(keys, st.text(min_size=1, max_size=30), max_size=3),
 )
-def test_metadata_survives_headers(command_id: str, told: Metadata, extra: dict[str, str]) -> None:
-    metadata = Metadata(told.correlation, told.causation, told.actor, told.traceparent, extra)
+def test_metadata_survives_headers(command_id: str, drawn: Metadata, extra: dict[str, str]) -> None:
+    metadata = Metadata(drawn.correlation, drawn.causation, drawn.actor, drawn.traceparent, extra)
     pairs = context_headers(command_id, metadata)
     assert all(value.isascii() and value.isprintable() for _, value in pairs)
     recorded = Decoder(catalog())(record(b"{}", **dict(pairs)))
@@ -294,18 +294,18 @@ def test_metadata_survives_headers(command_id: str, told: Metadata, extra: dict[
         Metadata(extra={"actor": "x"}),
     ],
 )
-def test_metadata_that_cannot_travel_is_refused(bad: Metadata) -> None:
+def test_metadata_that_headers_cannot_carry_is_refused(bad: Metadata) -> None:
     with pytest.raises(Refused):
         context_headers(None, bad)
 
 
-def test_the_time_an_import_tells_is_believed() -> None:
+def test_an_imported_event_has_the_time_of_its_header() -> None:
     recorded = Decoder(catalog())(record(b"{}", **{"Ej-Recorded-At": "2020-01-01T02:00:00+02:00", COMMAND: "c"}))
     assert recorded is not None
     assert recorded.recorded_at == datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def test_all_faults_of_a_catalog_are_found() -> None:
+def test_all_faults_of_a_catalog_are_reported() -> None:
     @event("thing.other", formerly=("thing.titled",))
     class Twin:
         x: int = 0
@@ -320,6 +320,6 @@ def test_all_faults_of_a_catalog_are_found() -> None:
         assert part in text
 
 
-def test_a_class_that_is_no_event_is_named() -> None:
+def test_a_class_that_is_no_event_is_refused() -> None:
     with pytest.raises(DefinitionError, match="is not an event"):
         Catalog([int])

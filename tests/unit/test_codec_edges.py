@@ -1,4 +1,4 @@
-"""The JSON profile where types meet: zones, unions, sets, keys of mappings, generic classes, long numbers."""
+"""The JSON profile at its edges: zones, unions, sets, keys of mappings, generic classes, long numbers."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Timed:
     others: list[datetime]
 
 
-def test_a_time_is_in_utc_as_a_key_too() -> None:
+def test_a_time_that_is_a_key_is_stored_in_utc() -> None:
     catalog = Catalog([Keyed])
-    made = Keyed(by_time={datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2))): 1})
-    body = catalog.encode(made).body
+    value = Keyed(by_time={datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2))): 1})
+    body = catalog.encode(value).body
     assert orjson.loads(body) == {"by_time": {"2025-12-31T22:00:00Z": 1}}
     resolved = catalog.resolve("edge.keyed", 1)
     assert resolved is not None
-    assert resolved.decode(body) == made
+    assert resolved.decode(body) == value
     with pytest.raises(UnencodableEvent):
         catalog.encode(Keyed(by_time={datetime(2026, 1, 1): 1}))  # noqa: DTZ001  naive is the point
 
 
 @pytest.mark.parametrize("amount", [1, 1.0, 2**60, 2.0**60, -(2.0**80), 1e300])
-def test_large_floats_beside_integers_are_read_back(amount: float) -> None:
+def test_large_floats_in_a_union_with_integers_keep_their_type(amount: float) -> None:
     encoded = Catalog([Numbered]).encode(Numbered(amount=amount))
     assert type(encoded.event.amount) is type(amount)
     assert encoded.event.amount == amount
@@ -68,11 +68,11 @@ def test_a_time_that_its_zone_has_twice_or_never_can_be_stored(at: datetime, fol
     assert encoded.event.at == encoded.event.others[0] == berlin.astimezone(UTC)
 
 
-def test_what_is_folded_is_what_will_be_read_back() -> None:
-    made = Keyed(by_time={datetime(2026, 1, 1, tzinfo=UTC): 1})
-    again = Catalog([Keyed]).encode(made).event
-    made.by_time.clear()
-    assert again == Keyed(by_time={datetime(2026, 1, 1, tzinfo=UTC): 1})
+def test_the_encoded_event_does_not_change_with_the_original_value() -> None:
+    value = Keyed(by_time={datetime(2026, 1, 1, tzinfo=UTC): 1})
+    encoded = Catalog([Keyed]).encode(value).event
+    value.by_time.clear()
+    assert encoded == Keyed(by_time={datetime(2026, 1, 1, tzinfo=UTC): 1})
 
 
 class Colour(Enum):
@@ -110,7 +110,7 @@ TWICE = datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)
 
 
 class Offset(tzinfo):
-    """As pytz and dateutil make them: nobody knows what it says of another instant."""
+    """A zone as pytz and dateutil make them, whose offset at other instants is unknown."""
 
     def utcoffset(self, at: datetime | None) -> timedelta:
         return timedelta(0) if at is None or at.month < 4 else timedelta(hours=1)
@@ -123,9 +123,11 @@ class Offset(tzinfo):
 
 
 def stored(kind: Any, value: Any) -> Any:
-    """The value of a field as readers get it."""
-    made: Any = event("edge.made")(type("Made", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
-    return Catalog([made]).encode(made(given=value)).event.given
+    """Return the value as readers get it after it was stored in a field."""
+    event_class: Any = event("edge.made")(
+        type("Made", (), {"__annotations__": {"given": kind}, "__module__": __name__})
+    )
+    return Catalog([event_class]).encode(event_class(given=value)).event.given
 
 
 KEPT: list[tuple[Any, Any]] = [
@@ -167,10 +169,10 @@ KEPT: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), KEPT)
-def test_what_is_stored_comes_back_with_its_type_and_zone(kind: Any, value: Any) -> None:
-    again = stored(kind, value)
-    assert again == value
-    assert sorted(repr(again)) == sorted(repr(value)), "of a set in any order"
+def test_a_stored_value_comes_back_with_its_type_and_zone(kind: Any, value: Any) -> None:
+    restored = stored(kind, value)
+    assert restored == value
+    assert sorted(repr(restored)) == sorted(repr(value)), "of a set in any order"
 
 
 REFUSED: list[tuple[Any, Any]] = [
@@ -211,7 +213,7 @@ REFUSED: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), REFUSED)
-def test_what_would_come_back_as_an_equal_value_of_another_type_or_zone_is_refused(kind: Any, value: Any) -> None:
+def test_a_value_that_would_come_back_with_another_type_or_zone_is_refused(kind: Any, value: Any) -> None:
     with pytest.raises(UnencodableEvent, match=r"stored: given[.\[:]"):
         stored(kind, value)
 
@@ -228,25 +230,25 @@ UNWRITABLE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), UNWRITABLE)
-def test_what_cannot_be_written_is_refused_by_the_name_of_its_field(kind: Any, value: Any) -> None:
+def test_a_value_that_cannot_be_written_is_refused_with_its_field_name(kind: Any, value: Any) -> None:
     with pytest.raises(UnencodableEvent, match=r"stored: given: (?!.*Error (calling|serializing))"):
         stored(kind, value)
 
 
 @pytest.mark.parametrize("at", INSTANTS)
-def test_an_instant_is_read_back_in_utc_wherever_it_stands(at: datetime) -> None:
+def test_an_instant_is_read_back_in_utc_in_every_container(at: datetime) -> None:
     utc = at.astimezone(UTC)
     kinds = (datetime, at), (datetime | None, at), (frozenset[datetime], frozenset([at])), (list[datetime], [at])
     for kind, value in kinds:
-        again = stored(kind, value)
-        (one,) = [again] if isinstance(again, datetime) else again
-        assert (one.tzinfo, one.fold, type(one)) == (UTC, 0, datetime)
-        assert one == datetime.fromisoformat(utc.isoformat())
+        restored = stored(kind, value)
+        (instant,) = [restored] if isinstance(restored, datetime) else restored
+        assert (instant.tzinfo, instant.fold, type(instant)) == (UTC, 0, datetime)
+        assert instant == datetime.fromisoformat(utc.isoformat())
     ((key, _),) = stored(dict[datetime, int], {at: 1}).items()
     assert (key.tzinfo, key) == (UTC, datetime.fromisoformat(utc.isoformat()))
 
 
-def test_a_value_that_is_refused_is_not_shown_where_it_is_personal() -> None:
+def test_the_refusal_of_an_event_with_personal_fields_shows_no_value() -> None:
     @event("edge.personal")
     class Secret:
         name: Personal[str]
@@ -268,15 +270,15 @@ def test_equal_sets_are_written_alike() -> None:
     catalog = Catalog([Sets])
     tags, amounts = [str(number) for number in range(50)], [Decimal(1), Decimal(3)]
 
-    def made(step: int) -> Sets:
+    def new_sets(step: int) -> Sets:
         inner = (frozenset(amounts[::step]),)
         mixed: list[int | str] = [1, "a"]
         numbers = {*[0, 8, 16][::step]}
         return Sets(tags=frozenset(tags[::step]), numbers=numbers, mixed=frozenset(mixed[::step]), inner=inner)
 
-    one, other = made(1), made(-1)
-    assert list(one.numbers) != list(other.numbers), "else nothing is tried here"
-    body = catalog.encode(one).body
+    value, other = new_sets(1), new_sets(-1)
+    assert list(value.numbers) != list(other.numbers), "else nothing is tried here"
+    body = catalog.encode(value).body
     assert catalog.encode(other).body == body
     assert orjson.loads(body)["numbers"] == [0, 8, 16]
     assert orjson.loads(body)["tags"] == sorted(tags)
@@ -314,17 +316,17 @@ def test_json_is_read_alike_in_events_upcasters_snapshots_and_messages(value: by
         lambda: plain((1, 1, b"s", b"", cloud)).data["given"],
         lambda: read_json(body)["given"],
     ]
-    found = set[str]()
+    results = set[str]()
     for read in readers:
         try:
-            found.add(repr(read()))
+            results.add(repr(read()))
         except (ValueError, UndecodableMessage):
-            found.add("refused")
-    assert len(found) == 1
+            results.add("refused")
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("value", [{"a": 2**64}, [-(2**63) - 1], 2**200, {"a": [None, {"b": 10**30}]}, "null", -0.0])
-def test_what_is_written_as_json_is_read_as_it_is(value: Any) -> None:
+def test_a_value_written_as_json_is_read_back_unchanged(value: Any) -> None:
     assert repr(read_json(dump_json(value))) == repr(value)
 
 
@@ -344,7 +346,7 @@ COUNTED = Counted(
 )
 
 
-def test_numbers_that_are_keys_are_read_as_they_were_written() -> None:
+def test_numbers_as_keys_are_read_back_unchanged() -> None:
     catalog = Catalog([Counted])
     body = catalog.encode(COUNTED).body
     assert catalog.resolve("edge.counted", 1).decode(body) == COUNTED
@@ -359,24 +361,24 @@ def test_numbers_that_are_keys_are_read_as_they_were_written() -> None:
         *(b'{"bools": {"%b": 1}}' % key for key in (b"1", b"yes", b"True")),
     ],
 )
-def test_a_key_that_no_number_is_written_as_is_refused(body: bytes) -> None:
-    """Else two keys of one object would become one, and one of the values be lost."""
+def test_a_key_that_is_not_the_written_form_of_a_number_is_refused(body: bytes) -> None:
+    """Otherwise two keys of an object could become the same key, and a value would be lost."""
     whole = {"integers": {}, "floats": {}, "decimals": {}, "bools": {}, **read_json(body)}
     with pytest.raises(ValueError, match=r"written as|digits alone|true or false"):
         Catalog([Counted]).resolve("edge.counted", 1).decode(dump_json(whole))
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, [2**64, float("nan")]])
-def test_what_no_json_number_is_cannot_be_written(value: Any) -> None:
+def test_nan_and_infinity_cannot_be_written(value: Any) -> None:
     with pytest.raises(ValueError, match="NaN"):
         dump_json(value)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("18446744073709551616", "18446744073709551617"), ("1", "1.0"), ("1", "true")]
+    ("number", "other"), [("18446744073709551616", "18446744073709551617"), ("1", "1.0"), ("1", "true")]
 )
-def test_an_import_names_the_field_whose_value_is_another_in_json_only(one: str, other: str) -> None:
-    stored, given = (b'{"a":%b,"b":1}' % text.encode() for text in (one, other))
+def test_an_import_names_a_field_whose_values_differ_only_in_json(number: str, other: str) -> None:
+    stored, given = (b'{"a":%b,"b":1}' % text.encode() for text in (number, other))
     assert differing_fields(stored, given) == ["a"]
 
 
@@ -389,7 +391,7 @@ class Box(Generic[T]):
     value: T
 
 
-def test_the_default_of_bytes_is_exported_as_they_are_written() -> None:
+def test_a_default_of_bytes_is_exported_as_the_codec_writes_it() -> None:
     @event("edge.padded")
     class Padded:
         given: bytes = b"\xff\xff\xfe"
@@ -402,7 +404,7 @@ def test_a_generic_event_or_aggregate_is_refused_where_it_is_declared() -> None:
     bases: list[Any] = [Generic[T], Generic[P], Box[int]]
     classes = [new_class("Changed", (base,)) for base in bases]
     fields = ({"__annotations__": {"value": kind}, "__module__": __name__} for kind in (T, list[T], T | None))
-    classes += [type("Changed", (), given) for given in fields]
+    classes += [type("Changed", (), namespace) for namespace in fields]
     for cls in classes:
         with pytest.raises(DefinitionError, match="generic event is not supported"):
             event("edge.changed")(cls)
@@ -424,7 +426,7 @@ def test_a_generic_value_within_an_event_keeps_its_type() -> None:
         stored(Box[Decimal], Box(value=3))
 
 
-def test_an_event_may_name_what_is_local_and_what_comes_later() -> None:
+def test_an_annotation_of_an_event_may_name_local_and_later_classes() -> None:
     @dataclass(frozen=True)
     class Local:
         at: datetime
@@ -435,8 +437,8 @@ def test_an_event_may_name_what_is_local_and_what_comes_later() -> None:
         later: Later | None = None
         inner: Uses | None = None
 
-    made = Uses(local=Local(NOON), later=Later(1), inner=Uses(local=Local(NOON)))
-    assert Catalog([Uses]).encode(made).event == made
+    value = Uses(local=Local(NOON), later=Later(1), inner=Uses(local=Local(NOON)))
+    assert Catalog([Uses]).encode(value).event == value
 
 
 @dataclass(frozen=True)
@@ -474,21 +476,21 @@ OTHERWISE: list[tuple[Any, str]] = [
     (dict[UUID, int], '{"12345678-1234-5678-1234-56781234567A": 1}'),
     (dict[timedelta, int], '{"PT24H": 1}'),
 ]
-"""Texts that stand for a value in pydantic, and are not what it is written as."""
+"""Texts that pydantic accepts for a value although it is written otherwise."""
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERWISE)
-def test_what_only_stands_for_a_value_is_refused(kind: Any, text: str) -> None:
-    made = event("edge.otherwise")(
+def test_a_text_that_pydantic_would_convert_is_refused(kind: Any, text: str) -> None:
+    event_class = event("edge.otherwise")(
         new_class("Otherwise", exec_body=lambda body: body.update(__annotations__={"v": kind}))
     )
     with pytest.raises(ValueError, match="v"):
-        BodyCodec(made).decode(f'{{"v": {text}}}'.encode())
+        BodyCodec(event_class).decode(f'{{"v": {text}}}'.encode())
 
 
-def test_a_key_that_is_outside_the_years_in_utc_is_refused() -> None:
-    made = event("edge.early")(
+def test_a_key_outside_the_years_1_to_9999_in_utc_is_refused() -> None:
+    event_class = event("edge.early")(
         new_class("Early", exec_body=lambda body: body.update(__annotations__={"v": dict[datetime, int]}))
     )
     with pytest.raises(ValueError, match="years 1 to 9999"):
-        BodyCodec(made).decode(b'{"v": {"0001-01-01T00:00:00+02:00": 1}}')
+        BodyCodec(event_class).decode(b'{"v": {"0001-01-01T00:00:00+02:00": 1}}')

@@ -1,4 +1,4 @@
-"""What eventjet asks of the collector of cycles: an import leaves it nothing to look at, and all as it was."""
+"""The garbage collector during an import: objects are frozen meanwhile, and its settings are restored."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def opened(count: int = EVENTS) -> Iterator[Imported]:
     return (Imported(Account, f"a-{number}", Opened(owner="ada")) for number in range(count))
 
 
-async def test_what_is_there_is_passed_over_during_an_import_and_looked_at_again_after_it() -> None:
+async def test_existing_objects_are_frozen_during_an_import_only() -> None:
     frozen: list[int] = []
     async with app().in_memory() as jet:
         await jet.append_many(opened(), source="x", progress=lambda _: frozen.append(gc.get_freeze_count()))
         assert all(frozen)
         assert gc.get_freeze_count() == 0
         with pytest.raises(ZeroDivisionError):
-            await jet.append_many((one for one in opened() if 1 / 0), source="y")
+            await jet.append_many((imported for imported in opened() if 1 / 0), source="y")
 
 
-async def test_of_two_imports_the_last_to_end_puts_it_back() -> None:
+async def test_the_last_of_two_imports_to_end_unfreezes() -> None:
     with gc_frozen():
         async with app().in_memory() as jet:
             await jet.append_many(opened(10), source="x")
@@ -50,21 +50,21 @@ async def test_of_two_imports_the_last_to_end_puts_it_back() -> None:
     assert gc.get_freeze_count() == 0
 
 
-async def test_what_the_application_froze_itself_stays_frozen() -> None:
+async def test_objects_that_the_application_froze_stay_frozen() -> None:
     gc.freeze()
     try:
         before = gc.get_freeze_count()
-        kept = [[number] for number in range(EVENTS)]  # made after it, and not frozen by the import
+        numbers = [[number] for number in range(EVENTS)]  # made after the freeze, and not frozen by the import
         async with app().in_memory() as jet:
             await jet.append_many(opened(10), source="x")
-        assert len(kept) == EVENTS
-        # Some of them end meanwhile.
+        assert len(numbers) == EVENTS
+        # Some of the frozen objects end meanwhile.
         assert 0 < gc.get_freeze_count() <= before
     finally:
         gc.unfreeze()
 
 
-def test_a_collector_that_was_off_stays_off() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         with uncollected():

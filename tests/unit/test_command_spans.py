@@ -1,4 +1,4 @@
-"""Which spans a command has, when it is told, and what goes with its events, by what the sampler says."""
+"""The spans of a command, when they are exported, and the trace in its events, depending on the sampler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CUPS = App("cups", aggregates=[Cup])
 
 
 class Counting(ParentBased):
-    """The usual sampler, which counts how often it is asked."""
+    """The usual sampler, which counts its calls."""
 
     asked = 0
 
@@ -53,7 +53,7 @@ class Counting(ParentBased):
 
 
 class Stubborn(Sampler):
-    """One of an application's own: it records what nobody else does."""
+    """A sampler of an application that records every span without sampling it."""
 
     def should_sample(self, *_: Any, **__: Any) -> SamplingResult:
         return SamplingResult(Decision.RECORD_ONLY)
@@ -63,7 +63,7 @@ class Stubborn(Sampler):
 
 
 async def headers(jet: Jet) -> list[str | None]:
-    return [one.metadata.traceparent for one in await jet.repository(Cup).history("c-1")]
+    return [event.metadata.traceparent for event in await jet.repository(Cup).history("c-1")]
 
 
 def header_of(span: ReadableSpan) -> str:
@@ -72,7 +72,7 @@ def header_of(span: ReadableSpan) -> str:
     return f"00-{trace_id:032x}-{span_id:016x}-{span.context.trace_flags:02x}"
 
 
-async def test_beneath_a_request_that_is_not_sampled_no_span_is_made_and_its_context_travels() -> None:
+async def test_a_command_in_an_unsampled_request_makes_no_span_and_passes_its_context_on() -> None:
     sampler = Counting(ALWAYS_ON)
     with traced(sampler) as (exporter, reader, _):
         token = context.attach(trace.set_span_in_context(NonRecordingSpan(UNSAMPLED)))
@@ -84,7 +84,7 @@ async def test_beneath_a_request_that_is_not_sampled_no_span_is_made_and_its_con
         assert metrics_of(reader)[spans.COMMAND.metric] == 1
 
 
-async def test_a_command_whose_cause_is_not_sampled_goes_on_with_its_trace() -> None:
+async def test_a_command_with_an_unsampled_cause_continues_its_trace() -> None:
     with traced() as (exporter, _, _):
         async with CUPS.in_memory() as jet:
             cups = jet.repository(Cup)
@@ -93,7 +93,7 @@ async def test_a_command_whose_cause_is_not_sampled_goes_on_with_its_trace() -> 
         assert exporter.get_finished_spans() == ()
 
 
-async def test_a_sampler_of_its_own_is_asked_beneath_what_is_not_sampled_too() -> None:
+async def test_a_custom_sampler_is_asked_in_an_unsampled_request_too() -> None:
     with traced(Stubborn()) as (exporter, _, tracers):
         ended = Ended()
         tracers.add_span_processor(ended)
@@ -105,46 +105,46 @@ async def test_a_sampler_of_its_own_is_asked_beneath_what_is_not_sampled_too() -
         assert exporter.get_finished_spans() == ()  # recorded is not sampled
 
 
-async def test_a_span_says_what_came_of_its_command() -> None:
+async def test_a_span_records_the_outcome_of_its_command() -> None:
     with traced() as (exporter, reader, _):
         async with CUPS.in_memory() as jet:
             cups = jet.repository(Cup)
-            done = await cups.execute("c-1", Cup.fill, 1)
+            execution = await cups.execute("c-1", Cup.fill, 1)
             await cups.execute("c-1", Cup.fill, 0)
             with pytest.raises(ValueError):  # noqa: PT011 - of the domain
                 await cups.execute("c-1", Cup.fill, -1)
             (header,) = await headers(jet)
         filled, nothing, refused = of(exporter, spans.COMMAND)
-        told = dict(filled.attributes or {})
-        assert told.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
-        assert told == {"eventjet.aggregate_id": "c-1", "eventjet.position": done.position}
+        attributes = dict(filled.attributes or {})
+        assert attributes.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
+        assert attributes == {"eventjet.aggregate_id": "c-1", "eventjet.position": execution.position}
         assert header == header_of(filled)
-        assert [dict(one.attributes or {}).get(spans.OUTCOME) for one in (nothing, refused)] == ["nothing", "refused"]
+        assert [dict(span.attributes or {}).get(spans.OUTCOME) for span in (nothing, refused)] == ["nothing", "refused"]
         assert (refused.attributes or {})[spans.ERROR] == "ValueError"
         assert metrics_of(reader)[spans.COMMAND.metric] == 3
 
 
-async def test_a_transaction_is_one_span_with_the_loads_of_its_members_beneath() -> None:
+async def test_a_transaction_is_a_span_with_the_loads_of_its_members_as_children() -> None:
     with traced() as (exporter, _, _):
         async with CUPS.in_memory() as jet:
             cups = jet.repository(Cup)
-            done = await jet.transact(cups.decide("c-1", Cup.fill, 1), cups.decide("c-2", Cup.fill, 2))
+            commits = await jet.transact(cups.decide("c-1", Cup.fill, 1), cups.decide("c-2", Cup.fill, 2))
             (header,) = await headers(jet)
             with pytest.raises(Refused):
                 await jet.transact(cups.decide("c-1", Cup.fill, 0), cups.decide("c-2", Cup.fill, 2))
-        taken, refused = [one for one in exporter.get_finished_spans() if one.name == "transact"]
-        told = dict(taken.attributes or {})
-        assert told.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
-        assert told == {"eventjet.events": 2, "eventjet.position": done[-1].position}
+        taken, refused = [span for span in exporter.get_finished_spans() if span.name == "transact"]
+        attributes = dict(taken.attributes or {})
+        assert attributes.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
+        assert attributes == {"eventjet.events": 2, "eventjet.position": commits[-1].position}
         assert header == header_of(taken)
         loads = of(exporter, spans.LOAD)[:2]
-        assert [one.parent.span_id if one.parent else 0 for one in loads] == [ids(taken)[1]] * 2
+        assert [span.parent.span_id if span.parent else 0 for span in loads] == [ids(taken)[1]] * 2
         assert (refused.attributes or {})[spans.OUTCOME] == "failed"
         assert not refused.status.is_ok
 
 
 class Ended(SpanProcessor):
-    """The names of the spans that ended; raises for those that it is told to."""
+    """A processor that collects the names of ended spans and raises for those in `faulty`."""
 
     def __init__(self, faulty: Sequence[str] = ()) -> None:
         self.names: list[str] = []
@@ -156,9 +156,9 @@ class Ended(SpanProcessor):
         self.names.append(span.name)
 
 
-async def test_a_processor_that_fails_is_reported_and_costs_no_other_command_its_span() -> None:
+async def test_a_failing_span_processor_is_reported_and_loses_no_other_span() -> None:
     reported: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told["exception"]))
+    asyncio.get_running_loop().set_exception_handler(lambda _, details: reported.append(details["exception"]))
     with traced() as (_, _, tracers):
         ended = Ended(faulty=["cup.several"])
         tracers.add_span_processor(ended)
@@ -171,12 +171,12 @@ async def test_a_processor_that_fails_is_reported_and_costs_no_other_command_its
             several.__name__ = "several"
             await cups.execute("c-1", several)
             await cups.execute("c-1", Cup.fill, 1)
-    assert [str(one) for one in reported] == ["the disk is full"]
+    assert [str(error) for error in reported] == ["the disk is full"]
     assert ended.names == ["eventjet.load", "cup.fill"]
 
 
-def test_what_a_loop_left_untold_is_told_by_the_next_one_of_its_thread() -> None:
-    async def left() -> None:
+def test_spans_left_by_a_loop_are_exported_by_the_next_loop_of_its_thread() -> None:
+    async def end_a_command() -> None:
         telemetry = tracing.active()
         assert telemetry is not None
         command = telemetry.command("cup", "fill", None)
@@ -184,13 +184,13 @@ def test_what_a_loop_left_untold_is_told_by_the_next_one_of_its_thread() -> None
         command.ended(1)
 
     with traced() as (exporter, _, _):
-        asyncio.run(left())
+        asyncio.run(end_a_command())
         assert of(exporter, spans.COMMAND) == []
-        asyncio.run(left())
+        asyncio.run(end_a_command())
         assert len(of(exporter, spans.COMMAND)) == 1
 
 
-async def test_many_commands_are_told_while_the_connection_is_open() -> None:
+async def test_spans_of_many_commands_are_exported_while_the_connection_is_open() -> None:
     with traced() as (exporter, _, _):
         async with CUPS.in_memory() as jet:
             for n in range(1, 41):

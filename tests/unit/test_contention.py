@@ -1,4 +1,4 @@
-"""Writers of one aggregate make room for each other: in simulated time, by the product's own repository."""
+"""Writers of an aggregate make room for each other: the product's repository in simulated time."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from eventjet.commands import contention
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import ContentionBackoff
 from eventjet.domain.history import Commands, FoldedState
-from tests.simulation.rivals import Costs, Told, compete
+from tests.simulation.rivals import Costs, Measurement, compete
 
 SECONDS = 6.0
 LEAST, WORST_S = 5, 5.0
 
 
 @pytest.fixture(scope="module")
-def alone() -> Told:
-    """One connection on one aggregate."""
+def alone() -> Measurement:
+    """Measure a single connection on a single aggregate."""
     return compete(1, 1, SECONDS)
 
 
-def are_fair(told: Told, alone: Told) -> bool:
+def are_fair(measured: Measurement, alone: Measurement) -> bool:
     return (
-        not told.failed
-        and told.rate >= alone.rate / 2
-        and told.worst_s <= WORST_S
-        and min(map(len, told.waits_s)) >= LEAST
+        not measured.failed
+        and measured.rate >= alone.rate / 2
+        and measured.worst_s <= WORST_S
+        and min(map(len, measured.waits_s)) >= LEAST
     )
 
 
 @pytest.mark.parametrize("connections", [16, 64])
-def test_many_connections_on_one_aggregate_all_get_their_turn(connections: int, alone: Told) -> None:
-    told = compete(connections, 1, SECONDS)
-    assert told.recorded == told.commands
-    assert are_fair(told, alone)
+def test_many_connections_on_an_aggregate_all_get_their_turn(connections: int, alone: Measurement) -> None:
+    measured = compete(connections, 1, SECONDS)
+    assert measured.recorded == measured.commands
+    assert are_fair(measured, alone)
 
 
-def test_no_command_of_a_hundred_and_twenty_eight_connections_fails() -> None:
-    told = compete(128, 1, SECONDS)
-    assert not told.failed
-    assert told.recorded == told.commands
-    assert min(map(len, told.waits_s)) >= 1
+def test_no_command_of_128_connections_fails() -> None:
+    measured = compete(128, 1, SECONDS)
+    assert not measured.failed
+    assert measured.recorded == measured.commands
+    assert min(map(len, measured.waits_s)) >= 1
 
 
-def test_replicas_that_agree_slowly_keep_nobody_out() -> None:
+def test_slow_replicas_do_not_starve_a_connection() -> None:
     costs = Costs(agree=0.002)
-    told = compete(16, 1, SECONDS, costs=costs)
-    assert told.recorded == told.commands
-    assert told.rate >= compete(1, 1, SECONDS, costs=costs).rate / 2
-    assert min(map(len, told.waits_s)) >= LEAST
+    measured = compete(16, 1, SECONDS, costs=costs)
+    assert measured.recorded == measured.commands
+    assert measured.rate >= compete(1, 1, SECONDS, costs=costs).rate / 2
+    assert min(map(len, measured.waits_s)) >= LEAST
 
 
 @pytest.mark.parametrize(
@@ -56,34 +56,34 @@ def test_replicas_that_agree_slowly_keep_nobody_out() -> None:
     [("TURN", 1_000_000, 64, SECONDS), ("WIDER_SAVES", 0, 16, SECONDS / 2), ("PAUSE_MAX_S", 0.01, 16, SECONDS / 2)],
     ids=["a winner goes on for ever", "pauses do not grow with the rivals", "pauses are short however many there are"],
 )
-def test_a_broken_rule_is_seen(
-    rule: str, broken: float, connections: int, seconds: float, alone: Told, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_rule_makes_contention_unfair(
+    rule: str, broken: float, connections: int, seconds: float, alone: Measurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no more connections and time than that takes: without the rules they race at every save."""
+    """Use only as many connections and as much time as needed: without the rules they race at every save."""
     assert are_fair(compete(connections, 1, seconds), alone)
     monkeypatch.setattr(contention, rule, broken)
     assert not are_fair(compete(connections, 1, seconds), alone)
 
 
-def test_states_that_others_change_are_looked_at_first() -> None:
-    told = compete(4, 50, SECONDS)
-    assert told.recorded == told.commands
-    assert told.lost < told.commands / 10
+def test_states_that_others_change_are_read_before_a_save() -> None:
+    measured = compete(4, 50, SECONDS)
+    assert measured.recorded == measured.commands
+    assert measured.lost < measured.commands / 10
 
 
-def test_states_that_nobody_else_changes_are_relied_upon() -> None:
-    told = compete(1, 50, SECONDS)
-    assert told.lost == told.looked == 0
+def test_states_that_no_other_connection_changes_are_not_read_again() -> None:
+    measured = compete(1, 50, SECONDS)
+    assert measured.lost == measured.looked == 0
 
 
-def test_guesses_without_a_look_would_lose_races(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reads_saves_of_changed_states_lose_races(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "observe", lambda *_, **__: None)
-    told = compete(4, 50, SECONDS)
-    assert told.recorded == told.commands
-    assert told.lost > told.commands / 4
+    measured = compete(4, 50, SECONDS)
+    assert measured.recorded == measured.commands
+    assert measured.lost > measured.commands / 4
 
 
-def test_who_is_alone_again_forgets_its_rivals() -> None:
+def test_a_connection_that_is_alone_again_stops_pausing() -> None:
     backoff = ContentionBackoff(staleness=0.5)
     for lost in range(20):
         backoff.record_conflict(lost, 0.5)
@@ -102,7 +102,7 @@ def test_who_is_alone_again_forgets_its_rivals() -> None:
     assert waited < 10
 
 
-def test_a_first_lost_race_costs_no_pause_and_many_a_bounded_one() -> None:
+def test_the_first_lost_race_costs_no_pause_and_later_pauses_have_a_limit() -> None:
     backoff = ContentionBackoff()
     assert backoff.record_conflict(0, 0.9) == 0.0
     pauses = [backoff.record_conflict(lost, 0.9) for lost in range(1, 1_000)]
@@ -114,7 +114,7 @@ def state(position: int, commands: Commands | None = None) -> FoldedState[None]:
     return FoldedState(None, position, position, commands=commands or Commands())
 
 
-def test_a_guess_is_confirmed_when_guesses_were_wrong_lately() -> None:
+def test_a_cached_state_is_confirmed_after_stale_ones() -> None:
     cache = Cache[None]()
     cache.put("a", state(1))
     assert cache.assume_newest("a") is not None
@@ -124,7 +124,7 @@ def test_a_guess_is_confirmed_when_guesses_were_wrong_lately() -> None:
     assert cache.assume_newest("a") is None
     assert cache.get("a") is not None
     cache.put("b", state(1))
-    assert cache.assume_newest("b") is not None  # of others nothing is known yet
+    assert cache.assume_newest("b") is not None  # nothing is known of other aggregates yet
     for name in "cdef":
         cache.observe(name, is_stale=True)
     assert cache.assume_newest("b") is None
@@ -134,7 +134,7 @@ def test_a_guess_is_confirmed_when_guesses_were_wrong_lately() -> None:
     assert cache.assume_newest("b") is not None
 
 
-def test_a_state_that_a_lost_race_has_told_is_taken_once() -> None:
+def test_a_state_read_after_a_lost_race_is_used_once() -> None:
     cache = Cache[None]()
     cache.put("a", state(1), NEWEST)
     assert cache.newest("a") is not None
@@ -145,7 +145,7 @@ def test_a_state_that_a_lost_race_has_told_is_taken_once() -> None:
     assert cache.get("a") == state(2)
 
 
-def test_marks_of_many_states_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_states_are_dropped_by_the_bytes_of_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 2)
     monkeypatch.setattr("eventjet.commands.cache.MARKS_BYTES_MAX", 10_000)
     cache = Cache[None]()
@@ -163,7 +163,7 @@ def test_marks_of_many_states_are_bounded_by_what_they_take(monkeypatch: pytest.
     assert [cache.get(name) is None for name in ("a8", "a9", "b")] == [True, True, False]
 
 
-def test_an_id_without_a_mark_recorded_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_id_without_a_mark_recorded_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
     commands = Commands()
     for version in range(1, 1_001):
@@ -176,7 +176,7 @@ def test_an_id_without_a_mark_recorded_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert began_late.marks_bytes == 0
 
 
-def test_too_many_marks_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_with_too_many_marks_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 2)
     monkeypatch.setattr("eventjet.domain.history.MARKS_MAX", 10)
     commands = Commands()

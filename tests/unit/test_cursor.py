@@ -1,4 +1,4 @@
-"""A cursor's transitions, as its module draws them, and who may take one."""
+"""The transitions of a cursor, as its module documents them, and when an owner may take it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TRANSITIONS: dict[str, tuple[Transition, Callable[[Cursor], Cursor]]] = {
     "pause": (position.PAUSE_CURSOR, Cursor.paused),
     "resume": (position.RESUME_AS[ACTIVE], Cursor.resumed),
     "decide": (position.SET_CURSOR, Cursor.decided),
-    "set": (position.SET_CURSOR, lambda one: one.set_to("log", 3, "e3")),
-    "divide": (position.SET_CURSOR, lambda one: one.divided("receipts-1-of-4", 1, paused=one.state == PAUSED)),
+    "set": (position.SET_CURSOR, lambda before: before.set_to("log", 3, "e3")),
+    "divide": (position.SET_CURSOR, lambda before: before.divided("receipts-1-of-4", 1, paused=before.state == PAUSED)),
 }
-"""Those of anybody: the owner's check nothing, since the sequence that it expects refuses whoever has no cursor."""
+"""The transitions for anybody. Those of the owner need no check: its expected sequence refuses everybody else."""
 
 
 def cursor(state: str = ACTIVE, owner: str | None = "other") -> Cursor:
@@ -47,15 +47,17 @@ def test_a_transition_does_what_the_table_says(name: str, state: str) -> None:
         assert after == before
 
 
-def test_the_table_in_the_docstring_says_what_the_data_says() -> None:
+def test_the_table_in_the_docstring_agrees_with_the_transitions() -> None:
     header, _, *rows = [line for line in (position.__doc__ or "").splitlines() if line.startswith("|")]
     states = cells(header)[1:-1]
     assert sorted(states) == sorted(STATES)
-    shown = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
-    transitions = {each.name: each for each in vars(position).values() if isinstance(each, Transition)}
-    assert shown.keys() == transitions.keys() | {"resume"}
+    table = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
+    transitions = {
+        candidate.name: candidate for candidate in vars(position).values() if isinstance(candidate, Transition)
+    }
+    assert table.keys() == transitions.keys() | {"resume"}
     for name, transition in transitions.items():
-        row, deposes = shown[name]
+        row, deposes = table[name]
         assert (deposes == "yes") == transition.deposes, name
         for state in states:
             becomes = transition.states.get(state)
@@ -68,7 +70,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_an_owner_moves_releases_and_fails_what_it_took() -> None:
+def test_an_owner_can_move_release_and_fail_its_cursor() -> None:
     taken = cursor(FAILED, None).taken("me", 2)
     assert (taken.state, taken.reason, taken.owner, taken.revision, taken.position) == (ACTIVE, None, "me", 2, 7)
     moved = taken.moved(9, "e9", ())
@@ -78,7 +80,7 @@ def test_an_owner_moves_releases_and_fails_what_it_took() -> None:
     assert len(moved.failed("x" * 10_000).reason or "") <= 2_000
 
 
-def test_what_it_waits_for_stays_with_the_next_owner_until_it_moves_or_somebody_decides() -> None:
+def test_the_reason_for_waiting_stays_until_the_cursor_moves_or_is_set() -> None:
     waiting = cursor().taken("me", 1).waiting("the stream is full")
     assert (waiting.state, waiting.reason) == (ACTIVE, "the stream is full")
     assert waiting.taken("other", 1).reason == "the stream is full"
@@ -88,7 +90,7 @@ def test_what_it_waits_for_stays_with_the_next_owner_until_it_moves_or_somebody_
 
 
 @pytest.mark.parametrize(
-    ("found", "silent", "free"),
+    ("before", "silent", "free"),
     [
         (cursor(owner=None), False, True),
         (cursor(owner="me"), False, True),
@@ -98,11 +100,11 @@ def test_what_it_waits_for_stays_with_the_next_owner_until_it_moves_or_somebody_
         (cursor(FAILED, None), False, True),
     ],
 )
-def test_who_may_take_it(found: Cursor, silent: bool, free: bool) -> None:
-    assert found.is_free(1, "me", silent=silent, failed_at=-1) is free
+def test_when_a_cursor_is_free_to_take(before: Cursor, silent: bool, free: bool) -> None:
+    assert before.is_free(1, "me", silent=silent, failed_at=-1) is free
 
 
-def test_older_code_and_whoever_failed_there_stand_by() -> None:
+def test_older_code_and_an_owner_that_failed_there_may_not_take_a_cursor() -> None:
     newer = cursor(owner=None).taken("other", 3).released()
     assert not newer.is_free(2, "me", silent=True, failed_at=-1)
     assert newer.is_free(3, "me", silent=True, failed_at=-1)
@@ -110,7 +112,7 @@ def test_older_code_and_whoever_failed_there_stand_by() -> None:
     assert cursor(FAILED, None).is_free(1, "me", silent=False, failed_at=6)
 
 
-def test_what_is_done_beyond_the_floor_is_known() -> None:
+def test_positions_done_beyond_the_cursor_are_known() -> None:
     assert [position for position in range(5, 13) if cursor().is_done(position)] == [5, 6, 7, 9, 10]
 
 
@@ -131,35 +133,37 @@ def test_what_is_done_beyond_the_floor_is_known() -> None:
         began=st.integers(0, 99),
     )
 )
-def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:
-    assert Cursor.decoded(one.encoded()) == one
+def test_a_cursor_is_decoded_as_it_was_encoded(before: Cursor) -> None:
+    assert Cursor.decoded(before.encoded()) == before
 
 
-def test_releases_before_and_after_this_one_read_each_other() -> None:
-    """Those before know no `waking` and `began`, and refuse what they do not know."""
-    told = orjson.loads(cursor().encoded())
-    before = ["name", "kind", "log", "position", "event_id", "done", "owner", "revision", "state", "reason"]
-    assert sorted(told) == sorted(before)
-    assert Cursor.decoded(orjson.dumps({**told, "added_later": {"some": 1}})) == cursor()
+def test_earlier_and_later_releases_can_read_a_cursor() -> None:
+    """Earlier releases know no `waking` and `began`, and refuse names that they do not know."""
+    encoded = orjson.loads(cursor().encoded())
+    earlier_names = ["name", "kind", "log", "position", "event_id", "done", "owner", "revision", "state", "reason"]
+    assert sorted(encoded) == sorted(earlier_names)
+    assert Cursor.decoded(orjson.dumps({**encoded, "added_later": {"some": 1}})) == cursor()
 
 
-def test_an_entry_of_a_quarantine_that_a_later_release_wrote_is_read() -> None:
+def test_a_quarantine_entry_of_a_later_release_can_be_read() -> None:
     entry = QuarantinedEntry(
         Quarantined(7, "account", "ada", "e", "account.opened", QUARANTINED, "why"), 1.5, tries=2, log="log"
     )
-    told = orjson.loads(entry.encoded())
-    told["parked"] |= {"added_later": 1}
-    assert QuarantinedEntry.decoded(orjson.dumps({**told, "added_later": {"some": 1}}), 9) == replace(entry, sequence=9)
+    encoded = orjson.loads(entry.encoded())
+    encoded["parked"] |= {"added_later": 1}
+    assert QuarantinedEntry.decoded(orjson.dumps({**encoded, "added_later": {"some": 1}}), 9) == replace(
+        entry, sequence=9
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"parked": 1}', b'{"parked": "position"}', b"\xff"])
-def test_what_is_no_entry_of_a_quarantine_is_said_to_be_none(body: bytes) -> None:
+def test_a_damaged_quarantine_entry_is_refused(body: bytes) -> None:
     with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
         QuarantinedEntry.decoded(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"name": 1}', b"\xff", b'{"done": [[1]]}'])
-def test_what_is_no_cursor_is_said_to_be_none(body: bytes) -> None:
+def test_a_damaged_cursor_is_refused(body: bytes) -> None:
     with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
         Cursor.decoded(body)
 
@@ -179,19 +183,19 @@ def test_an_owner_is_silent_after_a_lease_without_a_write() -> None:
     assert watch.is_silent(8, 3.5)
 
 
-def test_a_try_is_counted_by_its_number_however_often_it_is_written() -> None:
+def test_an_attempt_is_counted_by_its_number_and_not_by_its_writes() -> None:
     counted = cursor().tried(8, 1).tried(8, 1).tried(12, 2).tried(8, 2).tried(8, 1).tried(0, 5)
     assert dict(counted.tries) == {8: 2, 12: 2}
     assert counted.untried({8, 9}).tries == ((12, 2),)
 
 
-def test_tries_are_kept_of_what_is_open_and_of_what_the_quarantine_tries_again() -> None:
+def test_attempts_are_kept_for_open_positions_and_for_quarantine_retries() -> None:
     counted = cursor().tried(3, 1).tried(5, 2).tried(9, 3).tried(12, 4)
     assert dict(counted.moved(9, "e9", ()).tries) == {12: 4}
     assert dict(counted.moved(9, "e9", (), retried={5}).tries) == {5: 2, 12: 4}
 
 
-def test_a_cursor_says_where_its_handler_blocks() -> None:
+def test_a_cursor_names_the_position_where_its_handler_blocks() -> None:
     assert cursor().blocking is None
     assert "blocked the event loop in a try at position 8." in str(cursor().tried(8, 1).blocking)
     both = cursor().tried(8, 1).tried(1_200, 3).blocking

@@ -1,4 +1,4 @@
-"""Keys that are written while they are read, in pages that any replica may have answered."""
+"""Reads of keys that are written meanwhile, in pages that any replica may answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eventjet.subscriptions.retry import renewing
 
 
 class Busy:
-    """A client of a bucket in which a key that was read is written again at once."""
+    """A client of a bucket in which a key is written again while it is read."""
 
     def __init__(self, *values: tuple[bytes, bytes]) -> None:
         self._stored = values
@@ -35,28 +35,32 @@ def cursors_over(client: Any) -> Cursors:
     return Cursors(client, "app")
 
 
-async def test_a_worker_that_tells_of_itself_meanwhile_is_counted_once() -> None:
+async def test_a_worker_that_reports_during_the_read_is_counted_once() -> None:
     client = Busy((b"w.echo.a", b"4"), (b"w.echo.b", b"4"), (b"w.echo.c", b"2"), (b"w.echo.a", b"4"))
     assert await cursors_over(client).beat("echo", "a", 4, 3.5) == 2
 
 
-async def test_an_entry_that_is_decided_about_meanwhile_is_read_once() -> None:
+async def test_an_entry_that_changes_during_the_read_is_returned_once() -> None:
     parked, retried = (
         QuarantinedEntry(Quarantined(7, "thing", "one", "", "", resolution)).encoded()
         for resolution in (QUARANTINED, RETRY)
     )
-    found = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
-    assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 2)]
+    entries = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
+    assert [(entry.parked.resolution, entry.sequence) for entry in entries] == [(RETRY, 2)]
 
 
 def page(records: Sequence[int], left: int, values: Sequence[tuple[bytes, bytes]] = ()) -> list[Frame]:
-    """What a replica answers."""
-    told = "Nats-Stream: {}\r\nNats-Subject: {}\r\nNats-Sequence: {}\r\nNats-Time-Stamp: 2030-01-01T00:00:00Z\r\n\r\n"
+    """Return the frames of an answer of a replica."""
+    header_text = (
+        "Nats-Stream: {}\r\nNats-Subject: {}\r\nNats-Sequence: {}\r\nNats-Time-Stamp: 2030-01-01T00:00:00Z\r\n\r\n"
+    )
     frames: list[Frame] = []
     for at in records:
         subject, body = values[at - 1] if values else (b"q.%d" % at, b"")
         stream = "KV_app_cursors" if values else "KV"
-        frames.append((b"1", b"", b"", b"NATS/1.0\r\n" + told.format(stream, subject.decode(), at).encode(), body))
+        frames.append(
+            (b"1", b"", b"", b"NATS/1.0\r\n" + header_text.format(stream, subject.decode(), at).encode(), body)
+        )
     ended = (
         f"NATS/1.0 204 EOB\r\nNats-Num-Pending: {left}\r\nNats-Last-Sequence: {records[-1]}\r\n\r\n" if records else ""
     )
@@ -64,8 +68,8 @@ def page(records: Sequence[int], left: int, values: Sequence[tuple[bytes, bytes]
 
 
 def drive(reading: Conversation[Any], last: int, pages: Sequence[list[Frame]]) -> tuple[Any, list[int]]:
-    """(what a reading returns, the positions that pages were asked from), where the leader knows of one at `last`."""
-    coming, asked = iter(pages), list[int]()
+    """Return (the result of a reading, the positions that pages began at), with the last record at `last`."""
+    answers, page_starts = iter(pages), list[int]()
     answer: Any = None
     newest: RawRecord = (last, 0, b"q", b"", b"")
     try:
@@ -73,48 +77,48 @@ def drive(reading: Conversation[Any], last: int, pages: Sequence[list[Frame]]) -
             request = reading.send(answer)
             answer = None
             if request is not None and is_page(request):
-                asked.append(orjson.loads(request.payload)["seq"])
-                answer = next(coming)
+                page_starts.append(orjson.loads(request.payload)["seq"])
+                answer = next(answers)
             elif request is not None:
                 answer = newest
     except StopIteration as ended:
-        return ended.value, asked
+        return ended.value, page_starts
 
 
 def read(last: int, pages: Sequence[list[Frame]]) -> tuple[list[int], list[int]]:
-    """(positions that were read, those that pages were asked from)."""
-    records, asked = drive(reading_records("KV", "q.*"), last, pages)
-    return [record[0] for record in records], asked
+    """Return (the positions of the records, the positions that pages began at)."""
+    records, page_starts = drive(reading_records("KV", "q.*"), last, pages)
+    return [record[0] for record in records], page_starts
 
 
-def test_what_a_replica_that_lags_does_not_have_yet_is_asked_for_again() -> None:
+def test_records_that_a_lagging_replica_does_not_have_are_read_again() -> None:
     assert read(9, [page([2, 4], 0), page([], 0), page([7, 9], 0)]) == ([2, 4, 7, 9], [1, 5, 5])
 
 
-def test_a_replica_that_stays_behind_is_said_and_nothing_is_left_out_for_it() -> None:
+def test_a_replica_that_stays_behind_makes_the_read_fail() -> None:
     with pytest.raises(StoreUnavailable, match="lags behind position 9"):
         read(9, [page([2, 4], 0), *([page([], 0)] * 100)])
 
 
-def test_records_that_are_lost_on_the_way_are_not_taken_for_none() -> None:
+def test_records_lost_on_the_way_make_the_read_fail() -> None:
     whole = page([2, 4], 0)
     with pytest.raises(StoreUnavailable, match="lost on the way"):
         read(9, [[whole[0], whole[-1]]] * 100)
 
 
-async def test_a_lease_is_renewed_for_as_long_as_what_comes_first_takes() -> None:
-    done, renewed = asyncio.Event(), list[int]()
+async def test_a_lease_is_renewed_during_long_work() -> None:
+    done, renewals = asyncio.Event(), list[int]()
 
     async def renew() -> None:
-        renewed.append(len(renewed))
-        if len(renewed) == 5:
+        renewals.append(len(renewals))
+        if len(renewals) == 5:
             done.set()
 
     assert await renewing(done.wait(), renew, 0.001)
-    assert len(renewed) >= 5
+    assert len(renewals) >= 5
 
 
-async def test_what_comes_first_ends_where_the_lease_is_lost() -> None:
+async def test_work_is_cancelled_when_its_lease_is_lost() -> None:
     async def renew() -> None:
         raise StoreUnavailable("the lease", "lost")
 

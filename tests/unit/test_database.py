@@ -1,4 +1,4 @@
-"""A file of SQLite that others use meanwhile: a first opener waits for its turn, and a lock that stays is told so."""
+"""SQLite files that other programs use meanwhile, and connections to PostgreSQL without proof of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventjet.sql.database import Database
 
 @contextmanager
 def another(path: Path, statement: str) -> Iterator[sqlite3.Connection]:
-    """The first program that opens a new file, within a transaction."""
+    """Open a new file as another program does, and leave a transaction open in it."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("create table begun (n integer)")
         other.execute("begin")
@@ -43,7 +43,7 @@ def by_hand(database: Database) -> str:
 
 @pytest.mark.parametrize("statement", [WRITES, READS])
 @pytest.mark.parametrize("opened", [by_engine, by_hand])
-def test_a_first_opener_waits_for_another_one(
+def test_opening_a_new_file_waits_for_another_program(
     tmp_path: Path, opened: Callable[[Database], str], statement: str
 ) -> None:
     path = tmp_path / "read.db"
@@ -54,7 +54,7 @@ def test_a_first_opener_waits_for_another_one(
         timer.join()
 
 
-async def test_a_first_opener_waits_for_another_one_without_a_thread_of_its_own(tmp_path: Path) -> None:
+async def test_opening_a_new_file_waits_without_a_thread_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "read.db"
     with another(path, WRITES) as other:
         timer = threading.Timer(0.3, other.commit)
@@ -66,7 +66,7 @@ async def test_a_first_opener_waits_for_another_one_without_a_thread_of_its_own(
         timer.join()
 
 
-def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_by_name(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/read.db")
 
     def fill() -> None:
@@ -80,7 +80,7 @@ def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
     assert "folder" not in str(caught.value)
 
 
-def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_stays_is_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_connections, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "read.db"
     database = Database(f"sqlite:///{path}")
@@ -112,7 +112,7 @@ _NO_PROOF = "does not prove who answers"
         ("sqlite:////tmp/x.db", False),
     ],
 )
-def test_a_server_of_postgresql_that_need_not_prove_who_it_is_is_told_once(
+def test_a_connection_to_postgresql_without_proof_of_the_server_warns_once(
     url: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PGHOST", "PGSSLMODE"):
@@ -120,12 +120,14 @@ def test_a_server_of_postgresql_that_need_not_prove_who_it_is_is_told_once(
     postgres_connections.warn_once.cache_clear()
     for _ in range(3):
         Database(url).sync_engine()
-    told = [record.getMessage() for record in caplog.records]
-    assert [_NO_PROOF in one and "sslmode=verify-full" in one for one in told] == [True] * warned
-    assert "p@" not in "".join(told)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [_NO_PROOF in message and "sslmode=verify-full" in message for message in messages] == [True] * warned
+    assert "p@" not in "".join(messages)
 
 
-def test_the_environment_of_libpq_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variables_of_libpq_are_respected(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     postgres_connections.warn_once.cache_clear()
     monkeypatch.setenv("PGHOST", "db.example")
     monkeypatch.setenv("PGSSLMODE", "verify-full")

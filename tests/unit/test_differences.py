@@ -1,4 +1,4 @@
-"""Two states side by side: what changed is told field by field, and what is personal is hidden on both sides."""
+"""The comparison of two states: changes field by field, with personal values hidden."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JSON = st.recursive(
 )
 
 
-def told(before: Any, after: Any) -> dict[str, str]:
+def changes(before: Any, after: Any) -> dict[str, str]:
     return {field.path: field.change for field in compare_states(before, after, before, after).fields}
 
 
-def test_each_kind_of_change_has_its_word() -> None:
+def test_each_kind_of_change_has_a_name() -> None:
     before = {"kept": 1, "gone": 2, "other": 3, "deep": {"same": 1, "new": 1}, "list": [1, 2], "whole": {"a": 1}}
     after = {"kept": 1, "other": 4, "deep": {"same": 1, "new": 2}, "list": [1, 3, 4], "whole": {"a": 1}, "came": None}
-    assert told(before, after) == {
+    assert changes(before, after) == {
         "kept": "same",
         "gone": "removed",
         "other": "changed",
@@ -41,23 +41,23 @@ def test_each_kind_of_change_has_its_word() -> None:
     }
 
 
-def test_one_and_true_are_not_the_same() -> None:
-    assert told({"a": 1}, {"a": True}) == {"a": "changed"}
+def test_1_and_true_are_different_values() -> None:
+    assert changes({"a": 1}, {"a": True}) == {"a": "changed"}
 
 
 @given(JSON, JSON)
-def test_something_changed_where_two_states_differ_and_nothing_where_they_do_not(one: Any, other: Any) -> None:
-    assert compare_states({"it": one}, {"it": one}, {"it": one}, {"it": one}).changed == 0
-    if one != other:
-        # What differs only by its order, or by an empty container, is told whole.
-        assert compare_states({"it": one}, {"it": other}, {"it": one}, {"it": other}).changed > 0
+def test_a_change_is_reported_exactly_when_two_states_differ(value: Any, other_value: Any) -> None:
+    assert compare_states({"it": value}, {"it": value}, {"it": value}, {"it": value}).changed == 0
+    if value != other_value:
+        # A value that differs only in its order, or by an empty container, is reported whole.
+        assert compare_states({"it": value}, {"it": other_value}, {"it": value}, {"it": other_value}).changed > 0
 
 
-def test_of_more_fields_than_are_shown_those_that_changed_are() -> None:
+def test_changed_fields_are_shown_first_when_there_are_too_many() -> None:
     before = {f"f{number}": 0 for number in range(1_000)}
-    seen = compare_states(before, before | {"f777": 1}, before, before | {"f777": 1})
-    assert [(field.path, field.change) for field in seen.fields] == [("f777", "changed")]
-    assert seen.cut == 999
+    comparison = compare_states(before, before | {"f777": 1}, before, before | {"f777": 1})
+    assert [(field.path, field.change) for field in comparison.fields] == [("f777", "changed")]
+    assert comparison.cut == 999
     assert len(compare_states(before, dict.fromkeys(before, 1), before, before).fields) == ROWS_MAX
 
 
@@ -67,10 +67,12 @@ class Customer:
     orders: int = 0
 
 
-def test_a_personal_field_is_told_to_have_changed_and_hidden() -> None:
-    seen = difference(FoldedState(Customer("ada@example.com"), 1, 1), FoldedState(Customer("eve@example.com", 1), 2, 2))
-    assert [(field.path, field.before, field.after, field.change) for field in seen.fields] == [
+def test_a_change_of_a_personal_field_is_reported_without_its_values() -> None:
+    comparison = difference(
+        FoldedState(Customer("ada@example.com"), 1, 1), FoldedState(Customer("eve@example.com", 1), 2, 2)
+    )
+    assert [(field.path, field.before, field.after, field.change) for field in comparison.fields] == [
         ("email", MASK, MASK, "changed"),
         ("orders", 0, 1, "changed"),
     ]
-    assert "example.com" not in repr(seen)
+    assert "example.com" not in repr(comparison)

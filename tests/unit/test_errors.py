@@ -1,4 +1,4 @@
-"""An error that goes from one process to another is the same there."""
+"""An error that is pickled or copied keeps its message and attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from eventjet import errors
 
-ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.EventjetError)]
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.EventjetError)]
 GIVEN: dict[str, Any] = {
     "str": "it",
     "str | None": "it",
@@ -34,19 +34,24 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def made(kind: Any) -> Any:
-    told = inspect.signature(kind.__init__).parameters
-    if "args" in told:
+def error_of(kind: Any) -> Any:
+    parameters = inspect.signature(kind.__init__).parameters
+    if "args" in parameters:
         return kind("It did not go. Try again.")
-    own = [one for one in told.values() if one.name != "self"]
-    at = [GIVEN[one.annotation] for one in own if one.kind is not one.KEYWORD_ONLY]
-    return kind(*at, **{one.name: GIVEN[one.annotation] for one in own if one.kind is one.KEYWORD_ONLY})
+    own = [parameter for parameter in parameters.values() if parameter.name != "self"]
+    at = [GIVEN[parameter.annotation] for parameter in own if parameter.kind is not parameter.KEYWORD_ONLY]
+    return kind(
+        *at,
+        **{
+            parameter.name: GIVEN[parameter.annotation] for parameter in own if parameter.kind is parameter.KEYWORD_ONLY
+        },
+    )
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_an_error_that_was_pickled_or_copied_has_its_message_and_its_attributes(kind: Any) -> None:
-    error = made(kind)
+def test_a_pickled_or_copied_error_has_its_message_and_attributes(kind: Any) -> None:
+    error = error_of(kind)
     error.add_note("a note")
-    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
-        assert type(again) is kind
-        assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(copied) is kind
+        assert (str(copied), copied.args, vars(copied)) == (str(error), error.args, vars(error))

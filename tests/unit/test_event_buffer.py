@@ -1,4 +1,4 @@
-"""The hand-over from the thread that reads to the loop that writes."""
+"""The buffer between the reading thread and the writing loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def taken(batch: Awaitable[Batch | None]) -> tuple[int, int]:
     return result.after, result.last
 
 
-async def test_what_waits_is_merged_up_to_the_batch() -> None:
+async def test_waiting_chunks_are_merged_up_to_the_size_of_a_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     for after, count in ((0, 4), (4, 6), (10, 1)):
         assert buffer.put(chunk(after, count))
@@ -32,7 +32,7 @@ async def test_what_waits_is_merged_up_to_the_batch() -> None:
     assert await taken(buffer.take(1)) == (10, 11)
 
 
-async def test_nothing_in_time_is_none_and_so_is_a_wake() -> None:
+async def test_a_timeout_and_a_wake_return_none() -> None:
     buffer = EventBuffer(batch_max=10)
     assert await buffer.take(0.01) is None
     waiting = asyncio.create_task(buffer.take(30))
@@ -45,28 +45,28 @@ async def test_nothing_in_time_is_none_and_so_is_a_wake() -> None:
 async def test_a_reader_that_is_two_batches_ahead_waits(full: Chunk) -> None:
     buffer = EventBuffer(batch_max=10)
     assert buffer.put(full)
-    passed: list[bool] = []
-    thread = threading.Thread(target=lambda: passed.append(buffer.put(chunk(full.last, 1))))
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(buffer.put(chunk(full.last, 1))))
     thread.start()
     thread.join(0.05)
-    assert passed == []
+    assert results == []
     assert await buffer.take(1) is not None
     await asyncio.to_thread(thread.join, 5)
-    assert passed == [True]
+    assert results == [True]
 
 
-async def test_a_closed_buffer_lets_the_reader_go() -> None:
+async def test_closing_a_buffer_releases_the_reader() -> None:
     buffer = EventBuffer(batch_max=1)
     assert buffer.put(chunk(0, 2))
-    passed: list[bool] = []
-    thread = threading.Thread(target=lambda: passed.append(buffer.put(chunk(2, 1))))
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(buffer.put(chunk(2, 1))))
     thread.start()
     buffer.close()
     await asyncio.to_thread(thread.join, 5)
-    assert passed == [False]
+    assert results == [False]
 
 
-async def test_a_failure_comes_after_what_was_read_before_it() -> None:
+async def test_a_failure_is_raised_after_the_records_before_it() -> None:
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 3))
     buffer.fail(LookupError("gone"))
@@ -75,14 +75,14 @@ async def test_a_failure_comes_after_what_was_read_before_it() -> None:
         await buffer.take(1)
 
 
-async def test_a_piece_from_another_thread_wakes_the_loop() -> None:
+async def test_a_chunk_from_another_thread_wakes_the_loop() -> None:
     buffer = EventBuffer(batch_max=10)
     waiting = asyncio.create_task(buffer.take(60))
     await asyncio.to_thread(buffer.put, chunk(0, 3))
     assert await taken(waiting) == (0, 3)
 
 
-async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_far_behind_a_take_waits_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 30.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=100))
@@ -91,20 +91,20 @@ async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: p
     assert await taken(waiting) == (0, 10)
 
 
-async def test_near_the_end_what_is_there_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_near_the_end_a_take_returns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=10))
     assert await taken(buffer.take(60)) == (0, 4)
 
 
-async def test_nobody_waits_long_for_a_whole_batch() -> None:
+async def test_a_take_does_not_wait_long_for_a_whole_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=100))
     assert await taken(buffer.take(60)) == (0, 4)
 
 
-async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
+async def test_take_whole_returns_only_a_whole_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 9))
     waiting = asyncio.create_task(buffer.take_whole())
@@ -118,7 +118,7 @@ async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
     assert await taken(buffer.take(1)) == (10, 19)
 
 
-async def test_once_nothing_more_will_be_put_nobody_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_buffer_makes_no_take_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=1_000))

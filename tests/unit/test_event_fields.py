@@ -1,4 +1,4 @@
-"""An event has what it is made with: unknown keywords are refused, and unknown fields of a stored body passed over."""
+"""An event refuses unknown keywords, and unknown fields of a stored body are ignored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Closed(Audited):
 
 @event("account.reopened")
 class Reopened(Closed):
-    """An event that has the fields of another."""
+    """An event that inherits the fields of another event."""
 
 
 class Bare:
@@ -125,7 +125,7 @@ UNKNOWN: tuple[tuple[Callable[[], Any], str, str], ...] = (
 
 
 @pytest.mark.parametrize(("make", "keyword", "near"), UNKNOWN, ids=[keyword for _, keyword, _ in UNKNOWN])
-def test_an_event_refuses_a_keyword_that_is_no_field_and_says_which_was_meant(
+def test_an_event_refuses_an_unknown_keyword_and_suggests_the_closest_field(
     make: Callable[[], Any], keyword: str, near: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"has no field '{keyword}'") as caught:
@@ -133,46 +133,46 @@ def test_an_event_refuses_a_keyword_that_is_no_field_and_says_which_was_meant(
     assert (f"Did you mean '{near}'?" in str(caught.value)) == bool(near)
 
 
-def test_a_value_given_as_a_dict_is_refused_keys_that_it_does_not_have() -> None:
+def test_unknown_keys_of_a_typed_dict_are_refused() -> None:
     line: Any = {"sku": "a", "coutn": 3}
     with pytest.raises(Invalid, match="coutn"):
         Withdrawn(amount=1, line=line)
 
 
-def test_an_unknown_keyword_is_named_before_a_value_of_another_type_and_shows_no_value() -> None:
+def test_an_unknown_keyword_is_named_first_and_no_value_is_shown() -> None:
     with pytest.raises(TypeError, match="raeson") as caught:
         Withdrawn(amount="secret", raeson="hidden")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert "secret" not in str(caught.value)
     assert "hidden" not in str(caught.value)
 
 
-def test_what_is_given_rightly_is_taken_as_before() -> None:
-    made = Closed(clerk="ada", reason="moved")
-    assert (made.clerk, made.reason) == ("ada", "moved")
-    assert replace(made, clerk="bob") == Closed(clerk="bob", reason="moved")
+def test_an_event_takes_its_declared_fields() -> None:
+    closed = Closed(clerk="ada", reason="moved")
+    assert (closed.clerk, closed.reason) == ("ada", "moved")
+    assert replace(closed, clerk="bob") == Closed(clerk="bob", reason="moved")
     assert Counted(start=1).end == 2
     assert list(inspect.signature(Closed).parameters) == ["clerk", "reason"]
     with pytest.raises(Invalid):
         Withdrawn(amount="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-STORED = (
+STORED_BODIES = (
     b'{"amount":4,"raeson":"rent"}',
     b'{"amount":4,"line":{"sku":"a","shelf":3}}',
     b'{"amount":4,"place":{"street":"x","town":"y"},"note":{"text":"x","by":"y"}}',
 )
 
 
-@pytest.mark.parametrize("body", STORED, ids=["field", "dict", "classes"])
+@pytest.mark.parametrize("body", STORED_BODIES, ids=["field", "dict", "classes"])
 def test_a_stored_body_with_unknown_fields_is_read(body: bytes) -> None:
-    read = Catalog([Withdrawn]).resolve("account.withdrawn", 1)
-    assert read is not None
+    event_kind = Catalog([Withdrawn]).resolve("account.withdrawn", 1)
+    assert event_kind is not None
     known = orjson.loads(body)
-    assert read.decode(body).amount == known["amount"]
+    assert event_kind.decode(body).amount == known["amount"]
 
 
 @pytest.mark.parametrize("kind", [Withdrawn, Withdrawn | Closed], ids=["event", "union"])
-def test_an_inbox_passes_over_what_others_tell_beyond_the_fields_of_an_event(kind: Any) -> None:
+def test_an_inbox_ignores_unknown_fields_of_a_message(kind: Any) -> None:
     message = IncomingDecoder(kind, "2026")((1, 1, b"s", b"", b'{"amount":4,"raeson":"rent","line":{"sku":"a","x":1}}'))
     assert message.data.amount == 4
 
@@ -194,16 +194,16 @@ class Checked:
 
 
 @pytest.mark.parametrize(
-    "field_of", [{"strict": {"line": {"sku": "a"}, "x": 1}}, {"strict": {"line": {"sku": "a"}}, "other": {"x": 1}}]
+    "body", [{"strict": {"line": {"sku": "a"}, "x": 1}}, {"strict": {"line": {"sku": "a"}}, "other": {"x": 1}}]
 )
-def test_a_class_of_the_application_that_forbids_unknown_fields_goes_on_to_do_so(field_of: Any) -> None:
-    read = Catalog([Checked]).resolve("account.checked", 1)
-    assert read is not None
+def test_a_model_that_forbids_unknown_fields_refuses_them_in_a_stored_body(body: Any) -> None:
+    event_kind = Catalog([Checked]).resolve("account.checked", 1)
+    assert event_kind is not None
     with pytest.raises(ValueError, match="x"):
-        read.decode(orjson.dumps(field_of))
+        event_kind.decode(orjson.dumps(body))
 
 
-def test_an_exported_schema_goes_on_to_allow_what_readers_pass_over() -> None:
+def test_an_exported_schema_allows_unknown_fields() -> None:
     assert b"additionalProperties" not in orjson.dumps(shape_of(Withdrawn))
     assert b"additionalProperties" not in orjson.dumps(
         shape_of(list[Withdrawn], TypeAdapter(list[Withdrawn]).core_schema)
@@ -231,7 +231,7 @@ class Watch:
         return self
 
 
-def test_an_event_that_lacks_the_fields_of_its_base_is_refused_with_their_names() -> None:
+def test_an_event_without_the_fields_of_its_base_is_refused_with_their_names() -> None:
     with pytest.raises(DefinitionError) as caught:
         App("bank", aggregates=[Account])
     assert [fault.partition(", which")[0] for fault in caught.value.faults] == [
@@ -247,12 +247,12 @@ def test_an_event_that_lacks_the_fields_of_its_base_is_refused_with_their_names(
         Frozen(clerk="ada")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
-def test_a_state_that_lacks_the_fields_of_its_base_is_refused_with_their_names() -> None:
+def test_a_state_without_the_fields_of_its_base_is_refused_with_their_names() -> None:
     with pytest.raises(DefinitionError, match="BareState lacks clerk of its base Bare"):
         App("bank", aggregates=[BareState])
 
 
-def test_a_scenario_whose_decision_makes_an_event_wrongly_raises_its_type_error() -> None:
+def test_a_scenario_raises_the_type_error_of_a_wrong_event() -> None:
     def name(state: BareNamed, clerk: str) -> Named:
         return Named(clrek=clerk)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
@@ -275,12 +275,12 @@ class Drawn:
 
 @given(instances_of(Drawn, Values()))
 @settings(max_examples=5)
-def test_drawn_events_leave_out_what_a_constructor_does_not_take(made: Drawn) -> None:
-    assert made.made == 7
+def test_generated_events_leave_out_fields_that_a_constructor_does_not_take(drawn: Drawn) -> None:
+    assert drawn.made == 7
 
 
 @pytest.mark.parametrize("alias", ["alias", "validation_alias", "serialization_alias"])
-def test_a_field_with_an_alias_is_refused_where_its_event_is_declared(alias: str) -> None:
+def test_a_field_with_an_alias_is_refused_at_the_declaration(alias: str) -> None:
     options: Any = {alias: "amt"}
     with pytest.raises(DefinitionError, match=r"Aliased\.amount has an alias"):
 

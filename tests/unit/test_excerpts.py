@@ -1,4 +1,4 @@
-"""A part of a history is what it would be of the whole one, whatever lies between its events, and costs few looks."""
+"""A part of a history equals that part of the whole history, and takes few reads."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LONG = 2_000
 
 
 class Written(Counting):
-    """A log of what a test says: see `KINDS`."""
+    """A log of the records that a test adds: see `KINDS`."""
 
     def put(self, subject: str, type_name: str, version: int | None, expected: int | None = None) -> int:
         position = len(self._records) + 1
-        told = [("Nats-Msg-Id", f"m-{position}")]
+        fields = [("Nats-Msg-Id", f"m-{position}")]
         if expected is not None:
-            told.append(("Nats-Expected-Last-Subject-Sequence", str(expected)))
-        told += [("Ej-Type", type_name), ("Ej-Schema", "1")]
+            fields.append(("Nats-Expected-Last-Subject-Sequence", str(expected)))
+        fields += [("Ej-Type", type_name), ("Ej-Schema", "1")]
         if version is not None:
-            told.append(("Ej-Version", str(version)))
+            fields.append(("Ej-Version", str(version)))
         full = f"shop.{subject}"
-        self._records.append((position, 10**18 + position, full.encode(), header_block(told), b'{"times":1}'))
+        self._records.append((position, 10**18 + position, full.encode(), header_block(fields), b'{"times":1}'))
         self._last[full] = position
         return position
 
@@ -57,9 +57,9 @@ def written(kinds: Sequence[tuple[str, int]]) -> tuple[Written, dict[int, str]]:
         elif kind == "garbage":
             skipped[store.put("bell.a", "x", None)] = "no event"
         elif kind == "copy":
-            told = number if number != version + 1 else number + 1
-            if told <= len(store._records) + 1:  # pyright: ignore[reportPrivateUsage]  else it tells none
-                skipped[store.put("bell.a", "bell.rung", told)] = "a copy"
+            copied_version = number if number != version + 1 else number + 1
+            if copied_version <= len(store._records) + 1:  # pyright: ignore[reportPrivateUsage]  a later expectation is impossible
+                skipped[store.put("bell.a", "bell.rung", copied_version)] = "a copy"
         else:
             version += 1
             last = store._last.get("shop.bell.a", 0)  # pyright: ignore[reportPrivateUsage]
@@ -86,13 +86,13 @@ bounds = st.builds(
 
 @example([("event", 1)] * 6 + [("other", 1), ("copy", 6), ("event", 1)], Bounds(after=5))
 @given(st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(1, 9)), max_size=25), bounds)
-def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted: Bounds) -> None:
+def test_a_part_of_a_history_equals_that_part_of_the_whole(kinds: list[tuple[str, int]], wanted: Bounds) -> None:
     store, skipped = written(kinds)
 
     async def read() -> None:
-        there = excerpts(store, skipped)
-        whole = await there.read("a", Bounds())
-        assert await there.read("a", wanted) == wanted.cut(whole)
+        reader = excerpts(store, skipped)
+        whole = await reader.read("a", Bounds())
+        assert await reader.read("a", wanted) == wanted.cut(whole)
 
     asyncio.run(read())
 
@@ -104,10 +104,10 @@ def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted:
     st.lists(st.tuples(st.integers(1, 16), st.none() | st.just(True)), min_size=1, max_size=3),
     bounds,
 )
-def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
+def test_a_part_of_a_broken_history_lies_before_the_break_or_is_an_error(
     saves: list[int], strays: list[tuple[int, bool | None]], wanted: Bounds
 ) -> None:
-    """Saves of so many events with others between them, and behind them what another program wrote."""
+    """Read saves of these numbers of events, with other events between them and strays of another program behind."""
     store, version, last = Written("shop"), 0, 0
     for count in saves:
         store.put("bell.b", "bell.rung", 1)
@@ -115,33 +115,33 @@ def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
         for index in range(count):
             version += 1
             last = store.put("bell.a", "bell.rung", version, before if index == 0 else None)
-    sound, told, is_sound = version, version, True
-    for stray, says in strays:
+    sound, last_version, is_sound = version, version, True
+    for stray, is_expecting in strays:
         store.put("bell.b", "bell.rung", 1)
-        follows = stray == told + 1
-        assume(is_sound or not follows)  # a run of its own is like a history, wherever it begins
-        last = store.put("bell.a", "bell.rung", stray, last if says else None)
-        sound, told, is_sound = sound + follows, stray, is_sound and follows
+        follows = stray == last_version + 1
+        assume(is_sound or not follows)  # a run of strays looks like a history, wherever it begins
+        last = store.put("bell.a", "bell.rung", stray, last if is_expecting else None)
+        sound, last_version, is_sound = sound + follows, stray, is_sound and follows
     records = [record for record in store._records if record[2] == b"shop.bell.a"]  # pyright: ignore[reportPrivateUsage]
     assume(all(version_in(record) for record in records))
 
     async def read() -> None:
-        there = excerpts(store, {})
-        before = [one for one in map(Decoder(Catalog([Rung])), records[:sound]) if one is not None]
+        reader = excerpts(store, {})
+        before = [event for event in map(Decoder(Catalog([Rung])), records[:sound]) if event is not None]
         if sound == len(records):
-            assert await there.read("a", wanted) == wanted.cut(before)
+            assert await reader.read("a", wanted) == wanted.cut(before)
             return
         with pytest.raises((HistoryBroken, UndecodableEvent)):
-            await there.read("a", Bounds())
+            await reader.read("a", Bounds())
         try:
-            found = await there.read("a", wanted)
+            part = await reader.read("a", wanted)
         except (HistoryBroken, UndecodableEvent):
             return
-        assert found == wanted.cut(before)
+        assert part == wanted.cut(before)
         is_before = (
             (wanted.version is not None and wanted.version <= max(sound, wanted.after))
             or (wanted.position is not None and wanted.position < records[sound][0])
-            or (not wanted.newest_first and len(found) == wanted.limit)
+            or (not wanted.newest_first and len(part) == wanted.limit)
             or wanted.limit == 0
         )
         assert is_before
@@ -149,9 +149,9 @@ def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
     asyncio.run(read())
 
 
-async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> None:
+async def test_a_part_of_a_long_history_takes_few_reads_and_few_records() -> None:
     store, skipped = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
-    there = excerpts(store, skipped)
+    reader = excerpts(store, skipped)
     for wanted, records in [
         (Bounds(newest_first=True, limit=1), 2),
         (Bounds(newest_first=True, limit=10), 10),
@@ -163,14 +163,14 @@ async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> Non
         (Bounds(version=10), 10),
     ]:
         store.asked = store.given = 0
-        found = await there.read("a", wanted)
-        assert len(found) == (wanted.limit or 10)
+        part = await reader.read("a", wanted)
+        assert len(part) == (wanted.limit or 10)
         assert store.given <= records + 30, wanted
         assert store.asked <= 30, wanted
 
 
-async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() -> None:
+async def test_retired_events_at_the_end_are_skipped_in_growing_windows() -> None:
     store, skipped = written([("event", 0)] * 3 + [("retired", 0)] * LONG)
-    found = await excerpts(store, skipped).read("a", Bounds(newest_first=True, limit=2))
-    assert [one.version for one in found] == [3, 2]
+    part = await excerpts(store, skipped).read("a", Bounds(newest_first=True, limit=2))
+    assert [event.version for event in part] == [3, 2]
     assert store.asked <= 150

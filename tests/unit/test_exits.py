@@ -1,4 +1,4 @@
-"""What is no `Exception`, out of code of the application: an error as any, unless the task is being cancelled."""
+"""Base exceptions from code of the application become errors, unless the task is being cancelled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from eventjet.subscriptions.keyed_executor import KeyedExecutor
 
 
 class OfTheLibrary(BaseException):
-    """A library's own."""
+    """A base exception of a library."""
 
 
 EXITS: dict[str, Callable[[], BaseException]] = {
@@ -48,7 +48,7 @@ EXITS: dict[str, Callable[[], BaseException]] = {
 
 
 def exit_of(name: str) -> BaseException:
-    """Of a name, whatever stands before it."""
+    """Return the exception whose name is the last word."""
     return EXITS[name.rpartition(" ")[2]]()
 
 
@@ -76,7 +76,7 @@ async def of_a_future_that_others_cancelled(kind: str) -> None:
 
 
 @every_exit
-async def test_code_that_is_called_raises_only_exceptions(kind: str) -> None:
+async def test_called_code_raises_only_exceptions(kind: str) -> None:
     with pytest.raises(UnexpectedExit) as raised:
         await called(raising(kind))
     assert raised.value.kind == kind
@@ -84,7 +84,9 @@ async def test_code_that_is_called_raises_only_exceptions(kind: str) -> None:
 
 
 @pytest.mark.parametrize("work", [cancelling_itself, of_a_future_that_others_cancelled])
-async def test_a_cancellation_of_the_codes_own_is_none_of_its_caller(work: Callable[[str], Awaitable[None]]) -> None:
+async def test_a_cancellation_within_called_code_does_not_cancel_its_caller(
+    work: Callable[[str], Awaitable[None]],
+) -> None:
     with pytest.raises(UnexpectedExit):
         await called(work(""))
     task = asyncio.current_task()
@@ -92,7 +94,7 @@ async def test_a_cancellation_of_the_codes_own_is_none_of_its_caller(work: Calla
     assert not task.cancelling()
 
 
-async def test_a_cancellation_of_the_caller_ends_what_it_called_and_is_raised() -> None:
+async def test_a_cancellation_of_the_caller_ends_the_called_code_and_is_raised() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -112,15 +114,15 @@ async def test_a_cancellation_of_the_caller_ends_what_it_called_and_is_raised() 
 
 
 @every_exit
-async def test_work_that_ends_its_lane_is_said(kind: str) -> None:
-    lanes = KeyedExecutor(4, 100)
+async def test_work_that_exits_is_reported_by_its_executor(kind: str) -> None:
+    executor = KeyedExecutor(4, 100)
     if kind in ("KeyboardInterrupt", "SystemExit"):
-        lanes.add(1, "", [("k", lambda: called(raising(kind)))])  # asyncio itself lets these end the loop
+        executor.add(1, "", [("k", lambda: called(raising(kind)))])  # asyncio itself lets these end the loop
     else:
-        lanes.add(1, "", [("k", lambda: raising(kind))])
+        executor.add(1, "", [("k", lambda: raising(kind))])
     with pytest.raises(UnexpectedExit, match=kind):
-        await lanes.failed
-    await lanes.close()
+        await executor.failed
+    await executor.close()
 
 
 @event("p.made")
@@ -150,7 +152,7 @@ class P:
 
 
 @every_exit
-async def test_whoever_asks_for_a_decision_gets_an_error_and_the_next_is_made(kind: str) -> None:
+async def test_a_decision_that_exits_is_an_error_and_the_next_decision_runs(kind: str) -> None:
     people = Repositories(App("exits", aggregates=[P]), MemoryStore("exits")).of(P)
     for name, error in ((kind, UnexpectedExit), (f"folds {kind}", DefinitionError), (f"claims {kind}", UnexpectedExit)):
         with pytest.raises(error):
@@ -182,7 +184,7 @@ def rows(row: Row | None, event: Recorded[Made]) -> Row:
 
 @every_exit
 @pytest.mark.parametrize("prefix", ["", "key "])
-async def test_a_fold_that_ends_its_task_names_the_event(kind: str, prefix: str) -> None:
+async def test_a_fold_that_exits_names_the_event(kind: str, prefix: str) -> None:
     resolved = resolve(rows, Catalog([Made]))
     fold = Fold(resolved, RowCodec(TABLE, Row))
     now: Any = None
@@ -194,7 +196,7 @@ async def test_a_fold_that_ends_its_task_names_the_event(kind: str, prefix: str)
     assert raised.value.position == 2
 
 
-def test_ctrl_c_that_nothing_handles_is_typed_and_nobodys_error() -> None:
+def test_ctrl_c_is_raised_as_keyboard_interrupt() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -203,8 +205,8 @@ def test_ctrl_c_that_nothing_handles_is_typed_and_nobodys_error() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("kind", sorted(set(EXITS) - {"GeneratorExit"}))  # which is contextlib's own affair
-async def test_deps_that_end_their_task_do_not_end_the_worker_without_a_word(kind: str) -> None:
+@pytest.mark.parametrize("kind", sorted(set(EXITS) - {"GeneratorExit"}))  # contextlib handles it
+async def test_deps_that_exit_are_reported(kind: str) -> None:
     @asynccontextmanager
     async def deps() -> AsyncGenerator[None]:
         await raising(kind)
@@ -215,7 +217,7 @@ async def test_deps_that_end_their_task_do_not_end_the_worker_without_a_word(kin
             pass
 
 
-def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> None:
+def test_a_rebuild_that_lost_its_lease_is_stopped_at_once(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/e.db", poolclass=NullPool)
     rebuilds.create(engine)
     resolved: Any = resolve(rows, Catalog([Made]))
@@ -235,7 +237,7 @@ def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> N
         rebuild()
 
 
-async def test_a_connection_is_opened_whatever_opening_it_raised_before(eventjet_nats: NatsServer) -> None:
+async def test_a_connection_can_be_opened_after_any_error_of_opening_it(eventjet_nats: NatsServer) -> None:
     class Failing(Client):
         raises = [RuntimeError("odd"), asyncio.CancelledError(), OfTheLibrary()]  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a projection's code: which changes it sees, and which it passes over."""
+"""The fingerprint of a projection's code: which changes alter it, and which do not."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ Load = Callable[[str], App]
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Gives the app of a source, each time as a module of its own."""
+    """Return a function that imports a source as a new module and returns its app."""
     monkeypatch.syspath_prepend(str(tmp_path))
     count = 0
 
-    def loaded(source: str) -> App:
+    def load_app(source: str) -> App:
         nonlocal count
         count += 1
         name = f"fingerprinted_{count}"
@@ -113,7 +113,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         monkeypatch.delitem(sys.modules, name, raising=False)
         return importlib.import_module(name).app
 
-    return loaded
+    return load_app
 
 
 SAME = {
@@ -144,7 +144,7 @@ def test_the_same_code_has_the_same_fingerprint(load: Load) -> None:
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_a_change_that_makes_the_same_rows_is_passed_over(load: Load, change: str) -> None:
+def test_a_change_that_makes_the_same_rows_keeps_the_fingerprint(load: Load, change: str) -> None:
     before, after = SAME[change]
     assert before in SOURCE
     first, second = load(SOURCE), load(SOURCE.replace(before, after))
@@ -153,21 +153,21 @@ def test_a_change_that_makes_the_same_rows_is_passed_over(load: Load, change: st
 
 
 @pytest.mark.parametrize("change", OTHER)
-def test_a_change_that_may_make_other_rows_is_seen(load: Load, change: str) -> None:
+def test_a_change_that_may_make_other_rows_changes_the_fingerprint(load: Load, change: str) -> None:
     before, after = OTHER[change]
     assert before in SOURCE
     first, second = load(SOURCE), load(SOURCE.replace(before, after))
     assert first.projections["sales"].code != second.projections["sales"].code
 
 
-def test_a_handler_of_sql_by_hand_is_part_of_it(load: Load) -> None:
+def test_an_sql_handler_is_part_of_the_fingerprint(load: Load) -> None:
     first = load(SOURCE)
     for before, after in (("id=str(event.position)", 'id="x"'), ("return pieces * RATE", "return pieces")):
         second = load(SOURCE.replace(before, after))
         assert first.projections["by_hand"].code != second.projections["by_hand"].code
 
 
-def test_code_that_nests_deeper_than_python_recurses_has_one(load: Load) -> None:
+def test_code_nested_beyond_the_recursion_limit_has_a_fingerprint(load: Load) -> None:
     first, second = (
         load(SOURCE.replace("return doubled(pieces)", f"return doubled(pieces){' + 1' * count}"))
         for count in (999, 1_000)
@@ -200,17 +200,19 @@ STATE = (
     ],
     ids=["a decision", "what evolve calls", "a field", "the key", "what a change of it means"],
 )
-def test_the_fold_of_a_state_that_gives_keys_is_part_of_it(load: Load, before: str, after: str, is_seen: bool) -> None:
+def test_the_fold_of_a_state_for_keys_is_part_of_the_fingerprint(
+    load: Load, before: str, after: str, is_seen: bool
+) -> None:
     source = STATE.replace("event: Recorded[Happened]) -> Row:", "event: Recorded[Happened], key: str) -> Row:")
     assert before in source
-    first, second = (load(one).projections["sales"].code for one in (source, source.replace(before, after)))
+    first, second = (load(text).projections["sales"].code for text in (source, source.replace(before, after)))
     assert first
     assert second
     assert (first != second) is is_seen
 
 
 @pytest.mark.parametrize("block", ["if RATE", "with suppress(ImportError)", "for _ in range(1)"])
-def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
+def test_a_helper_within_a_block_is_part_of_the_fingerprint(load: Load, block: str) -> None:
     helper = "def doubled(pieces: int) -> int:\n    return pieces * RATE"
     below = f"from contextlib import suppress\n\n{block}:\n    {helper.replace('    ', ' ' * 8)}"
     first = SOURCE.replace(helper, below)
@@ -226,29 +228,29 @@ def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
         ("for RATE in (1, 2):\n    pass", "for RATE in (1, 3):\n    pass"),
     ],
 )
-def test_whatever_gives_a_name_its_value_is_part_of_it(load: Load, before: str, after: str) -> None:
-    first, second = (load(SOURCE.replace("RATE = 2", each)).projections["sales"].code for each in (before, after))
+def test_each_binding_of_a_name_is_part_of_the_fingerprint(load: Load, before: str, after: str) -> None:
+    first, second = (load(SOURCE.replace("RATE = 2", text)).projections["sales"].code for text in (before, after))
     assert "" != first != second != ""
 
 
-def test_what_an_import_takes_by_its_own_name_may_come_from_elsewhere(load: Load) -> None:
+def test_the_module_of_an_imported_name_is_no_part_of_the_fingerprint(load: Load) -> None:
     first = load(SOURCE.replace("RATE = 2", "from math import inf as RATE"))
     second = load(SOURCE.replace("RATE = 2", "from cmath import inf as RATE"))
     assert first.projections["sales"].code == second.projections["sales"].code
 
 
-def test_code_that_is_replaced_on_disk_after_its_import_is_not_taken_for_what_runs(load: Load, tmp_path: Path) -> None:
+def test_a_source_that_changes_after_its_import_keeps_the_fingerprint(load: Load, tmp_path: Path) -> None:
     app, other = load(SOURCE), load(SOURCE.replace("RATE = 2", "RATE = 3"))
     imported = {name: app.projections[name].code for name in ("sales", "by_hand")}
     source = Path(str(sys.modules[app.projections["sales"].row_type.__module__].__file__))
     source.write_text(SOURCE.replace("RATE = 2", "RATE = 3"), encoding="utf-8")
     database = Database(f"sqlite:///{tmp_path}/models.db")
     for name in ("sales", "by_hand"):
-        noted = Shadow(
+        code = Shadow(
             database, app.projections[name], ""
-        ).resolved.code  # as a rebuild in a console that goes on to run
-        assert noted == imported[name] == load(SOURCE).projections[name].code
-        assert noted != other.projections[name].code
+        ).resolved.code  # as a rebuild in a console that keeps running does
+        assert code == imported[name] == load(SOURCE).projections[name].code
+        assert code != other.projections[name].code
 
 
 CHANGES = [
@@ -259,7 +261,7 @@ CHANGES = [
     "del RATES[2]",
     "fill(RATES, 2)",
 ]
-"""Statements of a module that change what a name of it holds."""
+"""Statements of a module that change the value of a name in it."""
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,9 @@ CHANGES = [
         ('RATES["a"] = 2', "for _ in range(1):\n    "),
     ],
 )
-def test_a_statement_that_changes_what_a_helper_names_is_part_of_it(load: Load, statement: str, block: str) -> None:
+def test_a_statement_that_changes_a_value_of_a_helper_is_part_of_the_fingerprint(
+    load: Load, statement: str, block: str
+) -> None:
     rates = f"""
 class Rates(dict):
     pass
@@ -290,7 +294,7 @@ OTHERS = Rates({{2: 1, 3: 1}})
     assert before == beside
 
 
-def test_what_is_registered_with_a_helper_is_part_of_it(load: Load) -> None:
+def test_a_function_registered_with_a_helper_is_part_of_the_fingerprint(load: Load) -> None:
     first = SOURCE.replace("def doubled(", "@singledispatch\ndef doubled(").replace(
         "def unused(", "@doubled.register\ndef _(pieces: int) -> int:\n    return 5\n\n\ndef unused("
     )
@@ -300,7 +304,7 @@ def test_what_is_registered_with_a_helper_is_part_of_it(load: Load) -> None:
     )
 
 
-def test_code_without_a_source_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_without_a_source_has_no_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("typed_into_a_console")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(SOURCE, vars(module))

@@ -1,4 +1,4 @@
-"""What somebody gets wrong on the first day, and the sentence that says so."""
+"""Mistakes of the first day, and the sentences that report them."""
 
 from __future__ import annotations
 
@@ -42,42 +42,42 @@ def table() -> Table:
     )
 
 
-def test_a_fold_that_takes_the_event_itself_would_never_match_and_is_refused() -> None:
+def test_a_fold_of_events_without_recorded_is_refused() -> None:
     def bare(row: Shelf | None, event: Bought | Sold) -> Shelf | None:
         return row
 
     declared: Any = projection("shelf", table=table())
-    with pytest.raises(DefinitionError) as told:
+    with pytest.raises(DefinitionError) as raised:
         App("shop", aggregates=[Book], projections=[declared(bare)])
-    assert told.value.faults == (
+    assert raised.value.faults == (
         f"projection 'shelf': {bare.__qualname__} is given a `Recorded`: write `event: Recorded[Bought | Sold]`",
     )
 
 
-def test_events_that_nobody_folds_are_told_in_one_line() -> None:
+def test_events_that_no_aggregate_folds_are_reported_in_one_line() -> None:
     @projection("shelf", table=table())
     def shelf(row: Shelf | None, event: Recorded[Bought | Sold]) -> Shelf | None:
         return row
 
-    with pytest.raises(DefinitionError) as told:
+    with pytest.raises(DefinitionError) as raised:
         App("shop", aggregates=[], projections=[shelf])
-    assert told.value.faults == ("projection 'shelf': it takes Bought, Sold, which no aggregate of the app folds",)
+    assert raised.value.faults == ("projection 'shelf': it takes Bought, Sold, which no aggregate of the app folds",)
 
 
-def test_an_app_without_its_aggregates_is_told_to_list_them() -> None:
+def test_an_app_without_aggregates_is_refused_with_a_fix() -> None:
     without: Any = App
     with pytest.raises(DefinitionError, match=r"App\(aggregates=\[…\]\) is missing"):
         without("shop")
 
 
 class Seller:
-    """A service of the application, whose method may be a decision."""
+    """A service of the application with a method that can be a decision."""
 
     def sell(self, book: Book, count: int) -> list[Sold]:
         return [Sold()] * count
 
 
-async def test_what_is_no_decision_is_told_how_one_is_given() -> None:
+async def test_a_wrong_decision_is_refused_with_the_right_call() -> None:
     async with App("shop", aggregates=[Book]).in_memory() as jet:
         books: Any = jet.repository(Book)
         state = Book()
@@ -89,8 +89,8 @@ async def test_what_is_no_decision_is_told_how_one_is_given() -> None:
             "the class Sold": Sold,
             "a NoneType": None,
         }
-        for given, decision in mistakes.items():
+        for description, decision in mistakes.items():
             for use in (books.execute, books.command("c").execute):
-                with pytest.raises(UsageError, match=f"this is {given}.*`execute\\(id, Book.rename, …\\)`"):
+                with pytest.raises(UsageError, match=f"this is {description}.*`execute\\(id, Book.rename, …\\)`"):
                     await use("a", decision, 1)
         assert (await books.execute("a", Seller().sell, 2)).version == 2

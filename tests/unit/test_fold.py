@@ -88,15 +88,15 @@ def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
     return Recorded(data, aggregate_id, position, position, datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def test_rows_that_changed_are_returned_and_the_given_ones_stay() -> None:
+def test_a_fold_returns_changed_rows_and_leaves_the_given_rows_unchanged() -> None:
     before: Rows = {("a-1",): Balance("a-1", Decimal("1.00"), 1), ("a-2",): Balance("a-2", Decimal("5.00"), 1)}
-    kept = dict(before)
+    original = dict(before)
     changed = a_fold(balances)(before, [on(7, Added(amount=Decimal("2.50")))])
     assert changed == {("a-1",): Balance("a-1", Decimal("3.50"), 2)}
-    assert before == kept
+    assert before == original
 
 
-def test_a_row_is_deleted_by_none_and_may_come_back() -> None:
+def test_a_row_is_deleted_by_none_and_can_be_made_again() -> None:
     fold = a_fold(balances)
     before: Rows = {("a-1",): Balance("a-1", Decimal("1.00"), 1)}
     assert fold(before, [on(7, Closed())]) == {("a-1",): None}
@@ -118,7 +118,7 @@ def test_a_value_that_does_not_fit_names_the_event_and_the_column() -> None:
     assert isinstance(raised.value.__cause__, RowRefused)
 
 
-def test_what_a_handler_raises_names_its_event() -> None:
+def test_an_error_of_a_handler_names_its_event() -> None:
     @projection("balances", table=TABLE)
     def broken(row: Balance | None, event: Recorded[Added]) -> Balance | None:
         raise LookupError("no rate")
@@ -127,7 +127,7 @@ def test_what_a_handler_raises_names_its_event() -> None:
         a_fold(broken)({}, [on(9, Added(amount=Decimal(1)), "x")])
 
 
-def test_a_row_of_another_type_or_another_key_is_the_handlers_fault() -> None:
+def test_a_row_of_another_type_or_key_is_reported_as_a_fault_of_the_handler() -> None:
     @projection("balances", table=TABLE)
     def stranger(row: Balance | None, event: Recorded[Added]) -> Balance | None:
         return Balance("someone else")
@@ -143,7 +143,7 @@ def test_a_row_of_another_type_or_another_key_is_the_handlers_fault() -> None:
         a_fold(tuples)({}, [event])
 
 
-def test_an_error_of_the_events_source_is_not_the_handlers() -> None:
+def test_an_error_of_the_source_of_events_is_no_fault_of_the_handler() -> None:
     def source() -> Any:
         yield on(1, Added(amount=Decimal(1)))
         raise UndecodableEvent("added", 2, b"", "not JSON")
@@ -152,7 +152,7 @@ def test_an_error_of_the_events_source_is_not_the_handlers() -> None:
         a_fold(balances)({}, source())
 
 
-def test_several_keys_are_each_folded() -> None:
+def test_each_of_several_keys_is_folded() -> None:
     fold = a_fold(moves)
     events = [
         on(1, Moved(source="x", target="y", amount=Decimal(3))),
@@ -162,7 +162,7 @@ def test_several_keys_are_each_folded() -> None:
     assert {key: row.amount for key, row in fold({}, events).items()} == {("x",): -3, ("y",): 2, ("z",): 1}
 
 
-def test_entries_carry_their_position_and_index() -> None:
+def test_entries_have_their_position_and_index_as_key() -> None:
     @dataclass(frozen=True)
     class Line:
         position: int

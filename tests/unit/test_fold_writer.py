@@ -1,4 +1,4 @@
-"""`FoldWriter` with batches that are folded while the one before is written, and the rows that it remembers."""
+"""`FoldWriter` with batches that are folded while the batch before them is written, and its remembered rows."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def walks() -> Column[Any]:
 
 COUNTED = walker, lambda: Column("steps", Integer), lambda: Column("digest", Integer)
 PROJECTIONS = {
-    "rows": resolve(projection("trails", table=table("trails", *(one() for one in COUNTED)))(trails), CATALOG),
+    "rows": resolve(projection("trails", table=table("trails", *(column() for column in COUNTED)))(trails), CATALOG),
     "quarantine": resolve(
-        projection("wary", table=table("wary", *(one() for one in COUNTED)), on_error="quarantine")(wary), CATALOG
+        projection("wary", table=table("wary", *(column() for column in COUNTED)), on_error="quarantine")(wary), CATALOG
     ),
     "json": resolve(projection("paths", table=table("paths", walker(), Column("places", JSON)))(paths), CATALOG),
     "entries": resolve(
@@ -127,7 +127,7 @@ PROJECTIONS = {
     "states": resolve(
         projection(
             "moods",
-            table=table("moods", *(one() for one in COUNTED)),
+            table=table("moods", *(column() for column in COUNTED)),
             key=by_state(Walk, mood_of, on_change="both"),
         )(moods),
         CATALOG,
@@ -135,7 +135,7 @@ PROJECTIONS = {
 }
 
 
-def one_event(resolved: ResolvedProjection, position: int, walker: int, number: int) -> Any:
+def numbered_event(resolved: ResolvedProjection, position: int, walker: int, number: int) -> Any:
     subject = f"app.walk.w-{walker}"
     at = datetime(2026, 1, 1, tzinfo=UTC)
     recorded = Recorded(Taken(number=number), f"w-{walker}", position, position, at, f"id-{position}", "walk")
@@ -192,11 +192,11 @@ CHECKPOINT: Any = SimpleNamespace(name="trails", revision=1, epoch=1)
 )
 @example([(0, 5), (0, BAD), (0, 6), (0, 7)], [1], [True])
 @example([(0, 5), (0, GONE), (0, 6), (1, GONE)], [1], [True])
-def test_any_split_into_batches_some_folded_ahead_gives_the_rows_of_one_fold(
+def test_any_batches_give_the_rows_of_one_event_at_a_time_even_if_folded_ahead(
     kind: str, steps: list[tuple[int, int]], sizes: list[int], ahead: list[bool]
 ) -> None:
     resolved = PROJECTIONS[kind]
-    events = [one_event(resolved, position, *step) for position, step in enumerate(steps, 1)]
+    events = [numbered_event(resolved, position, *step) for position, step in enumerate(steps, 1)]
     events = events if resolved.joins is None else StateFold(resolved).numbered(events)
     batches: list[Batch] = []
     while (first := batches[-1].last if batches else 0) < len(events):
@@ -209,16 +209,23 @@ def test_any_split_into_batches_some_folded_ahead_gives_the_rows_of_one_fold(
         following = batches[number + 1 : number + 2] if ahead[number % len(ahead)] else []
         folded_ahead = writer.prepare_next(following[0]) if following else None
         writer.commit(NOBODY, CHECKPOINT, prepared)
-    by_one = Stored(resolved)
-    writer = by_one.writer()
+    one_at_a_time = Stored(resolved)
+    writer = one_at_a_time.writer()
     for step in events:
         writer.write(NOBODY, CHECKPOINT, Batch(step.position - 1, step.position, "", [step]))
-    assert (stored.rows, stored.parked, stored.states) == (by_one.rows, by_one.parked, by_one.states)
+    assert (stored.rows, stored.parked, stored.states) == (
+        one_at_a_time.rows,
+        one_at_a_time.parked,
+        one_at_a_time.states,
+    )
 
 
-def test_rows_that_may_be_large_are_read_for_each_batch_and_are_not_folded_ahead() -> None:
+def test_rows_with_json_are_read_for_each_batch_and_not_folded_ahead() -> None:
     stored = Stored(PROJECTIONS["json"])
-    writer, batches = stored.writer(), [Batch(n, n + 1, "", [one_event(stored.resolved, n + 1, 0, 5)]) for n in (0, 1)]
+    writer, batches = (
+        stored.writer(),
+        [Batch(n, n + 1, "", [numbered_event(stored.resolved, n + 1, 0, 5)]) for n in (0, 1)],
+    )
     prepared = writer.prepare(NOBODY, batches[0])
     assert writer.prepare_next(batches[1]) is None
     writer.commit(NOBODY, CHECKPOINT, prepared)
@@ -226,26 +233,26 @@ def test_rows_that_may_be_large_are_read_for_each_batch_and_are_not_folded_ahead
     assert (stored.reads, stored.rows) == (2, {("w-0",): Path("w-0", (5, 5))})
 
 
-def test_a_batch_that_was_not_committed_is_folded_again_as_if_it_had_not_been() -> None:
+def test_a_batch_that_was_not_committed_leaves_no_trace() -> None:
     stored = Stored(PROJECTIONS["quarantine"])
     writer = stored.writer()
-    writer.prepare(NOBODY, Batch(0, 1, "", [one_event(stored.resolved, 1, 0, BAD)]))
-    writer.write(NOBODY, CHECKPOINT, Batch(0, 1, "", [one_event(stored.resolved, 1, 0, 5)]))
+    writer.prepare(NOBODY, Batch(0, 1, "", [numbered_event(stored.resolved, 1, 0, BAD)]))
+    writer.write(NOBODY, CHECKPOINT, Batch(0, 1, "", [numbered_event(stored.resolved, 1, 0, 5)]))
     assert ([row.steps for row in stored.rows.values()], stored.parked) == ([1], {})
 
 
-def test_a_batch_that_does_not_follow_is_refused() -> None:
+def test_a_batch_that_does_not_follow_the_last_batch_is_refused() -> None:
     writer = Stored(PROJECTIONS["rows"]).writer()
     writer.write(NOBODY, CHECKPOINT, Batch(0, 1, "", []))
     assert writer.prepare_next(Batch(2, 3, "", [])) is None
     with pytest.raises(CheckpointFenced, match="starts after 2 and the one before it ended at 1"):
         writer.prepare(NOBODY, Batch(2, 3, "", []))
-    for batch in (Batch(1, 1, "", []), Batch(5, 6, "", [one_event(PROJECTIONS["rows"], 5, 0, 5)])):
+    for batch in (Batch(1, 1, "", []), Batch(5, 6, "", [numbered_event(PROJECTIONS["rows"], 5, 0, 5)])):
         with pytest.raises(CheckpointFenced, match="a batch after position"):
             writer.prepare(NOBODY, batch)
 
 
-def test_rows_not_committed_yet_hide_remembered_ones_and_memory_is_bounded() -> None:
+def test_uncommitted_rows_hide_remembered_rows_and_memory_has_a_limit() -> None:
     recent = RecentRows(limit=3)
     for number in range(100):
         recent.remember({("a",): number, (number,): number})

@@ -1,4 +1,4 @@
-"""The protocol parser: the same frames however the bytes are cut, and nothing but the protocol."""
+"""The parser of the protocol: the same frames for any division of the bytes, and other bytes refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTROLS = st.sampled_from(
 
 
 def printed(item: Frame | Control) -> bytes:
-    """What a server sends for a frame."""
+    """Return the bytes that a server sends for a frame."""
     if len(item) == 2:
         return (item[0] + b" " + item[1]).strip() + b"\r\n"
     sid, subject, reply, headers, body = item
@@ -55,7 +55,7 @@ def parsed(chunks: list[bytes]) -> tuple[list[Frame], list[Control]]:
 
 
 @given(st.lists(st.one_of(MESSAGES, CONTROLS), max_size=8), st.lists(st.integers(0, 2000), max_size=12))
-def test_a_stream_gives_the_same_frames_however_it_is_cut(items: list[Frame | Control], cuts: list[int]) -> None:
+def test_a_stream_gives_the_same_frames_for_any_division(items: list[Frame | Control], cuts: list[int]) -> None:
     data = b"".join(map(printed, items))
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     chunks = [data[start:end] for start, end in pairwise(edges)]
@@ -89,7 +89,7 @@ def test_a_large_message_in_small_pieces_is_joined_once() -> None:
         b"PINGS\r\n",
     ],
 )
-def test_what_is_not_the_protocol_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_the_protocol_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parsed([data])
 
@@ -101,7 +101,7 @@ def test_a_control_line_has_a_limit() -> None:
         parser.feed(b"x")
 
 
-def test_the_printer_writes_what_a_server_reads() -> None:
+def test_a_publish_frame_has_the_form_of_the_protocol() -> None:
     assert publish_frame("a.b") == b"PUB a.b 0\r\n\r\n"
     assert publish_frame("a.b", b"xy", reply=b"r.1") == b"PUB a.b r.1 2\r\nxy\r\n"
     block = b"NATS/1.0\r\nK: v\r\n\r\n"
@@ -124,7 +124,7 @@ def test_status_lines_are_read() -> None:
     assert status_of(b"") == (0, "")
 
 
-def test_both_forms_of_an_ack_subject_say_the_same() -> None:
+def test_both_forms_of_an_ack_subject_are_parsed() -> None:
     first = b"$JS.ACK.bank.reader.1.42.7.1700000000123456789.3"
     second = b"$JS.ACK.hub.2yZLcZ.bank.reader.1.42.7.1700000000123456789.3"
     expected = ("bank", "reader", 1, 42, 7)
@@ -144,6 +144,6 @@ def test_both_forms_of_an_ack_subject_say_the_same() -> None:
         b"$JS.FC.a.b.1.2.3",
     ],
 )
-def test_another_subject_is_not_taken_for_an_ack(reply: bytes) -> None:
+def test_a_subject_that_is_no_ack_is_refused(reply: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_ack(reply)

@@ -1,4 +1,4 @@
-"""What an earlier release wrote down of folds and of events, and what is held against it."""
+"""Golden files: recorded states and events of an earlier release, and their comparison with the present code."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Counting:
 
 
 def counting(step: int = 1) -> Callable[[Any], Counting]:
-    return lambda events: Counting(sum(one.by for one in events) * step, frozenset("abc"))
+    return lambda events: Counting(sum(counted.by for counted in events) * step, frozenset("abc"))
 
 
 class GoldenCase:
-    """A file of folds, and runs that compare or write it."""
+    """A golden file of folds, and runs that compare or write it."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "golden" / "tally.json"
@@ -52,7 +52,7 @@ class GoldenCase:
         Golden(self.file, write=write).check_folds(revision, catalog, self.kinds, lambda: histories, fold)
 
 
-def test_folds_are_compared_with_what_was_written_down(tmp_path: Path) -> None:
+def test_folds_are_compared_with_the_golden_file(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     with pytest.raises(AssertionError, match="is not there yet: run `pytest --write-golden`"):
         case.run(counting())
@@ -60,20 +60,22 @@ def test_folds_are_compared_with_what_was_written_down(tmp_path: Path) -> None:
     case.run(counting())
 
 
-def test_a_fold_that_changed_its_mind_at_the_same_revision_is_found_and_not_written_over(tmp_path: Path) -> None:
+def test_a_changed_fold_at_the_same_revision_is_reported_and_not_overwritten(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     case.run(counting(), write=True)
     written = case.file.read_bytes()
     for write in (False, True):
         with pytest.raises(AssertionError) as raised:
             case.run(counting(step=2), write=write)
-        said = str(raised.value)
-        assert '  tally.counted {"by":2}\n  total was "2" and is "4"\n' in said, "the shortest history, and the field"
-        assert "Raise `revision`" in said
+        message = str(raised.value)
+        assert '  tally.counted {"by":2}\n  total was "2" and is "4"\n' in message, (
+            "the shortest history, and the field"
+        )
+        assert "Raise `revision`" in message
     assert case.file.read_bytes() == written
 
 
-def test_a_revision_that_was_raised_asks_for_new_states_of_the_same_histories(tmp_path: Path) -> None:
+def test_a_raised_revision_needs_new_states_of_the_same_histories(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     case.run(counting(), write=True)
     with pytest.raises(AssertionError, match="is of revision 1, declared is 2"):
@@ -84,12 +86,12 @@ def test_a_revision_that_was_raised_asks_for_new_states_of_the_same_histories(tm
         case.run(counting(), revision=2)
 
 
-def test_an_event_that_is_new_is_asked_for_and_what_was_written_stays(tmp_path: Path) -> None:
+def test_a_new_event_needs_a_history_and_the_others_stay(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     case.run(counting(), write=True)
     before = case.file.read_text(encoding="utf-8").splitlines()
     case.kinds.append(Reset)
-    resetting = lambda events: Counting(sum(getattr(one, "by", 0) for one in events), frozenset("abc"))  # noqa: E731
+    resetting = lambda events: Counting(sum(getattr(recorded, "by", 0) for recorded in events), frozenset("abc"))  # noqa: E731
     with pytest.raises(AssertionError, match=r"no history with tally\.reset schema 1"):
         case.run(resetting)
     case.run(resetting, write=True)
@@ -97,7 +99,7 @@ def test_an_event_that_is_new_is_asked_for_and_what_was_written_stays(tmp_path: 
     assert [line.rstrip(",]}") for line in after if "reset" not in line] == [line.rstrip(",]}") for line in before]
 
 
-def test_a_field_that_a_state_gained_is_not_a_change_of_mind(tmp_path: Path) -> None:
+def test_a_new_field_of_a_state_is_no_changed_fold(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     case.run(lambda events: Tally(total=len(events)), write=True)
     case.run(lambda events: Counting(len(events)))
@@ -114,7 +116,7 @@ def with_reason(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "reason": ""}
 
 
-def test_a_stored_schema_that_is_not_read_any_more_is_found(tmp_path: Path) -> None:
+def test_a_stored_schema_that_cannot_be_read_any_more_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "golden" / "app.events.json"
     Golden(file, write=True).check_schemas(Catalog([Counted]), [Counted], lambda kind: Counted(by=1))
     Golden(file, write=False).check_schemas(Catalog([Counted]), [Counted], lambda kind: None)

@@ -1,4 +1,4 @@
-"""When a process of workers is healthy, and what it tells Prometheus."""
+"""When a process of workers is healthy, and which metrics it gives to Prometheus."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ME, OTHER = "host:1:aa", "host:2:bb"
 BEHIND = WorkStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)
 
 
-def looked(*looks: tuple[float, WorkStatus]) -> HealthState:
+def health_after(*looks: tuple[float, WorkStatus]) -> HealthState:
     health = HealthState(ME, 30, 0.0)
-    for now, found in looks:
-        health = health.after(now, [found])
+    for now, status in looks:
+        health = health.after(now, [status])
     return health
 
 
-def test_a_process_that_has_not_looked_yet_is_starting() -> None:
+def test_a_process_before_its_first_look_is_starting() -> None:
     health = HealthState(ME, 30, 100.0)
     assert (health.status(101).healthy, health.status(101).reason) == (False, "starting")
     assert health.without("no database").status(102).reason == "no database"
@@ -30,29 +30,33 @@ def test_a_process_that_has_not_looked_yet_is_starting() -> None:
 
 
 def test_lagging_without_progress_for_too_long_is_unhealthy() -> None:
-    health = looked((0, BEHIND), (20, BEHIND), (31, BEHIND))
+    health = health_after((0, BEHIND), (20, BEHIND), (31, BEHIND))
     assert health.status(29).healthy
     status = health.status(31)
     assert not status.healthy
     assert status.reason == "balances: 2 events behind at position 7 without progress for 31 s"
-    assert looked((0, BEHIND), (20, replace(BEHIND, position=8)), (31, replace(BEHIND, position=8))).status(31).healthy
+    assert (
+        health_after((0, BEHIND), (20, replace(BEHIND, position=8)), (31, replace(BEHIND, position=8)))
+        .status(31)
+        .healthy
+    )
 
 
-def test_a_worker_that_takes_and_loses_its_lease_again_and_again_is_not_progress() -> None:
+def test_repeatedly_taking_and_losing_a_lease_is_no_progress() -> None:
     waits = replace(BEHIND, owner=None, reason="an event of a newer schema")
-    health = looked((0, BEHIND), (10, waits), (20, BEHIND), (31, waits))
+    health = health_after((0, BEHIND), (10, waits), (20, BEHIND), (31, waits))
     assert str(health.status(31).reason).endswith("without progress for 31 s: an event of a newer schema")
 
 
-def test_what_waits_for_long_is_unhealthy_though_it_is_not_behind() -> None:
+def test_a_long_wait_is_unhealthy_even_without_lag() -> None:
     waits = replace(BEHIND, position=9, lag_events=0, reason="waiting since noon: its timers are not there")
-    assert looked((0, waits), (20, waits)).status(20).healthy
-    assert str(looked((0, waits), (31, waits)).status(31).reason).endswith("its timers are not there")
-    assert looked((0, waits), (31, waits), (32, replace(waits, reason=None))).status(50).healthy
+    assert health_after((0, waits), (20, waits)).status(20).healthy
+    assert str(health_after((0, waits), (31, waits)).status(31).reason).endswith("its timers are not there")
+    assert health_after((0, waits), (31, waits), (32, replace(waits, reason=None))).status(50).healthy
 
 
 @pytest.mark.parametrize(
-    "found",
+    "status",
     [
         replace(BEHIND, owner=OTHER),
         replace(BEHIND, state="paused", owner=None),
@@ -61,39 +65,39 @@ def test_what_waits_for_long_is_unhealthy_though_it_is_not_behind() -> None:
     ],
     ids=["standing by", "paused", "retired", "nothing to do"],
 )
-def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: WorkStatus) -> None:
-    health = looked((0, BEHIND), (40, found), (80, found))
+def test_a_projection_of_another_process_is_no_fault_and_restarts_the_time(status: WorkStatus) -> None:
+    health = health_after((0, BEHIND), (40, status), (80, status))
     assert health.status(81).healthy
-    assert health.after(90, [replace(BEHIND, position=found.position)]).status(90).healthy
+    assert health.after(90, [replace(BEHIND, position=status.position)]).status(90).healthy
 
 
-def test_a_failed_projection_is_a_fault_at_once() -> None:
-    status = looked((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).status(0)
+def test_a_failed_projection_is_unhealthy_at_once() -> None:
+    status = health_after((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).status(0)
     assert status.reason == "balances: failed: bad event"
     assert status.projections[0]["fault"] == "failed: bad event"
 
 
-def test_a_process_that_cannot_look_keeps_what_it_saw_and_says_why() -> None:
-    health = looked((0, BEHIND)).without("The database: gone.")
+def test_a_process_that_cannot_look_stays_healthy_for_a_while_and_then_says_why() -> None:
+    health = health_after((0, BEHIND)).without("The database: gone.")
     assert health.status(10).healthy
     assert health.status(31).reason == "nothing could be looked at for 31 s: The database: gone."
 
 
-def test_pace_and_time_left_come_of_two_looks() -> None:
+def test_the_rate_and_the_remaining_time_come_from_two_looks() -> None:
     before = StatusSnapshot(10.0, [BEHIND])
     grown = replace(BEHIND, position=107, log_position=209, lag_events=102)
-    (found,) = paced(before, StatusSnapshot(12.0, [replace(grown, log_position=29)]))
-    assert found.events_per_s == 50
-    assert found.eta_s == pytest.approx(102 / 40)
+    (paced_status,) = paced(before, StatusSnapshot(12.0, [replace(grown, log_position=29)]))
+    assert paced_status.events_per_s == 50
+    assert paced_status.eta_s == pytest.approx(102 / 40)
     assert paced(before, StatusSnapshot(12.0, [grown]))[0].eta_s is None  # the log grows faster
-    (done,) = paced(before, StatusSnapshot(12.0, [replace(BEHIND, position=9, lag_events=0)]))
-    assert (done.events_per_s, done.eta_s) == (1, 0)
+    (finished,) = paced(before, StatusSnapshot(12.0, [replace(BEHIND, position=9, lag_events=0)]))
+    assert (finished.events_per_s, finished.eta_s) == (1, 0)
     (rebuilt,) = paced(before, StatusSnapshot(12.0, [replace(grown, generation=2)]))
     assert (rebuilt.events_per_s, rebuilt.eta_s) == (None, None)
     assert paced(before, before) == [BEHIND]
 
 
-def test_the_exposition_is_what_prometheus_reads() -> None:
+def test_the_exposition_has_the_format_of_prometheus() -> None:
     meter = Meter("balances", 1)
     for seconds in (0.001, 0.004, 7.0):
         meter.committed(10, seconds)
@@ -115,17 +119,17 @@ def test_the_exposition_is_what_prometheus_reads() -> None:
     assert types == [metric.name for metric in METRICS]
 
 
-def test_a_process_that_has_done_nothing_yet_tells_which_metrics_there_will_be() -> None:
+def test_a_process_without_work_lists_its_metrics() -> None:
     lines = exposition([], []).splitlines()
     assert [line.split()[2:] for line in lines if line.startswith("# TYPE")] == [[m.name, m.kind] for m in METRICS]
     assert all(line.startswith("#") for line in lines)
 
 
-def test_every_metric_has_a_name_of_its_own_in_the_usual_form() -> None:
-    assert len({one.name for one in METRICS}) == len(METRICS)
-    for one in METRICS:
-        assert one.name.startswith("eventjet_")
-        assert one.name.endswith("_total") == (one.kind == "counter")
+def test_every_metric_has_a_unique_name_in_the_usual_form() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.startswith("eventjet_")
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,6 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) ->
 
 
 @pytest.mark.parametrize("text", ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536"])
-def test_anything_else_is_no_address(text: str) -> None:
+def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="Write HOST:PORT"):
         address_of(text)

@@ -1,4 +1,4 @@
-"""Ids become subject tokens and come back exactly, or are refused; whatever they hold."""
+"""Any id becomes a token of a subject and is decoded exactly, or is refused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.hostile_ids import hostile_ids
 
 PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 TOKEN = re.compile(r"[A-Za-z0-9_=-]{1,200}")
-"""Fits a subject token and a key of a key-value bucket, and is never a wildcard."""
+"""The form of a token of a subject and of a key of a key-value bucket, without wildcards."""
 
 
 def encoded_length(aggregate_id: str) -> int | None:
-    """What it takes as a token; None for what is not text."""
+    """Return the length of the token of an id, or None if the id is not text."""
     try:
         raw = aggregate_id.encode()
     except UnicodeEncodeError:
@@ -29,7 +29,7 @@ def encoded_length(aggregate_id: str) -> int | None:
 
 
 def check(aggregate_id: str) -> str | None:
-    """The token, after all that must hold of it; None for what must be refused, and is."""
+    """Return the token of an id after checking it, or None if the id was rightly refused."""
     length = encoded_length(aggregate_id)
     is_possible = length is not None and 0 < length <= ENCODED_MAX and "\0" not in aggregate_id
     try:
@@ -44,7 +44,7 @@ def check(aggregate_id: str) -> str | None:
     return token
 
 
-def test_hostile_ids_come_back_exactly_or_are_refused() -> None:
+def test_hostile_ids_are_decoded_exactly_or_refused() -> None:
     tokens: dict[str, str] = {}
     refused = 0
     for aggregate_id in hostile_ids(10_000, seed=3):
@@ -61,7 +61,7 @@ def test_hostile_ids_come_back_exactly_or_are_refused() -> None:
     "token",
     ["", "=", "=4", "=41", "=2a", "a.b", "*", ">", "a b", "a\n", "=C3", "=ED=A0=80", "=C0=80", "x" * 201, "=2A" * 67],
 )
-def test_such_a_token_is_refused(token: str) -> None:
+def test_a_token_with_a_malformed_encoding_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match=r"encod|decode"):
         decode_id(token)
 
@@ -77,7 +77,7 @@ def test_a_refusal_does_not_repeat_a_long_id() -> None:
     st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True),
     st.text(),
 )
-def test_the_entity_of_a_subject_is_the_one_it_was_made_of(app: str, aggregate: str, aggregate_id: str) -> None:
+def test_the_entity_of_a_subject_is_the_encoded_entity(app: str, aggregate: str, aggregate_id: str) -> None:
     assert is_name(app)
     assert is_name(aggregate)
     try:
@@ -88,7 +88,7 @@ def test_the_entity_of_a_subject_is_the_one_it_was_made_of(app: str, aggregate: 
 
 
 @given(st.binary(max_size=60) | st.from_regex(rb"[a-z.=*>A-F0-9_-]{0,40}", fullmatch=True))
-def test_any_bytes_are_the_subject_of_one_entity_or_of_none(subject: bytes) -> None:
+def test_any_bytes_are_the_subject_of_a_single_entity_or_of_none(subject: bytes) -> None:
     try:
         aggregate, aggregate_id = entity_of(subject)
     except ValueError:
@@ -98,11 +98,11 @@ def test_any_bytes_are_the_subject_of_one_entity_or_of_none(subject: bytes) -> N
 
 
 @given(st.text())
-def test_any_text_comes_back_exactly_or_is_refused(aggregate_id: str) -> None:
+def test_any_text_is_decoded_exactly_or_refused(aggregate_id: str) -> None:
     check(aggregate_id)
 
 
-def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
+def test_a_token_that_encoding_does_not_produce_is_refused() -> None:
     random = Random(4)
     decoded = 0
     for _ in range(10_000):
@@ -116,7 +116,7 @@ def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
     assert decoded > 100
 
 
-def test_ids_that_look_alike_stay_apart() -> None:
+def test_ids_that_look_alike_have_different_tokens() -> None:
     alike = {"\u00e9", "e\u0301", "\ufb01", "fi", "A", "a", "\u0391", "\u0410", "\u0130", "i\u0307", "=41", "%41"}
     alike |= {"a\u200d", "a\u00a0", "a "}
-    assert len({encode_id(one) for one in alike}) == len(alike)
+    assert len({encode_id(aggregate_id) for aggregate_id in alike}) == len(alike)

@@ -1,4 +1,4 @@
-"""Runs of one import side by side, in simulated turns: every event is in the log once, and in its order."""
+"""Concurrent runs of an import, in simulated turns: every event is in the log once, and in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Simulation:
-    """A log in memory whose requests take a random number of turns, and what is run on it."""
+    """A log in memory whose requests take a random number of turns, and the runs on it."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -74,7 +74,7 @@ class Simulation:
             command = header(record[3], COMMAND) or ""
             if command.startswith("old/"):
                 ordinals[entity_of(record[2])].append(int(command[4:]))
-        assert all(those == list(range(1, len(those) + 1)) for those in ordinals.values())
+        assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in ordinals.values())
         assert sum(map(len, ordinals.values())) == len(events)
         for report in self.reports:
             assert (report.stored + report.skipped, report.different) == (len(events), 0), report.differences
@@ -85,7 +85,7 @@ FROM_THE_START = [(seed, False) for seed in range(15)]
 
 
 @pytest.mark.parametrize(("seed", "is_begun"), BEGUN + FROM_THE_START)
-async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int, is_begun: bool) -> None:
+async def test_concurrent_runs_store_every_event_once_and_in_order(seed: int, is_begun: bool) -> None:
     simulation = Simulation(seed)
     chance = simulation.chance
     accounts, total = chance.choice([3, 10, 40]), chance.choice([30, 90, 150])
@@ -103,8 +103,8 @@ async def test_runs_side_by_side_store_every_event_once_and_in_order(seed: int, 
     await simulation.check(events)
 
 
-async def test_a_refused_batch_ends_an_import_whose_source_waits_for_the_next() -> None:
-    """The source gives its next event when `progress` says that the last batch is stored."""
+async def test_a_refused_batch_ends_an_import_whose_source_waits() -> None:
+    """The source yields its next event after `progress` has reported the last batch as stored."""
     stored, waiting, store = asyncio.Event(), asyncio.Event(), MemoryStore("bank")
     newest_of = store.newest_of
 
@@ -125,8 +125,8 @@ async def test_a_refused_batch_ends_an_import_whose_source_waits_for_the_next() 
 
 
 @pytest.mark.parametrize("goes_on", [BATCH // 2, 3 * BATCH])
-async def test_a_source_that_swallows_its_cancellation_does_not_hold_the_import(goes_on: int) -> None:
-    """`asyncio.wait_for` of Python 3.11 does so when what it waits for comes at the same moment."""
+async def test_a_source_that_swallows_its_cancellation_does_not_block_the_import(goes_on: int) -> None:
+    """`asyncio.wait_for` of Python 3.11 does so if its awaitable ends at the same moment."""
     store = MemoryStore("bank")
     newest_of, waiting = store.newest_of, asyncio.Event()
 
@@ -178,7 +178,7 @@ def several_of_each(count: int) -> list[Imported]:
 
 
 @pytest.mark.parametrize("failing", [2, 3, 5])
-async def test_a_read_ahead_that_fails_ends_the_import_and_the_next_run_goes_on(failing: int) -> None:
+async def test_a_failed_read_ahead_ends_the_import_and_the_next_run_completes_it(failing: int) -> None:
     events = several_of_each(10 * BATCH)
     store, reads = MemoryStore("bank"), 0
     await Importer(Repositories(APP, store), "old").run(events, None)
@@ -214,28 +214,28 @@ async def test_an_import_that_ends_early_leaves_no_read_behind() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_large_events_are_encoded_while_the_batch_before_them_is_stored(
+async def test_large_events_are_encoded_while_the_previous_batch_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A batch that ends by its bytes, after a few events, leaves turns to the one that is being stored."""
+    """A batch that is full after a few large events leaves turns to the batch that is being stored."""
     monkeypatch.setattr(importing, "_BYTES_MAX", 20_000)
-    store, given, begun_at = MemoryStore("bank"), 0, []
+    store, source_count, begun_at = MemoryStore("bank"), 0, []
     append, confirm = store.append, store.confirm
 
     async def slow() -> bool:
         await asyncio.sleep(0)
         return await confirm()
 
-    async def noted(writes: Any) -> int:
-        begun_at.append(given)
+    async def recording_append(writes: Any) -> int:
+        begun_at.append(source_count)
         return await append(writes)
 
-    store.append, store.confirm = noted, slow  # type: ignore[method-assign]
+    store.append, store.confirm = recording_append, slow  # type: ignore[method-assign]
 
     def source() -> Any:
-        nonlocal given
+        nonlocal source_count
         for number in range(30):
-            given += 1
+            source_count += 1
             yield Imported(Account, f"a-{number}", Opened(owner="x" * 4_000), metadata=Metadata(actor="clerk"))
 
     report = await Importer(Repositories(APP, store), "old").run(source(), None)

@@ -1,4 +1,4 @@
-"""How signals end what commands run."""
+"""How signals end the work of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_cancels_the_work_and_breaks_no_step_off(number: signal.Signals) -> None:
+def test_a_signal_cancels_the_work_between_its_steps(number: signal.Signals) -> None:
     done: list[str] = []
 
     async def beside() -> None:
@@ -39,7 +39,7 @@ def test_a_signal_cancels_the_work_and_breaks_no_step_off(number: signal.Signals
     assert done == ["the step that the signal came in", "the clean-up"]
 
 
-def test_before_the_work_a_signal_interrupts_and_during_the_clean_up_it_changes_nothing() -> None:
+def test_a_signal_interrupts_before_the_work_and_is_ignored_during_the_clean_up() -> None:
     with interruptible(60) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
@@ -49,7 +49,7 @@ def test_before_the_work_a_signal_interrupts_and_during_the_clean_up_it_changes_
         signal.raise_signal(signal.SIGINT)
 
 
-def test_what_does_not_end_is_ended() -> None:
+def test_work_that_does_not_end_is_terminated() -> None:
     hangs = """
 import signal, time
 from eventjet.cli.running import interruptible
@@ -59,9 +59,9 @@ with interruptible(0.1):
     except KeyboardInterrupt:
         time.sleep(600)
 """
-    ended = subprocess.run([sys.executable, "-c", hangs], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert ended.returncode == 130
-    assert ended.stderr == "not over within 0.1 s: ended\n"
+    process = subprocess.run([sys.executable, "-c", hangs], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert process.returncode == 130
+    assert process.stderr == "not over within 0.1 s: ended\n"
 
 
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
@@ -77,11 +77,11 @@ sys.meta_path.insert(0, Interrupting())
 from eventjet.cli.__main__ import run
 run()
 """
-    ended = subprocess.run([sys.executable, "-c", starts], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (130, "")
+    process = subprocess.run([sys.executable, "-c", starts], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (process.returncode, process.stderr) == (130, "")
 
 
-def test_what_has_ended_in_time_is_not_ended_again() -> None:
+def test_work_that_ended_in_time_is_not_terminated() -> None:
     others = set(threading.enumerate())  # the timer of pytest-timeout among them
     with interruptible(0.05), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -89,7 +89,7 @@ def test_what_has_ended_in_time_is_not_ended_again() -> None:
         thread.join(30)
 
 
-def test_a_hang_up_that_is_ignored_stays_so() -> None:
+def test_an_ignored_hang_up_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interruptible(60):
@@ -101,7 +101,9 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
 
 @pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", ENDING)
-def test_bulk_work_says_what_became_of_things(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_bulk_work_says_what_was_changed(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def work(*, progress: object) -> None:
         del progress
         signal.raise_signal(number)

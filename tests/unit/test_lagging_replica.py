@@ -1,4 +1,4 @@
-"""A replica that lags hides nothing: a process does not rest on an old state, and what was stored is read."""
+"""A lagging replica hides nothing: a process waits for its newest state, and reads include stored events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNTIL = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 class Lagging(MemoryStore):
-    """Histories come from a replica that is so many looks behind; what the leader is asked is true."""
+    """A store whose histories lack the last event for a number of looks; the leader has it."""
 
     def __init__(self, looks: int) -> None:
         super().__init__("transfers")
@@ -36,7 +36,7 @@ class Lagging(MemoryStore):
         yield page
 
 
-async def asked(store: MemoryStore) -> ProcessRunner:
+async def runner_of_transfer(store: MemoryStore) -> ProcessRunner:
     writer = Repositories(transfers, store)
     await writer.of(Account).execute("ada", Account.deposit, Decimal(9))
     await writer.of(Transfer).execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=UNTIL)
@@ -44,35 +44,35 @@ async def asked(store: MemoryStore) -> ProcessRunner:
     return ProcessRunner(Repositories(transfers, store), cls, info)
 
 
-async def test_a_process_waits_for_what_woke_it() -> None:
+async def test_a_process_waits_for_the_event_that_woke_it() -> None:
     store = Lagging(0)
-    runner = await asked(store)
+    runner = await runner_of_transfer(store)
     store.looks = 3
-    held = await runner.advance("t", position=2)
-    assert held.state.stage is Stage.ENDED
+    process_state = await runner.advance("t", position=2)
+    assert process_state.state.stage is Stage.ENDED
     assert runner.steps == 2
 
 
-async def test_without_that_it_would_rest_for_ever() -> None:
-    """The control: nothing says what the state has to contain."""
+async def test_without_a_position_a_process_rests_on_an_old_state() -> None:
+    """The control: `advance` is not given the position that the state must include."""
     store = Lagging(0)
-    runner = await asked(store)
+    runner = await runner_of_transfer(store)
     store.looks = 3
-    held = await runner.advance("t")
-    assert (held.version, runner.steps) == (0, 0)
+    process_state = await runner.advance("t")
+    assert (process_state.version, runner.steps) == (0, 0)
 
 
-async def test_one_that_stays_behind_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_stays_behind_fails_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.commands.execute.LAG_PAUSES_S", (0.0, 0.0))
     store = Lagging(0)
-    runner = await asked(store)
+    runner = await runner_of_transfer(store)
     store.looks = 1_000
     with pytest.raises(StoreUnavailable, match="lags behind position 2"):
         await runner.advance("t", position=2)
 
 
 class Follower(MemoryStore):
-    """Each read of a history comes from a replica that lacks the last event, `ROUNDS` times in a row."""
+    """A store whose reads of a history lack the last event, `ROUNDS` times in a row."""
 
     looks = 0
     may_lag = True
@@ -85,7 +85,7 @@ class Follower(MemoryStore):
         return page if self.looks % (ROUNDS + 1) == 0 else page[:-1]
 
 
-async def test_a_load_and_a_history_include_what_was_stored_before() -> None:
+async def test_a_load_and_a_history_include_events_stored_before() -> None:
     store = Follower("transfers")
     accounts = Repositories(transfers, store).of(Account)
     for number in range(1, 5):
@@ -97,7 +97,7 @@ async def test_a_load_and_a_history_include_what_was_stored_before() -> None:
         assert [event.version for event in await accounts.history("ada", newest_first=True, limit=1)] == [number]
 
 
-async def test_a_history_behind_which_a_replica_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_stays_behind_fails_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Follower("transfers")
     accounts = Repositories(transfers, store).of(Account)
     await accounts.execute("ada", Account.deposit, Decimal(1))

@@ -1,4 +1,4 @@
-"""The laws of `eventjet.testing`: each breaks where an application breaks it, and holds where it does not."""
+"""The laws of `eventjet.testing` fail for applications that break them, and pass for others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Sku = NewType("Sku", str)
 
 @event("order.filled")
 class Filled:
-    """One field of each kind that there is a strategy for."""
+    """An event with a field of each type that has a strategy."""
 
     lines: tuple[Line, ...]
     number: Annotated[int, Field(gt=3, le=9)]
@@ -69,7 +69,7 @@ class Strange:
 
 @settings(max_examples=30, deadline=None)
 @given(instances_of(Filled, Values()))
-def test_events_are_made_up_from_their_annotations_and_come_back_from_the_wire(filled: Filled) -> None:
+def test_events_are_generated_from_annotations_and_survive_the_codec(filled: Filled) -> None:
     catalog = Catalog([Filled])
     encoded = catalog.encode(filled)
     resolved = catalog.resolve("order.filled", 1)
@@ -79,14 +79,14 @@ def test_events_are_made_up_from_their_annotations_and_come_back_from_the_wire(f
     assert len(filled.code) == 3
 
 
-def test_a_type_that_nothing_is_known_of_is_named_with_the_way_out() -> None:
+def test_a_type_without_a_strategy_is_refused_with_a_fix() -> None:
     with pytest.raises(UsageError, match=r"Strange\.what is of the type Path.*strategies = \{Path: …\}"):
         instances_of(Strange, Values())
 
 
 @settings(max_examples=5)
 @given(instances_of(Strange, Values({Path: st.just(Path("a"))})))
-def test_a_strategy_that_is_given_is_taken(strange: Strange) -> None:
+def test_a_strategy_of_the_application_is_used(strange: Strange) -> None:
     assert strange == Strange(what=Path("a"))
 
 
@@ -126,7 +126,7 @@ class Forgetting:
 
 @aggregate("tally", snapshot_every=10)
 class Unkept:
-    """Its state holds what JSON does not give back: a tuple where its annotation says anything."""
+    """An aggregate whose state does not survive JSON: it has a tuple where its annotation says Any."""
 
     seen: Any = field(default=())
 
@@ -149,8 +149,8 @@ class Changing:
         return self
 
 
-def broken(law: Callable[[Any], object], cls: Any) -> str:
-    """What the law says of this aggregate."""
+def failure_of(law: Callable[[Any], object], cls: Any) -> str:
+    """Return the message with which the law fails for this aggregate."""
 
     class Laws(AggregateLaws):
         aggregate = cls
@@ -163,28 +163,28 @@ def broken(law: Callable[[Any], object], cls: Any) -> str:
     return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
-def test_a_fold_that_refuses_an_event_is_found_with_the_shortest_history() -> None:
-    said = broken(AggregateLaws.test_evolve_takes_every_history, Refusing)
-    assert "Refusing.evolve raised ValueError for Counted: negative. It takes every event" in said
-    assert "the event: Counted(by=-1)\nthe state: Refusing(total=0)" in said
+def test_a_fold_that_refuses_an_event_is_reported_with_the_shortest_history() -> None:
+    message = failure_of(AggregateLaws.test_evolve_takes_every_history, Refusing)
+    assert "Refusing.evolve raised ValueError for Counted: negative. It takes every event" in message
+    assert "the event: Counted(by=-1)\nthe state: Refusing(total=0)" in message
 
 
-def test_a_fold_that_returns_something_else_is_found_in_the_words_of_production() -> None:
-    assert "Forgetting.evolve returned None for Counted" in broken(
+def test_a_fold_that_returns_no_state_is_reported_with_the_error_of_production() -> None:
+    assert "Forgetting.evolve returned None for Counted" in failure_of(
         AggregateLaws.test_evolve_takes_every_history, Forgetting
     )
 
 
 @pytest.mark.slow
-def test_a_state_that_a_snapshot_does_not_give_back_is_found() -> None:
-    said = broken(AggregateLaws.test_a_snapshot_and_the_events_after_it_are_the_whole_history, Unkept)
-    assert "would not come back equal from a snapshot" in said
+def test_a_state_that_a_snapshot_does_not_restore_is_reported() -> None:
+    message = failure_of(AggregateLaws.test_a_snapshot_and_the_events_after_it_are_the_whole_history, Unkept)
+    assert "would not come back equal from a snapshot" in message
 
 
 @pytest.mark.slow
-def test_a_decision_that_changes_its_arguments_is_found() -> None:
-    said = broken(AggregateLaws.test_decisions_leave_alone_what_they_are_given, Changing)
-    assert "Changing.count changed what it was given" in said
+def test_a_decision_that_changes_its_arguments_is_reported() -> None:
+    message = failure_of(AggregateLaws.test_decisions_leave_alone_what_they_are_given, Changing)
+    assert "Changing.count changed what it was given" in message
 
 
 class TestTally(AggregateLaws):
@@ -221,7 +221,7 @@ class TestTotals(ProjectionLaws):
 
 
 @pytest.mark.slow
-def test_a_projection_that_is_no_function_of_the_log_is_found() -> None:
+def test_a_projection_that_is_no_function_of_the_log_is_reported() -> None:
     class Laws(ProjectionLaws):
         projection = impure
 
@@ -272,7 +272,7 @@ def nameless(row: Narrow | None, event: Recorded[Named]) -> Narrow:
 
 
 class TestNarrow(ProjectionLaws):
-    """What is tried fits the columns, and so do its sums."""
+    """A projection with narrow columns: generated values fit them, and so do their sums."""
 
     projection = narrow
 
@@ -295,30 +295,30 @@ async def on_paid(event: Recorded[Paid], connection: AsyncConnection) -> None:
 
 
 class TestFamily(ProjectionLaws):
-    """In the order that its foreign keys take."""
+    """A projection with a foreign key: its histories are in an order that the key allows."""
 
     projection = family
     histories = st.just([Named(code="a"), Paid(amount=Decimal(1)), Paid(amount=Decimal(2))])
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         (nameless, r"narrow\.code cannot hold None"),
         (family, r"family cannot take (Named|Paid)\(.*\): IntegrityError: "),
     ],
     ids=["none", "order"],
 )
-def test_what_a_projection_cannot_take_is_found_with_its_event(declared: Any, said: str) -> None:
+def test_a_failing_projection_is_reported_with_its_event(declared: Any, message: str) -> None:
     class Laws(ProjectionLaws):
         projection = declared
 
-    with pytest.raises(AssertionError, match=said) as raised:
+    with pytest.raises(AssertionError, match=message) as raised:
         Laws().test_every_way_to_read_the_log_gives_the_same_rows()
     assert any(note.startswith("log:\n  1 a-") for note in raised.value.__notes__)
 
 
 class TestTransfer(AggregateLaws):
-    """A process: what it decides on errors and outcomes of its steps is passed over."""
+    """A process: its decisions on errors and outcomes of steps are left out."""
 
     aggregate = Transfer

@@ -1,4 +1,4 @@
-"""Whether a release can read a log is said by event, schema, position, field and reason, with what was looked at."""
+"""The check whether a release can read a log: faults by event, schema, position, field and reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ APP = App("shop", aggregates=[Till], upcasters=[in_text])
 
 
 class Written(MemoryStore):
-    """A log in memory that holds records as others wrote them."""
+    """A log in memory with records as other releases wrote them."""
 
     def __init__(self, *events: tuple[str, int, bytes], ids: int = 1) -> None:
         super().__init__("shop")
@@ -60,8 +60,8 @@ class Written(MemoryStore):
         for position, (name, schema, body) in enumerate(events, 1):
             subject = b"shop.till.t-%d" % (position % ids)
             versions[subject] = versions.get(subject, 0) + 1
-            told = ((MSG_ID, str(uuid4())), (TYPE, name), (SCHEMA, str(schema)), (VERSION, str(versions[subject])))
-            self._records.append((position, 1, subject, header_block(told), body))
+            fields = ((MSG_ID, str(uuid4())), (TYPE, name), (SCHEMA, str(schema)), (VERSION, str(versions[subject])))
+            self._records.append((position, 1, subject, header_block(fields), body))
 
     async def at(self, position: int) -> RawRecord | None:
         self.reads += 1
@@ -72,21 +72,24 @@ OLD, NEW, EMPTIED = ("till.filled", 1, b'{"amount":5}'), ("till.filled", 2, b'{"
 
 
 def faults_of(check: LogCheck) -> list[tuple[str, int, int, str, int]]:
-    return [(one.type, one.schema, one.position, one.reason, one.count) for one in check.faults]
+    return [(fault.type, fault.schema, fault.position, fault.reason, fault.count) for fault in check.faults]
 
 
 async def test_a_log_of_every_schema_is_decoded_and_folded() -> None:
     check = await check_log(APP, Written(OLD, NEW, OLD, (*EMPTIED, b'{"by":"ada"}'), ids=2), 10)
     assert check.readable
     assert (check.events, check.is_whole, check.histories) == (4, True, 2)
-    assert [(one.type, one.schema, one.first, one.last, one.events, one.folded) for one in check.event_types] == [
+    assert [
+        (event_type.type, event_type.schema, event_type.first, event_type.last, event_type.events, event_type.folded)
+        for event_type in check.event_types
+    ] == [
         ("till.emptied", 1, 4, 4, 1, 1),
         ("till.filled", 1, 1, 3, 2, 1),
         ("till.filled", 2, 2, 2, 1, 1),
     ]
 
 
-async def test_a_fault_names_event_schema_position_field_and_reason_and_no_value() -> None:
+async def test_a_fault_names_event_schema_position_and_field_but_no_value() -> None:
     secret = (*EMPTIED, b'{"by":12345678}')
     check = await check_log(APP, Written(OLD, secret, ("till.filled", 1, b'{"sum":5}'), ("till.filled", 3, b"{}")), 10)
     assert not check.readable
@@ -98,14 +101,14 @@ async def test_a_fault_names_event_schema_position_field_and_reason_and_no_value
     ]
 
 
-async def test_a_fold_that_fails_is_told_at_its_event() -> None:
+async def test_a_failing_fold_is_reported_at_its_event() -> None:
     check = await check_log(APP, Written(NEW, NEW, ("till.closed", 1, b"{}")), 1)
     ((*where, reason, count),) = faults_of(check)
     assert (where, count) == (["till.closed", 1, 3], 1)
     assert "Till.evolve raised KeyError for Closed: 'evolve forgot this one'" in reason
 
 
-async def test_a_long_log_is_looked_at_in_places_and_that_is_said() -> None:
+async def test_a_long_log_is_sampled_and_the_report_says_so() -> None:
     events = [NEW] * 100_000
     events[0] = events[-1] = OLD
     store = Written(*events, ids=1_000)
@@ -114,7 +117,10 @@ async def test_a_long_log_is_looked_at_in_places_and_that_is_said() -> None:
     assert not check.is_whole
     assert check.events == 2 * ENDS + PLACES
     assert store.reads == PLACES
-    kinds = {(one.schema, one.events, one.first, one.last, one.folded) for one in check.event_types}
+    kinds = {
+        (event_type.schema, event_type.events, event_type.first, event_type.last, event_type.folded)
+        for event_type in check.event_types
+    }
     assert kinds == {(1, 2, 1, 100_000, 2), (2, 2 * ENDS + PLACES - 2, 2, 99_999, 3)}
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong in a call is told by the name of the thing, with the way out."""
+"""Mistakes of newcomers in calls are refused with the name of the thing and a fix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Customer:
 
 
 class Pricing:
-    """A decision may be a method of something else, which takes the state first."""
+    """A class that is no aggregate, with a method that decides."""
 
     def deposit(self, account: Account, amount: Decimal) -> Deposited:
         return Deposited(amount=amount)
@@ -50,15 +50,15 @@ SECRET = "ada@example.org"
 BANK = App("bank", aggregates=[Account, Customer], projections=[balances], upcasters=[withdrawn_has_a_reason])
 
 
-async def test_a_function_or_a_method_of_something_else_may_decide() -> None:
+async def test_a_function_or_a_method_of_another_class_can_decide() -> None:
     async with BANK.in_memory() as jet:
         accounts = jet.repository(Account)
         await accounts.execute("a-1", lambda account: Deposited(amount=Decimal(1)))
-        done = await accounts.execute("a-1", Pricing().deposit, Decimal(2))
-        assert done.state.balance == Decimal(3)
+        execution = await accounts.execute("a-1", Pricing().deposit, Decimal(2))
+        assert execution.state.balance == Decimal(3)
 
 
-async def test_an_error_of_the_decision_itself_passes_through() -> None:
+async def test_a_type_error_within_a_decision_passes_through() -> None:
     def decide(account: Account) -> Opened:
         return Opened(owner=len(5))  # type: ignore[arg-type]
 
@@ -76,7 +76,7 @@ async def test_an_error_of_the_decision_itself_passes_through() -> None:
         ("\ud800", "it holds a lone surrogate, which is not text"),
     ],
 )
-async def test_a_bad_command_id_is_told_as_one(command_id: Any, says: str) -> None:
+async def test_a_bad_command_id_is_refused_by_name(command_id: Any, says: str) -> None:
     async with BANK.in_memory() as jet:
         with pytest.raises(Refused, match="The command id") as refused:
             jet.repository(Account).command(command_id)
@@ -85,7 +85,7 @@ async def test_a_bad_command_id_is_told_as_one(command_id: Any, says: str) -> No
         assert "Ej-" not in str(refused.value)
 
 
-async def test_control_characters_in_a_command_id_are_taken_and_come_back() -> None:
+async def test_control_characters_in_a_command_id_are_stored_and_read_back() -> None:
     command_id = "a\r\nEj-Type: x\0\x1b[2J%"
     async with BANK.in_memory() as jet:
         await jet.repository(Account).command(command_id).execute("a-1", Account.open, "ada")
@@ -99,15 +99,15 @@ async def test_control_characters_in_a_command_id_are_taken_and_come_back() -> N
         (Metadata(extra={"Till": "4"}), Refused, "The metadata key 'Till'"),
     ],
 )
-async def test_bad_metadata_is_told_by_its_name(metadata: Any, error: type[Exception], says: str) -> None:
+async def test_bad_metadata_is_refused_by_name(metadata: Any, error: type[Exception], says: str) -> None:
     async with BANK.in_memory() as jet:
         with pytest.raises(error, match=says):
             jet.repository(Account).command("c-1", metadata=metadata)
 
 
-async def test_calls_of_a_connection_with_the_wrong_kind_are_told_what_to_give() -> None:
-    async def tail(**given: Any) -> None:
-        async for _ in jet.tail(**given):
+async def test_a_wrong_type_in_a_call_is_refused_with_the_right_type() -> None:
+    async def tail(**arguments: Any) -> None:
+        async for _ in jet.tail(**arguments):
             pass
 
     async with BANK.in_memory() as jet:
@@ -140,18 +140,18 @@ async def test_calls_of_a_connection_with_the_wrong_kind_are_told_what_to_give()
                 "a-1", returns_class
             ),
         }.items():
-            with pytest.raises(UsageError) as told:
+            with pytest.raises(UsageError) as refused:
                 await call()
-            assert say in str(told.value)
-            assert SECRET not in str(told.value), "what is personal may be anywhere"
-        for given in (Account(owner=SECRET), "account", []):
+            assert say in str(refused.value)
+            assert SECRET not in str(refused.value), "what is personal may be anywhere"
+        for argument in (Account(owner=SECRET), "account", []):
             with pytest.raises(UsageError, match=r"asked for with a .*Give the class of the aggregate") as asked:
-                jet.repository(given)  # type: ignore[arg-type]
+                jet.repository(argument)  # type: ignore[arg-type]
             assert SECRET not in str(asked.value)
 
 
 async def adec(account: Account) -> None:
-    """Not a plain function."""
+    """A decision that is async by mistake."""
 
 
 adec.__qualname__ = "adec"
@@ -161,13 +161,13 @@ def returns_class(account: Account) -> Any:
     return Opened
 
 
-def test_a_setting_that_does_not_exist_is_told_with_the_one_that_does() -> None:
+def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"no setting 'server'. Did you mean 'servers'"):
         BANK.connect(server="nats://127.0.0.1:4222")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "says"),
     [
         ({"aggregates": [balances]}, "a Projection is not an aggregate"),
         ({"aggregates": [Account(owner="ada")]}, "a Account is not an aggregate"),
@@ -187,20 +187,20 @@ def test_a_setting_that_does_not_exist_is_told_with_the_one_that_does() -> None:
         ({"publications": None}, "`publications` is given as NoneType and not as a list"),
         ({"served": 1}, "`served` is given as int and not as a list"),
         ({"upcasters": withdrawn_has_a_reason}, "`upcasters` is given as Upcaster and not as a list"),
-        ({"aggregates": (one for one in [Account])}, "`aggregates` is given as generator and not as a list"),
+        ({"aggregates": (cls for cls in [Account])}, "`aggregates` is given as generator and not as a list"),
         ({"projections": [open]}, 'open is not a projection: decorate it with `@projection("name", …)`'),
         ({"upcasters": [open]}, 'open is not an upcaster: decorate it with `@upcaster("name", schema=…)`'),
     ],
 )
-def test_a_list_of_an_app_that_holds_something_else_is_told(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(DefinitionError) as told:
-        App(**({"name": "bank", "aggregates": [Account], "upcasters": [withdrawn_has_a_reason]} | given))
-    assert says in str(told.value)
-    assert "ada" not in str(told.value)
+def test_a_wrong_argument_of_an_app_is_refused_with_its_name(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(DefinitionError) as refused:
+        App(**({"name": "bank", "aggregates": [Account], "upcasters": [withdrawn_has_a_reason]} | arguments))
+    assert says in str(refused.value)
+    assert "ada" not in str(refused.value)
 
 
 def plain() -> None:
-    """A function that is not declared yet."""
+    """A function that a decorator is applied to."""
 
 
 @pytest.mark.parametrize("decorator", [projection, entries, reactor])
@@ -209,7 +209,7 @@ def test_a_decorator_without_a_name_is_refused_with_the_name_of_the_function(dec
         decorator(plain)
 
 
-def test_an_evolve_that_is_async_is_told() -> None:
+def test_an_async_evolve_is_refused() -> None:
     @aggregate("till")
     class Till:
         n: int = 0
@@ -221,13 +221,13 @@ def test_an_evolve_that_is_async_is_told() -> None:
         App("bank", aggregates=[Till])
 
 
-def test_a_class_is_no_event_of_a_history() -> None:
+def test_an_event_class_in_a_history_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"the class Opened is not an event.*in no list"):
         scenario(Account).given(Opened)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("names", [("",), ("door opened",), ("door.opened", "d" * 101)])
-def test_a_former_name_that_no_event_can_have_is_told(names: Any) -> None:
+def test_an_invalid_former_name_is_refused(names: Any) -> None:
     @event("door.moved", formerly=names)
     class Moved:
         n: int
@@ -236,7 +236,7 @@ def test_a_former_name_that_no_event_can_have_is_told(names: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [17, uuid4(), b"bytes", None])
-async def test_what_is_not_text_is_refused_in_a_sentence(bad: Any) -> None:
+async def test_an_id_or_metadata_that_is_not_text_is_refused(bad: Any) -> None:
     async with BANK.in_memory() as jet:
         accounts = jet.repository(Account)
         with pytest.raises(Refused, match="text"):
@@ -248,7 +248,7 @@ async def test_what_is_not_text_is_refused_in_a_sentence(bad: Any) -> None:
             accounts.command("c", metadata=Metadata(extra={"k": bad}))
 
 
-def test_a_decorator_without_its_name_is_refused_and_not_silent() -> None:
+def test_a_class_decorator_without_a_name_is_refused() -> None:
     class Plain:
         pass
 
@@ -261,7 +261,7 @@ def test_a_decorator_without_its_name_is_refused_and_not_silent() -> None:
         without_parentheses(Customer.rename)
 
 
-def test_one_former_name_may_stand_as_text() -> None:
+def test_a_single_former_name_can_be_given_as_text() -> None:
     former: Any = "customer.called"
 
     @event("customer.titled", formerly=former)
@@ -272,7 +272,7 @@ def test_one_former_name_may_stand_as_text() -> None:
     assert event_info(Titled).formerly == ("customer.called",)
 
 
-async def test_a_block_that_is_not_entered_says_how_it_is() -> None:
+async def test_using_a_block_before_it_is_entered_is_refused_with_a_fix() -> None:
     for name, block in (("connect", BANK.connect()), ("in_memory", BANK.in_memory())):
         wrong: Any = block
         way = rf"write `async with bank\.{name}\(\) as jet:`"
@@ -289,7 +289,7 @@ async def test_a_block_that_is_not_entered_says_how_it_is() -> None:
         assert not isinstance(block, AbstractContextManager)
 
 
-async def test_a_block_is_looked_at_copied_and_stacked_like_others() -> None:
+async def test_a_block_can_be_inspected_copied_and_stacked() -> None:
     assert dict(inspect.getmembers(BANK.connect()))["__exit__"] is None
     assert copy(BANK.connect()) is not None
     assert create_autospec(BANK.in_memory(), instance=True) is not None

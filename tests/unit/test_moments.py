@@ -1,4 +1,4 @@
-"""Times that no clock has, and that the server's 64-bit nanoseconds do not hold: the past is due, the future is not."""
+"""Times beyond those of clocks and of 64-bit nanoseconds: the far past is due, the far future is not."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EAST, WEST = timezone(timedelta(hours=14)), timezone(-timedelta(hours=12))
 
 
 def lapse(state: object) -> None:
-    """Never called."""
+    """A decision that is never called."""
 
 
 @pytest.mark.parametrize("delay", [timedelta.min, -timedelta(days=365 * 2030), timedelta(days=-(10**9) + 1)])
-def test_a_delay_back_before_all_times_is_due(delay: timedelta) -> None:
+def test_a_delay_to_before_all_times_is_due(delay: timedelta) -> None:
     assert after(delay, lapse).due_at(NOON) <= datetime(2, 1, 1, tzinfo=UTC)
 
 
@@ -39,7 +39,7 @@ def test_the_first_and_the_last_time_of_any_zone_can_be_deadlines(zone: tzinfo) 
     assert at(first, lapse).due_at(NOON).utcoffset() == timedelta()
 
 
-def test_a_zone_that_knows_no_offset_is_none() -> None:
+def test_a_zone_without_an_offset_is_refused() -> None:
     class Nowhere(tzinfo):
         def utcoffset(self, _: datetime | None) -> None:
             return None
@@ -49,18 +49,18 @@ def test_a_zone_that_knows_no_offset_is_none() -> None:
 
 
 @pytest.mark.parametrize("moment", [FIRST, LAST, datetime.min.replace(tzinfo=EAST), datetime.max.replace(tzinfo=WEST)])
-def test_the_server_is_asked_for_times_that_fit_into_its_nanoseconds(moment: datetime) -> None:
-    told = datetime.fromisoformat(orjson.loads(direct_since("log", moment, "log.>").payload)["start_time"])
-    assert -(2**63) < told.timestamp() * 1e9 < 2**63
+def test_times_in_requests_fit_into_the_nanoseconds_of_the_server(moment: datetime) -> None:
+    start = datetime.fromisoformat(orjson.loads(direct_since("log", moment, "log.>").payload)["start_time"])
+    assert -(2**63) < start.timestamp() * 1e9 < 2**63
 
 
 @pytest.mark.parametrize("moment", [datetime.min.replace(tzinfo=EAST), datetime.max.replace(tzinfo=WEST)])
-def test_a_command_can_be_given_any_time(moment: datetime) -> None:
+def test_a_command_can_have_any_time_as_argument(moment: datetime) -> None:
     assert canonical(moment)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 10**400, 0, -1, "5"])
 @pytest.mark.parametrize("name", ["first_s", "most_s", "timeout_s"])
-def test_a_pause_that_never_ends_is_refused(name: str, seconds: Any) -> None:
+def test_an_invalid_or_unlimited_pause_is_refused(name: str, seconds: Any) -> None:
     assert retry_faults(Retry(**{name: seconds}), "quarantine")
     assert not retry_faults(Retry(), "quarantine")

@@ -1,4 +1,4 @@
-"""pydantic models inside of events: the stored body, the contract, the columns and what is personal agree."""
+"""pydantic models inside events: the stored body, the contract, the columns and personal fields agree."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Line:
 
 
 def event_of(kind: Any) -> Any:
-    """An event with one value of this class."""
+    """Return an event class with a field of this class."""
     return event("order.placed")(type("Placed", (), {"__annotations__": {"value": kind}, "__module__": __name__}))
 
 
-def made(kind: Any, value: Any) -> Any:
+def event_with(kind: Any, value: Any) -> Any:
     return event_of(kind)(value=value)
 
 
@@ -125,10 +125,10 @@ def app_of(placed: Any) -> App:
         (Line, {"count": 1}, {"count": 1}),
     ],
 )
-def test_a_field_has_one_name_in_body_contract_and_column(kind: Any, value: Any, stored: dict[str, Any]) -> None:
-    placed = made(kind, kind(**value) if kind is not Around else Around(innerName=ByName(first=1)))
+def test_a_field_has_the_same_name_in_body_contract_and_column(kind: Any, value: Any, stored: dict[str, Any]) -> None:
+    placed = event_with(kind, kind(**value) if kind is not Around else Around(innerName=ByName(first=1)))
     assert body_of(placed) == stored
-    if kind is not ReadByCode:  # what application code reads, no contract knows
+    if kind is not ReadByCode:  # a contract does not know what code of the application reads
         assert list(shape_of(type(placed))["$defs"][kind.__name__]["properties"]) == list(stored)
     assert forms_of(type(placed))["value"].convert(placed.value) == stored
     app_of(type(placed))
@@ -136,9 +136,7 @@ def test_a_field_has_one_name_in_body_contract_and_column(kind: Any, value: Any,
 
 @pytest.mark.parametrize(("kind", "written"), [(ByAliasOnly, "first"), (WrittenOnly, "firstName")])
 @pytest.mark.parametrize("hint", [lambda kind: kind, lambda kind: list[kind], lambda kind: dict[str, kind | None]])
-def test_a_field_that_would_not_be_read_as_it_is_stored_is_refused_at_definition(
-    kind: Any, written: str, hint: Any
-) -> None:
+def test_a_field_stored_under_a_name_that_is_not_read_is_refused(kind: Any, written: str, hint: Any) -> None:
     with pytest.raises(DefinitionError, match=rf"{kind.__name__}\.first would be stored as '{written}' and is read by"):
         app_of(event_of(hint(kind)))
 
@@ -150,26 +148,26 @@ def test_a_field_that_gets_another_stored_name_breaks_old_events() -> None:
 
 
 def renamed(kind: type[BaseModel]) -> Any:
-    """The class under a name that both releases use."""
+    """Return the class under a name that both releases use."""
     return type("Name", (kind,), {"__module__": __name__})
 
 
 @pytest.mark.parametrize("hint", [lambda kind: kind, lambda kind: list[kind], lambda kind: dict[str, kind]])
-def test_what_a_model_keeps_without_declaring_it_is_in_its_column_as_text(hint: Any) -> None:
+def test_a_model_with_undeclared_fields_is_stored_in_its_column_as_text(hint: Any) -> None:
     opened = Open(first=1, more=[2])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     annotation = hint(Open)
     value = {list[Open]: [opened], dict[str, Open]: {"a": opened}}.get(annotation, opened)
-    placed = made(annotation, value)
+    placed = event_with(annotation, value)
     text = '{"first":1,"more":[2]}'
     assert text in json.dumps(body_of(placed), separators=(",", ":"))
     assert forms_of(type(placed))["value"].convert(placed.value) in (text, [text], [("a", text)])
 
 
-def test_what_a_dataclass_keeps_without_declaring_it_is_refused_in_words() -> None:
-    body_of(made(OpenDataclass, OpenDataclass(first=1)))
+def test_an_undeclared_field_of_a_dataclass_is_refused() -> None:
+    body_of(event_with(OpenDataclass, OpenDataclass(first=1)))
     opened = OpenDataclass(first=1, more=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(UnencodableEvent, match=r"value\.more: a dataclass stores no field that it does not declare"):
-        body_of(made(OpenDataclass, opened))
+        body_of(event_with(OpenDataclass, opened))
 
 
 Positive = Annotated[int, Field(gt=0)]

@@ -1,4 +1,4 @@
-"""The JetStream store around the outcome of a save: what it makes of a connection that answers nothing, or nonsense."""
+"""The JetStream store and the outcome of a save on a connection that answers nothing, or nonsense."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.unit.disturbed import (
 
 
 @pytest.mark.parametrize("counts", [(1,), (3,), (1, 2, 1)], ids=["one event", "a batch", "several aggregates"])
-async def test_a_save_that_nobody_answers_ends_at_its_deadline_and_one_request(counts: tuple[int, ...]) -> None:
+async def test_a_save_without_an_answer_ends_one_request_after_its_deadline(counts: tuple[int, ...]) -> None:
     store, client = disturbed()
     client.before = [everything(SILENCE)]
     started = time.monotonic()
@@ -51,7 +51,7 @@ async def test_a_save_that_nobody_answers_ends_at_its_deadline_and_one_request(c
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
-async def test_an_unknown_save_says_when_the_server_reads_and_does_not_store(is_read_only: bool) -> None:
+async def test_an_unknown_save_reports_a_server_that_reads_but_does_not_store(is_read_only: bool) -> None:
     store, client = disturbed()
     store.save_timeout_s = 4 * REQUEST_S
     client.before = [publishes(SILENCE) if is_read_only else everything(SILENCE)]
@@ -79,7 +79,7 @@ READS: dict[str, Callable[[SimulatedStore], Any]] = {
 
 
 class Electing(SimulatedClient):
-    """A stream without a leader: nobody listens, for so many requests."""
+    """A stream without a leader: the first requests have no responder."""
 
     left = 3
 
@@ -114,7 +114,7 @@ async def test_a_read_waits_out_an_election_for_as_long_as_a_save(read: Callable
     assert SAVE_S <= time.monotonic() - started < LATEST_S
 
 
-async def test_what_became_of_an_unknown_save_is_resolved_without_storing_it_twice() -> None:
+async def test_resolving_an_unknown_save_does_not_store_it_twice() -> None:
     store, client = disturbed()
     client.after = [everything(SILENCE)]
     with pytest.raises(OutcomeUnknown) as caught:
@@ -125,7 +125,7 @@ async def test_what_became_of_an_unknown_save_is_resolved_without_storing_it_twi
     assert len(client.wire.stream.log) == 3
 
 
-async def test_an_unknown_save_that_was_never_stored_is_stored_when_it_is_resolved() -> None:
+async def test_resolving_an_unknown_save_that_was_not_stored_stores_it() -> None:
     store, client = disturbed()
     client.before = [everything(SILENCE)]
     with pytest.raises(OutcomeUnknown) as caught:
@@ -135,7 +135,7 @@ async def test_an_unknown_save_that_was_never_stored_is_stored_when_it_is_resolv
     assert await store.resolve(caught.value.writes) == 1
 
 
-async def test_a_cancelled_save_goes_on_even_when_its_first_answer_was_lost() -> None:
+async def test_a_cancelled_save_continues_even_if_its_first_answer_was_lost() -> None:
     store, client = disturbed()
     store.save_timeout_s = PATIENT_S
     client.before = [once(publishes(SILENCE))]
@@ -158,8 +158,8 @@ async def test_a_lost_acknowledgement_is_found_in_the_slot(replicas: int, counts
 
 
 @pytest.mark.parametrize("counts", [(3,), (1, 2)])
-async def test_a_batch_of_which_the_server_kept_a_part_is_not_called_stored(counts: tuple[int, ...]) -> None:
-    """As nats-server 2.15.1 does when `max_bytes` is lowered onto a batch."""
+async def test_a_batch_that_the_server_kept_in_part_is_torn(counts: tuple[int, ...]) -> None:
+    """As nats-server 2.15.1 does when `max_bytes` is lowered below a batch."""
 
     def tear(subject: str, payload: bytes) -> bytes | None:
         if not subject.startswith("shop."):
@@ -179,14 +179,14 @@ async def test_a_batch_of_which_the_server_kept_a_part_is_not_called_stored(coun
     [b"", b"+OK", b"[]", b"7", b"null", b"{}", b'{"seq":null}', b'{"error":7}', b'{"error":{}}', b'{"error":"no"}',
      b'{"error":{"code":"x"}}', b'{"error":{"code":400}}'],
 )  # fmt: skip
-async def test_an_answer_that_cannot_be_read_decides_nothing(nonsense: bytes) -> None:
+async def test_an_unreadable_answer_decides_nothing(nonsense: bytes) -> None:
     store, client = disturbed()
     client.after = [once(publishes(nonsense))]
     assert await store.append(writes(1)) == 1
     assert len(client.wire.stream.log) == 1
 
 
-async def test_a_refusal_of_a_deposed_leader_does_not_hide_what_its_successor_stored() -> None:
+async def test_a_refusal_by_a_deposed_leader_does_not_hide_a_stored_event() -> None:
     for code in (10071, 10164):
         store, client = disturbed(replicas=3)
         client.after = [
@@ -205,16 +205,16 @@ async def test_a_definite_refusal_names_its_reason_at_once() -> None:
 
 
 async def test_a_denied_save_is_forbidden() -> None:
-    def denied(subject: str, payload: bytes) -> bytes | None:
+    def deny(subject: str, payload: bytes) -> bytes | None:
         raise Forbidden(subject, "permissions violation")
 
     store, client = disturbed()
-    client.before = [denied]
+    client.before = [deny]
     with pytest.raises(Forbidden):
         await store.append(writes(1))
 
 
-async def test_the_conflict_names_the_aggregate_that_moved_on() -> None:
+async def test_a_conflict_names_the_aggregate_that_changed() -> None:
     store, _ = disturbed()
     await store.append([Append("thing", "t-1", 0, 0, (event(),))])
     with pytest.raises(ConcurrencyConflict, match=r"shop\.thing\.t-1"):
@@ -222,7 +222,7 @@ async def test_the_conflict_names_the_aggregate_that_moved_on() -> None:
 
 
 @pytest.mark.parametrize("status", ["408", "400", "503"])
-async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) -> None:
+async def test_an_error_status_of_a_read_is_not_an_empty_history(status: str) -> None:
     class Refusing(SimulatedClient):
         async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
             yield [frame(b"", f"NATS/1.0 {status}\r\n\r\n".encode())]

@@ -1,4 +1,4 @@
-"""What is personal is hidden wherever it is, and nothing else is; long values are cut."""
+"""Personal values are hidden wherever they are, and no others are; long values are cut."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ HOME = {"street": SECRET, "country": "GB"}
 
 
 @pytest.mark.parametrize("hint", [Home, Pair, Extra, Model, Node, Joined, list[Home], Home | None, dict[str, Home]])
-def test_a_class_is_private_however_deep_the_mark_is(hint: Any) -> None:
+def test_a_class_with_a_personal_field_at_any_depth_is_private(hint: Any) -> None:
     assert is_private(hint)
 
 
 @pytest.mark.parametrize("hint", [Plain, Left, int, dict[str, int], Any, tuple[Plain, ...]])
-def test_a_class_without_a_mark_is_not(hint: Any) -> None:
+def test_a_class_without_a_personal_field_is_not_private(hint: Any) -> None:
     assert not is_private(hint)
 
 
-def test_every_personal_value_of_an_event_is_hidden_and_no_other() -> None:
+def test_every_personal_value_of_an_event_is_hidden_and_no_others() -> None:
     body = {
         "email": SECRET,
         "plan": "free",
@@ -197,7 +197,7 @@ JOINED = Annotated[tuple[Personal[str], ...], PlainSerializer(",".join)]
         (Home | None, None, MASK),
     ],
 )
-def test_what_is_personal_by_a_type_variable_or_in_another_form_is_hidden(hint: Any, value: Any, expected: Any) -> None:
+def test_a_personal_type_argument_or_alias_is_hidden(hint: Any, value: Any, expected: Any) -> None:
     assert masked({"given": value}, event_of(hint)) == {"given": expected}
 
 
@@ -210,8 +210,8 @@ class Named:
     plan: str
 
 
-def test_a_field_that_an_event_had_once_is_hidden_beside_personal_fields() -> None:
-    """It may have been left out because it is personal."""
+def test_a_removed_field_is_hidden_in_an_app_with_personal_fields() -> None:
+    """The field may have been removed because it is personal."""
 
     @aggregate("name")
     class Name:
@@ -308,10 +308,10 @@ MEASURED = {"inches": 12, "feet": 1.0}
         ("unknown", SECRET, MASK, MASK),
     ],
 )
-def test_a_field_that_no_class_declares_is_hidden_at_any_depth(
+def test_an_undeclared_field_is_hidden_at_any_depth(
     name: str, value: Any, of_same_schema: Any, of_other_schema: Any
 ) -> None:
-    """A class inside an event may have lost its personal field, too."""
+    """A personal field may have been removed from a class inside an event, too."""
     step = upcaster("shirt.sewn", schema=1)(dict)
     catalog = App("shirts", aggregates=[Shirt, Plainer], upcasters=[step]).catalog
     assert catalog.masked("shirt.sewn", 2, {name: value}) == {name: of_same_schema}
@@ -320,7 +320,7 @@ def test_a_field_that_no_class_declares_is_hidden_at_any_depth(
     assert without_personal.masked("shirt.sewn", 1, {name: value}) == {name: value}
 
 
-def test_a_stored_body_is_shown_with_the_values_hidden_that_may_be_personal() -> None:
+def test_a_stored_body_is_shown_without_values_that_may_be_personal() -> None:
     catalog = App("people", aggregates=[Person], upcasters=[upcaster("person.moved", schema=1)(dict)]).catalog
     left = b'{"reason" : "cost"}'
     assert catalog.masked_body("person.left", 1, left) == left
@@ -334,7 +334,7 @@ def test_a_stored_body_is_shown_with_the_values_hidden_that_may_be_personal() ->
         assert catalog.masked_body("person.left", 1, body) is None
 
 
-def test_a_body_that_nobody_can_read_is_hidden_whole_in_an_app_with_personal_fields() -> None:
+def test_an_unreadable_body_is_hidden_in_an_app_with_personal_fields() -> None:
     catalog = App("people", aggregates=[Person], upcasters=[upcaster("person.moved", schema=1)(dict)]).catalog
     assert catalog.masked("person.left", 1, {"reason": "cost"}) == {"reason": "cost"}
     assert catalog.masked("person.moved", 2, {"home": HOME}) == {"home": HIDDEN}
@@ -343,14 +343,14 @@ def test_a_body_that_nobody_can_read_is_hidden_whole_in_an_app_with_personal_fie
     assert catalog.masked("person.joined", 1, f'{{"email":"{SECRET}') == MASK
 
 
-def test_a_parameter_of_a_decision_is_known_to_be_personal() -> None:
+def test_a_personal_parameter_of_a_decision_is_recognised() -> None:
     assert decisions_are_private(Person)
     assert is_private(parameter_hint(Person.join, "email"))
     assert not is_private(parameter_hint(Person.evolve, "event")) or is_private(Joined)
 
 
-def test_a_parameter_whose_annotation_cannot_be_resolved_is_hidden() -> None:
-    """An alias behind TYPE_CHECKING may well say `Personal`."""
+def test_a_parameter_with_an_unresolvable_annotation_is_hidden() -> None:
+    """An alias behind TYPE_CHECKING may stand for `Personal`."""
 
     class Local:
         pass
@@ -372,7 +372,7 @@ def test_a_parameter_whose_annotation_cannot_be_resolved_is_hidden() -> None:
     assert _call_text(plain) == 'plain("free", "x", 2, 3, 4, kind="red")', "a local class is found"
 
 
-def test_what_a_decision_returns_makes_no_parameter_personal() -> None:
+def test_the_return_type_of_a_decision_makes_no_parameter_personal() -> None:
     class Returning:
         def plain(self, plan: str) -> Later:
             return plan
@@ -380,22 +380,22 @@ def test_what_a_decision_returns_makes_no_parameter_personal() -> None:
     assert not decisions_are_private(Returning)
 
 
-def test_an_error_beside_personal_fields_is_named_without_what_it_says() -> None:
+def test_an_error_of_a_private_class_is_printed_without_its_message() -> None:
     def fail() -> None:
         try:
             raise KeyError(SECRET)
         except KeyError:
-            raise ValueError(f"no {SECRET}")  # noqa: B904 - its context is told too
+            raise ValueError(f"no {SECRET}")  # noqa: B904 - its context is printed, too
 
     with pytest.raises(ValueError, match=SECRET) as raised:
         fail()
-    told = reason_of(raised.value, private=True) + traceback_of(raised.value, private=True)
-    assert SECRET not in told
-    assert all(word in told for word in ("ValueError", "KeyError", "test_personal.py"))
+    printed = reason_of(raised.value, private=True) + traceback_of(raised.value, private=True)
+    assert SECRET not in printed
+    assert all(word in printed for word in ("ValueError", "KeyError", "test_personal.py"))
     assert SECRET in reason_of(raised.value)
 
 
-def test_an_error_that_carries_itself_and_one_that_cannot_be_printed_are_told() -> None:
+def test_an_error_that_causes_itself_or_has_no_text_can_be_printed() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -430,7 +430,7 @@ def test_a_key_cannot_be_personal() -> None:
     assert any("personal and a key" in fault for fault in row_faults(Home, table))
 
 
-def test_what_is_long_is_cut_and_says_how_long_it_was() -> None:
+def test_a_long_value_is_cut_and_shows_its_length() -> None:
     long = "x" * 800_000
     assert cut(long) == "x" * 500 + "… (800,000 characters)"
     assert cut("short") == "short"

@@ -1,4 +1,4 @@
-"""What the tasks of a pipeline make of records: rows in types of Spark, and nothing personal unless it is asked for."""
+"""The tasks of a pipeline turn records into rows of Spark, without personal values unless they are requested."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def rows(batches: Any) -> list[dict[str, Any]]:
 
 
 def resolved(name: str) -> ResolvedProjection:
-    found = app.projections[name]
-    assert isinstance(found, ResolvedProjection)
-    return found
+    declared_projection = app.projections[name]
+    assert isinstance(declared_projection, ResolvedProjection)
+    return declared_projection
 
 
-def test_a_fold_by_a_key_of_its_own_gives_the_rows_of_its_table_in_spark_s_types() -> None:
+def test_a_fold_by_key_gives_the_rows_of_its_table_in_the_types_of_spark() -> None:
     assert {name: form.ddl for name, form in row_columns(resolved("spend")).items()} == {
         "customer": "string", "amount": "decimal(12,2)", "orders": "bigint", "rate": "double", "kind": "string",
         "day": "date", "at": "timestamp", "tags": "string", "ref": "string", "raw": "binary", "note": "string",
@@ -173,7 +173,7 @@ def _values() -> Any:
     return ROW_VALUES
 
 
-def test_entries_are_made_in_the_task_that_reads() -> None:
+def test_entries_are_made_in_the_reading_task() -> None:
     task = ReadModelTask(REF, "lines", Route.UNSHUFFLED, {}, read_columns)
     assert rows(task(iter([arrow_batch(LOG)]))) == [{"position": 2, "city": "Ulm"}]
 
@@ -189,8 +189,8 @@ def test_keys_of_states_give_the_rows_of_a_plain_fold_through_both_shuffles(
         patch.setattr(shuffle_blocks, "_WINDOW_EVENTS", 1 + seed % 20)
         patch.setattr(shuffle_blocks, "BLOCK_BYTES", 2_000)
         rows = through_both_shuffles(name, pairs, partitions, tasks)
-    wanted = joined.expected(pairs)[name].values()
-    assert rows == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in wanted)
+    expected = joined.expected(pairs)[name].values()
+    assert rows == sorted(tuple(getattr(row, field) for field in row.__slots__) for row in expected)
 
 
 def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, tasks: int) -> list[tuple[Any, ...]]:
@@ -222,7 +222,7 @@ def through_both_shuffles(name: str, pairs: Sequence[Any], partitions: int, task
     return sorted(tuple(row.values()) for frame in frames for row in rows(task(iter(frame))))
 
 
-def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skipped() -> None:
+def test_an_event_that_a_projection_refuses_fails_its_view_unless_it_is_skipped() -> None:
     log = [record(1, Placed(customer="ada", amount=Decimal(-1)))]
     for skipped, fails in (({}, True), ({1: "a test"}, False)):
         pack = PackByKey(read_columns, 1, REF, "spend", _values(), None, skipped)
@@ -234,21 +234,21 @@ def test_an_event_that_the_projection_refuses_fails_the_view_unless_it_is_skippe
             assert rows(ReadModelTask(REF, "spend", Route.BY_KEY, skipped)(iter(blocks))) == []
 
 
-def test_personal_data_is_in_no_table_unless_it_is_asked_for() -> None:
-    closed = rows(_EventsTask(REF)(iter([arrow_batch(LOG)])))
-    assert [row["body"] is None for row in closed] == [False, True, False]
-    assert [row["position"] for row in closed] == [1, 2, 3]
-    opened = rows(_EventsTask(None)(iter([arrow_batch(LOG)])))
-    assert opened[1]["body"] == LOG[1][4].decode()
+def test_personal_data_is_in_no_table_unless_it_is_requested() -> None:
+    masked_rows = rows(_EventsTask(REF)(iter([arrow_batch(LOG)])))
+    assert [row["body"] is None for row in masked_rows] == [False, True, False]
+    assert [row["position"] for row in masked_rows] == [1, 2, 3]
+    whole_rows = rows(_EventsTask(None)(iter([arrow_batch(LOG)])))
+    assert whole_rows[1]["body"] == LOG[1][4].decode()
     stored = (LOG[1][1], LOG[1][2].decode(), LOG[1][3])
-    assert (opened[1]["time_ns"], opened[1]["subject"], opened[1]["headers"]) == stored
+    assert (whole_rows[1]["time_ns"], whole_rows[1]["subject"], whole_rows[1]["headers"]) == stored
     task = RecordedTask(REF, "order.named", 1, left_out=personal_fields(Named))
     (named,) = rows(task(iter([arrow_batch(LOG)])))
     assert named["city"] == "Ulm"
     assert "name" not in named
 
 
-def test_a_field_that_the_class_does_not_declare_is_hidden_beside_personal_ones() -> None:
+def test_an_undeclared_field_is_hidden_in_tables_of_an_app_with_personal_fields() -> None:
     older = (*LOG[0][:4], b'{"customer":"ada","amount":"1","email":"ada@example.org"}')
     (row,) = rows(_EventsTask(REF)(iter([arrow_batch([older])])))
     assert row["body"] == '{"customer":"ada","amount":"1","email":"<personal>"}'
@@ -257,11 +257,11 @@ def test_a_field_that_the_class_does_not_declare_is_hidden_beside_personal_ones(
 @pytest.mark.parametrize(
     ("kind", "is_needed"), [(Placed, False), (Named, True), (Upcast, True), (Validated, True), (joined.Added, False)]
 )
-def test_an_event_whose_class_may_need_hidden_values_is_read_from_the_log(kind: type, is_needed: bool) -> None:
+def test_an_event_class_that_may_need_hidden_values_is_read_from_the_log(kind: type, is_needed: bool) -> None:
     assert _needs_hidden_values(next(iter(Catalog([kind]).kinds()))) is is_needed
 
 
-def test_a_checkpoint_of_another_source_is_refused_in_words() -> None:
+def test_a_checkpoint_of_another_source_is_refused_with_a_fix() -> None:
     stream, of_files = JetStreamStreamReader(LogOptions.parse({"stream": "shop"}), STORED), {"logOffset": 3}
     with pytest.raises(UsageError, match="--full-refresh"):
         stream.partitions(of_files, of_files)
@@ -269,7 +269,7 @@ def test_a_checkpoint_of_another_source_is_refused_in_words() -> None:
         stream.latestOffset(of_files, ReadMaxRows(5))
 
 
-def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> None:
+def test_event_types_with_the_same_table_name_get_different_tables() -> None:
     @event("order_named")
     class OrderNamed:
         pass
@@ -286,14 +286,14 @@ def test_event_types_whose_tables_would_have_one_name_get_different_ones() -> No
     assert not {"events", "order_named"} & tables.keys()
 
 
-def test_outside_of_a_pipeline_nothing_can_be_declared() -> None:
+def test_declare_is_refused_outside_of_a_pipeline() -> None:
     with pytest.raises(UsageError, match="spark-pipelines run"):
         declare(app)
 
 
 def test_a_catalog_that_ends_with_the_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
-        """One whose operator has configured nothing."""
+        """A session that its operator has not configured."""
 
         class conf:  # noqa: N801 - Spark names it
             @staticmethod

@@ -1,4 +1,4 @@
-"""The control: without the fence, a step that is broken off and tried again is taken twice."""
+"""The control of the fence: without it, a step that is interrupted and tried again is executed twice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from eventjet.subscriptions.process_steps import ProcessRunner
 
 
 class Crash(Exception):
-    """The process is gone."""
+    """The simulated end of a process."""
 
 
 @asynccontextmanager
-async def asked() -> AsyncGenerator[tuple[Jet, ProcessRunner]]:
-    """Twenty transfers that nobody has carried out."""
+async def requested_transfers() -> AsyncGenerator[tuple[Jet, ProcessRunner]]:
+    """Yield twenty requested transfers and the runner of their process."""
     repositories = Repositories(transfers, MemoryStore("transfers"))
     jet = Jet(repositories, Settings())
     await jet.repository(Account).execute("ada", Account.deposit, Decimal(1_000))
@@ -39,8 +39,8 @@ async def asked() -> AsyncGenerator[tuple[Jet, ProcessRunner]]:
     yield jet, ProcessRunner(repositories, cls, info)
 
 
-async def carried_out(jet: Jet, name: str, take: Any) -> None:
-    """By whoever comes next, however often one before is gone."""
+async def carry_out(jet: Jet, name: str, take: Any) -> None:
+    """Carry out a transfer, beginning again after each crash."""
     while (await jet.repository(Transfer).load(name)).stage is not Stage.ENDED:
         try:
             await take(name)
@@ -48,8 +48,8 @@ async def carried_out(jet: Jet, name: str, take: Any) -> None:
             continue
 
 
-async def test_a_step_in_two_saves_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asked() as (jet, _):
+async def test_a_step_in_two_saves_is_executed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with requested_transfers() as (jet, _):
         count = 0
 
         async def take(name: str) -> None:
@@ -64,14 +64,14 @@ async def test_a_step_in_two_saves_is_taken_twice(monkeypatch: pytest.MonkeyPatc
             await jet.repository(Transfer).execute(name, step.done.on)
 
         for n in range(20):
-            await carried_out(jet, f"t{n}", take)
-        ada, bob = [(await jet.repository(Account).load(one)).balance for one in ("ada", "bob")]
+            await carry_out(jet, f"t{n}", take)
+        ada, bob = [(await jet.repository(Account).load(account)).balance for account in ("ada", "bob")]
         assert ada + bob != 1_000 or bob != 20
 
 
 @pytest.mark.parametrize("point", ["step.decided", "step.stored"])
-async def test_a_step_is_taken_once_wherever_it_is_broken_off(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asked() as (jet, runner):
+async def test_a_step_is_executed_once_wherever_it_is_interrupted(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with requested_transfers() as (jet, runner):
         count = 0
 
         def reach(name: str) -> None:
@@ -82,7 +82,7 @@ async def test_a_step_is_taken_once_wherever_it_is_broken_off(point: str, monkey
 
         monkeypatch.setattr(failpoints, "reach", reach)
         for n in range(20):
-            await carried_out(jet, f"t{n}", runner.advance)
-        balances = [(await jet.repository(Account).load(one)).balance for one in ("ada", "bob")]
+            await carry_out(jet, f"t{n}", runner.advance)
+        balances = [(await jet.repository(Account).load(account)).balance for account in ("ada", "bob")]
         assert balances == [980, 20]
         assert count >= 40

@@ -1,4 +1,4 @@
-"""What is wrong with processes and reactors is told when an app is built, all of it at once."""
+"""All faults of processes and reactors are reported at once when an app is built."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class Plain:
         return self
 
 
-def told(**given: Any) -> str:
+def refusal_of(**arguments: Any) -> str:
     with pytest.raises(DefinitionError) as caught:
-        App("bank", **{"aggregates": [Account], **given})
+        App("bank", **{"aggregates": [Account], **arguments})
     return str(caught.value)
 
 
-def test_the_faults_of_processes_are_told_at_once() -> None:
-    text = told(processes=[Loan, Strange, Plain])
+def test_all_faults_of_processes_are_reported_at_once() -> None:
+    text = refusal_of(processes=[Loan, Strange, Plain])
     for part in (
         "process 'loan': `step` may record Elsewhere, which its `evolve` does not take",
         "process 'loan': `deadline` returns what is of Account; write Deadline[Loan, …]",
@@ -132,15 +132,15 @@ def test_the_faults_of_processes_are_told_at_once() -> None:
         assert part in text, part
 
 
-def test_a_process_among_the_aggregates_is_refused_since_nothing_would_run_it() -> None:
-    assert "Loan is a process: list it in App(processes=[…])" in told(aggregates=[Account, Loan])
+def test_a_process_among_the_aggregates_is_refused() -> None:
+    assert "Loan is a process: list it in App(processes=[…])" in refusal_of(aggregates=[Account, Loan])
 
 
-def test_a_listener_of_an_event_that_nobody_folds_is_refused() -> None:
-    assert "Loan.heard_as_well hears Elsewhere, which no aggregate of the app folds" in told(processes=[Loan])
+def test_a_listener_of_an_event_that_no_aggregate_folds_is_refused() -> None:
+    assert "Loan.heard_as_well hears Elsewhere, which no aggregate of the app folds" in refusal_of(processes=[Loan])
 
 
-def test_a_process_without_a_step_is_refused_where_it_is_declared() -> None:
+def test_a_process_without_a_step_is_refused_at_its_declaration() -> None:
     with pytest.raises(DefinitionError, match="return None there if it only listens"):
 
         @process("idle")
@@ -151,7 +151,7 @@ def test_a_process_without_a_step_is_refused_where_it_is_declared() -> None:
 
 @reactor("Bad Name", revision=0, start=-1, retry=Retry(tries=0, never=ValueError))  # type: ignore[arg-type]
 def not_async(event: Recorded[Elsewhere]) -> None:  # type: ignore[arg-type,misc]
-    """Neither async, nor with a second parameter."""
+    """A handler that is neither async nor has a second parameter."""
 
 
 @reactor("mails")
@@ -164,7 +164,7 @@ async def more_mails(event, to: Reaction) -> None: ...  # type: ignore[no-untype
 
 @reactor("typo", start="latest", on_error="skip", partitions=0)  # type: ignore[arg-type]
 async def typo(event: Deposited, to: Reaction) -> None:  # type: ignore[arg-type,misc]
-    """Not recorded, either."""
+    """A handler of an event that is not recorded, either."""
 
 
 @reactor("stream")
@@ -172,8 +172,8 @@ async def streams(event: Recorded[Deposited], to: Reaction) -> AsyncIterator[int
     yield 1
 
 
-def test_the_faults_of_reactors_are_told_at_once() -> None:
-    text = told(reactors=[not_async, mails, more_mails, streams, typo, reactor, "receipts"])
+def test_all_faults_of_reactors_are_reported_at_once() -> None:
+    text = refusal_of(reactors=[not_async, mails, more_mails, streams, typo, reactor, "receipts"])
     for part in (
         "the reactor's name 'Bad Name' is not",
         "not_async is not an `async def`",
@@ -196,17 +196,19 @@ def test_the_faults_of_reactors_are_told_at_once() -> None:
         assert part in text, part
 
 
-def test_names_are_shared_by_all_that_commands_take_a_name_for() -> None:
+def test_projections_and_reactors_share_their_names() -> None:
     @reactor("balances")
     async def also(event: Recorded[Deposited], to: Reaction) -> None: ...
 
-    assert "a projection and a reactor are both called 'balances'" in told(projections=[balances], reactors=[also])
-    assert projection  # what a projection is called is checked with it
+    assert "a projection and a reactor are both called 'balances'" in refusal_of(
+        projections=[balances], reactors=[also]
+    )
+    assert projection  # the name of a projection is checked, too
 
 
 @process("alarm")
 class Alarm:
-    """Its deadlines are as wrong as `fault` says."""
+    """A process whose deadlines have the fault that `fault` names."""
 
     fault: str = ""
 
@@ -236,17 +238,17 @@ COUNT = itertools.count(1)
 
 
 @pytest.mark.parametrize("fault", ["time", "argument", "number"])
-def test_a_deadline_that_does_not_look_at_the_state_alone_is_refused(fault: str) -> None:
+def test_a_deadline_that_depends_on_more_than_the_state_is_refused(fault: str) -> None:
     with pytest.raises(UsageError, match=r"Alarm.deadline of the process 'alarm' .*`event.recorded_at`"):
         deadlines_of(Alarm(fault=fault))
 
 
-def test_a_deadline_is_the_same_however_often_it_is_looked_at() -> None:
+def test_deadlines_that_depend_on_the_state_alone_are_accepted() -> None:
     assert len(deadlines_of(Alarm())) == 2
 
 
 class Mailer:
-    """What a reactor may want."""
+    """Deps that a reactor may want."""
 
 
 class SentBy(Protocol):
@@ -264,7 +266,7 @@ async def undeclared():  # type: ignore[no-untyped-def]
 
 
 class OwnClient:
-    """Its own context manager, as a client of HTTP is."""
+    """Deps that are their own context manager, as a client of HTTP is."""
 
     async def __aenter__(self) -> OwnClient:
         return self
@@ -273,7 +275,7 @@ class OwnClient:
 
 
 class WebClient(OwnClient):
-    """It inherits an `__aenter__` that names its base."""
+    """Deps that inherit an `__aenter__` annotated with the base class."""
 
 
 async def wants_below(event: Recorded[Asked], to: Reaction[WebClient]) -> None: ...
@@ -301,18 +303,16 @@ async def takes_message(message: Incoming[Asked], to: Reaction[list[str]]) -> No
         (wants_below, OwnClient, "opens OwnClient"),
     ],
 )
-def test_a_reactor_that_wants_other_deps_than_the_app_opens_is_refused(
-    handle: Any, deps: Any, fault: str | None
-) -> None:
+def test_a_reactor_with_other_deps_than_those_of_the_app_is_refused(handle: Any, deps: Any, fault: str | None) -> None:
     wanting: Any = reactor("wanting")(handle)
     if fault is None:
         assert App("bank", aggregates=[Plain], reactors=[wanting], deps=deps)
     else:
-        assert fault in told(aggregates=[Plain], reactors=[wanting], deps=deps)
+        assert fault in refusal_of(aggregates=[Plain], reactors=[wanting], deps=deps)
 
 
-def test_an_inbox_that_wants_deps_is_refused_without_them() -> None:
+def test_an_inbox_with_deps_is_refused_in_an_app_without_deps() -> None:
     taking: Any = inbox("taking", stream="S", subject="s.>")(takes_message)
-    assert "takes_message wants deps of the type list, and the app has none" in told(
+    assert "takes_message wants deps of the type list, and the app has none" in refusal_of(
         aggregates=[Plain], reactors=[taking]
     )

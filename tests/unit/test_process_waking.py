@@ -1,4 +1,4 @@
-"""What keeps many processes cheap: an event that a step recorded wakes nobody, and one question asks for all timers."""
+"""Many processes stay cheap: an event of their own step wakes none, and a single request asks for all timers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counting(ProcessRunner):
         return await super().advance(process_id, position=position, **kwargs)
 
 
-async def test_an_event_that_a_step_recorded_wakes_its_process_no_more() -> None:
+async def test_an_event_recorded_by_a_step_does_not_wake_its_process() -> None:
     repositories = Repositories(transfers, MemoryStore("transfers"))
     await repositories.of(Account).execute("ada", Account.deposit, Decimal(9))
     await repositories.of(Transfer).execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=UNTIL)
@@ -65,7 +65,7 @@ async def test_an_event_that_a_step_recorded_wakes_its_process_no_more() -> None
     assert runner.wakes == 1
 
 
-async def test_one_question_asks_for_the_timers_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_single_request_asks_for_the_timers_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.log.timers.SHARED_S", 3_600.0)
     requests: list[Any] = []
     answers: list[int] = []

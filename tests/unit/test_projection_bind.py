@@ -1,4 +1,4 @@
-"""Declaring a projection, and every fault `resolve` finds in it."""
+"""Declarations of projections, and the faults that `resolve` finds in them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Fixed:
 
 
 def a_table(*columns: Column[Any], name: str = "balances") -> Table:
-    given = columns or (Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2)))
-    return Table(name, MetaData(), *given)
+    table_columns = columns or (Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2)))
+    return Table(name, MetaData(), *table_columns)
 
 
 def recorded(data: Any, aggregate_id: str = "a-1", position: int = 1) -> Recorded[Any]:
@@ -91,7 +91,7 @@ def fold(row: Balance | None, event: Recorded[Opened | Paid]) -> Balance | None:
     return row or Balance(event.aggregate_id)
 
 
-def test_a_fold_is_bound_with_its_events_its_row_and_the_aggregate_id_as_its_key() -> None:
+def test_a_fold_is_resolved_with_its_events_its_row_and_the_aggregate_id_as_key() -> None:
     resolved = resolve(projection("balances", table=a_table(), revision=3)(fold), CATALOG)
     assert resolved.events == (Opened, Paid)
     assert resolved.row_type is Balance
@@ -106,7 +106,7 @@ def test_a_declared_projection_can_still_be_called() -> None:
     assert declared(None, recorded(Opened(owner="ada"))) == Balance("a-1")
 
 
-def test_a_key_of_its_own_names_another_row() -> None:
+def test_a_key_function_selects_another_row() -> None:
     @projection("balances", table=a_table(), key=by_source)
     def paid(row: Balance | None, event: Recorded[Paid]) -> Balance | None:
         return row
@@ -116,7 +116,7 @@ def test_a_key_of_its_own_names_another_row() -> None:
     assert resolved.keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1)))) == (("x",),)
 
 
-def test_several_keys_are_each_given_to_the_fold_once() -> None:
+def test_each_of_several_keys_is_passed_to_the_fold_once() -> None:
     @projection("balances", table=a_table(), keys=both)
     def paid(row: Balance | None, event: Recorded[Paid], key: str) -> Balance | None:
         return replace(row or Balance(key), amount=event.data.amount)
@@ -147,12 +147,12 @@ def test_all_faults_of_a_projection_are_reported_at_once() -> None:
     def bad(row: Stray | None, event: Recorded[Foreign]) -> Stray | None:
         return row
 
-    found = faults_of(bad)
-    assert "projection 'Bad-Name': its name is not [a-z]" in found
-    assert "it takes Foreign, which no aggregate of the app folds" in found
-    assert "the table has no column 'extra'" in found
-    assert "the row has no field 'x'" in found
-    assert "column balances.x is a Float of at most 24 bits" in found
+    faults = faults_of(bad)
+    assert "projection 'Bad-Name': its name is not [a-z]" in faults
+    assert "it takes Foreign, which no aggregate of the app folds" in faults
+    assert "the table has no column 'extra'" in faults
+    assert "the row has no field 'x'" in faults
+    assert "column balances.x is a Float of at most 24 bits" in faults
 
 
 def test_a_fold_that_does_not_return_a_dataclass_is_refused() -> None:
@@ -162,16 +162,16 @@ def test_a_fold_that_does_not_return_a_dataclass_is_refused() -> None:
     assert "annotated to return one dataclass" in faults_of(projection("b", table=a_table())(returns_text))
 
 
-def test_a_fold_without_annotations_is_refused_in_words() -> None:
+def test_a_fold_without_annotations_is_refused_with_its_line() -> None:
     def bare(row, event):  # type: ignore[no-untyped-def]
         return row
 
-    found = faults_of(projection("b", table=a_table())(bare))
-    assert "`event` has no annotation" in found
-    assert "`return`" not in found, "nobody writes a parameter of that name"
+    faults = faults_of(projection("b", table=a_table())(bare))
+    assert "`event` has no annotation" in faults
+    assert "`return`" not in faults, "nobody writes a parameter of that name"
     line = bare.__code__.co_firstlineno
-    assert "its return annotation is missing; say what it returns" in found
-    assert f"(test_projection_bind.py, line {line})" in found
+    assert "its return annotation is missing; say what it returns" in faults
+    assert f"(test_projection_bind.py, line {line})" in faults
 
 
 def test_the_primary_key_must_be_the_key() -> None:
@@ -201,7 +201,7 @@ def test_a_key_must_be_given_for_every_event() -> None:
     assert "by_source gives no key for 'Opened'" in faults_of(wider)
 
 
-def test_a_column_that_the_database_makes_is_refused() -> None:
+def test_a_computed_column_is_refused() -> None:
     table = a_table(Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2), Computed("1")))
     assert "made by the database" in faults_of(projection("b", table=table)(fold))
 
@@ -214,7 +214,7 @@ def test_entries_must_be_keyed_by_position() -> None:
     assert "must be the position, a BigInteger" in faults_of(payments)
 
 
-def test_a_row_with_a_field_that_cannot_be_given_is_refused() -> None:
+def test_a_row_with_a_field_outside_of_its_constructor_is_refused() -> None:
     @projection("b", table=a_table())
     def bad(row: Fixed | None, event: Recorded[Opened]) -> Fixed | None:
         return row
@@ -226,7 +226,7 @@ def test_a_row_with_a_field_that_cannot_be_given_is_refused() -> None:
     ("key", "reason"),
     [("a\0b", "NUL"), ("x" * 3_000, "2600 bytes"), (None, "None"), (3, "not int"), (("x", "y"), "2 parts")],
 )
-def test_a_key_that_could_not_be_found_again_is_refused(key: Any, reason: str) -> None:
+def test_a_key_that_a_database_cannot_store_is_refused(key: Any, reason: str) -> None:
     def odd(event: Recorded[Paid]) -> str:
         return key  # type: ignore[no-any-return]
 

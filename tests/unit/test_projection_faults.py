@@ -1,4 +1,4 @@
-"""Declarations of projections that could only fail later, or overwrite one another, are refused with all faults."""
+"""Declarations of projections that would fail later, or overwrite each other, are refused with all faults."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def test_two_projections_on_one_table_are_refused(other: Table) -> None:
     async def opened(event: Recorded[Opened], connection: Any) -> None:
         pass
 
-    found = faults_of(projection("first", table=a_table())(fold), projection("second", table=other)(fold), by_hand)
+    faults = faults_of(projection("first", table=a_table())(fold), projection("second", table=other)(fold), by_hand)
     for pair in ("'first' and 'second'", "'first' and 'third'", "'second' and 'third'"):
-        assert f"belongs to the projections {pair}; give each its own" in found
+        assert f"belongs to the projections {pair}; give each its own" in faults
 
 
-def test_tables_of_one_name_in_two_schemas_are_two() -> None:
+def test_tables_with_the_same_name_in_two_schemas_are_allowed() -> None:
     folds = [projection(name, table=a_table(schema=name))(fold) for name in ("first", "second")]
     assert len(App("bank", aggregates=[Account], projections=folds).projections) == 2
 
 
-def test_a_table_of_eventjets_own_is_refused() -> None:
+def test_a_table_name_of_eventjet_is_refused() -> None:
     assert "'eventjet_rebuild' is eventjet's own" in faults_of(
         projection("first", table=a_table("eventjet_rebuild"))(fold)
     )
@@ -124,9 +124,7 @@ def types_of(hint: Any, kind: sa.types.TypeEngine[Any]) -> list[str]:
     ],
     ids=str,
 )
-def test_a_field_that_its_column_could_never_hold_is_refused(
-    hint: Any, kind: sa.types.TypeEngine[Any], takes: str
-) -> None:
+def test_a_field_that_its_column_cannot_store_is_refused(hint: Any, kind: sa.types.TypeEngine[Any], takes: str) -> None:
     (fault,) = types_of(hint, kind)
     assert fault.startswith("Typed.value is ")
     assert f"and column typed.value ({kind!r}) takes {takes}" in fault
@@ -151,5 +149,5 @@ def test_a_field_that_its_column_could_never_hold_is_refused(
     ],
     ids=str,
 )
-def test_a_field_that_its_column_may_hold_is_taken(hint: Any, kind: sa.types.TypeEngine[Any]) -> None:
+def test_a_field_that_its_column_can_store_is_accepted(hint: Any, kind: sa.types.TypeEngine[Any]) -> None:
     assert types_of(hint, kind) == []

@@ -1,4 +1,4 @@
-"""The fold that parks: any batches give the same rows and the same quarantine, and every event is in one of them."""
+"""A quarantining fold gives the same rows and quarantine for any batches, and loses no event."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Closed:
 
 @event("account.noted")
 class Noted:
-    """Nobody's."""
+    """An event that no projection takes."""
 
 
 CATALOG = Catalog([Added, Closed, Noted])
@@ -112,29 +112,29 @@ def record(position: int, kind: str = "good", subject: str = "bank.account.a-1")
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[RawRecord]:
-    """A few aggregates, two of which share their id, with good and bad events."""
+    """Draw a log of good and bad events of a few aggregates."""
     subjects = st.sampled_from(["bank.account.a-1", "bank.account.a-2", "bank.other.a-3", "bank.account.a=zz"])
     kinds = st.sampled_from([*TAKEN, *TAKEN, *BODIES])
-    found = draw(st.lists(st.tuples(subjects, kinds), max_size=40))
-    return [record(position, kind, subject) for position, (subject, kind) in enumerate(found, 1)]
+    drawn = draw(st.lists(st.tuples(subjects, kinds), max_size=40))
+    return [record(position, kind, subject) for position, (subject, kind) in enumerate(drawn, 1)]
 
 
 class Model:
-    """A read model in memory, kept by a worker that takes batches."""
+    """A read model in memory and its quarantine, as a worker keeps them batch by batch."""
 
-    def __init__(self, resolved: Any = BOUND, held: BlockedAggregates | None = None) -> None:
+    def __init__(self, resolved: Any = BOUND, blocked: BlockedAggregates | None = None) -> None:
         self.fold = ParkingFold(resolved, CODEC)
-        self.held = held or BlockedAggregates()
+        self.blocked = blocked or BlockedAggregates()
         self.rows: Rows = {}
-        self.kept: dict[int, Quarantined] = {}
-        self.offer = Offering(CATALOG, resolved.events, self.held.resolutions)
+        self.quarantined: dict[int, Quarantined] = {}
+        self.offer = Offering(CATALOG, resolved.events, self.blocked.resolutions)
 
     def take(self, records: Iterable[RawRecord]) -> None:
-        offers = [offer for one in records if (offer := self.offer(one)) is not None]
-        found = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.held)
-        self.held.aggregates.update(found.blocked)
-        self.rows.update(found.changed)
-        self.kept.update({one.position: one for one in found.parked})
+        offers = [offer for raw in records if (offer := self.offer(raw)) is not None]
+        result = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.blocked)
+        self.blocked.aggregates.update(result.blocked)
+        self.rows.update(result.changed)
+        self.quarantined.update({quarantined.position: quarantined for quarantined in result.parked})
 
     @property
     def live(self) -> Rows:
@@ -142,31 +142,31 @@ class Model:
 
     @property
     def resolutions(self) -> dict[int, str]:
-        return {position: one.resolution for position, one in self.kept.items()}
+        return {position: quarantined.resolution for position, quarantined in self.quarantined.items()}
 
 
 def by_hand(records: Sequence[RawRecord]) -> tuple[dict[str, Any], dict[int, str]]:
-    """One event at a time, told from the kind alone."""
+    """Return the rows and the quarantine of a fold of one event at a time, from the kinds alone."""
     rows: dict[str, Any] = {}
-    held: set[bytes] = set()
-    kept: dict[int, str] = {}
+    blocked: set[bytes] = set()
+    resolutions: dict[int, str] = {}
     for position, _, subject, block, body in records:
         kind = next(k for k, (t, v, b) in BODIES.items() if b == body and f": {t}\r".encode() in block
                     and f"Version: {v}\r".encode() in block)  # fmt: skip
         key = subject.decode().rpartition(".")[2]
         if kind == "nobody's":
             continue
-        if subject in held:
-            kept[position] = "blocked"
+        if subject in blocked:
+            resolutions[position] = "blocked"
         elif kind not in TAKEN or "=" in key:
-            kept[position] = "parked"
-            held.add(subject)
+            resolutions[position] = "parked"
+            blocked.add(subject)
         elif kind == "closed":
             rows.pop(key, None)
         else:
             row = rows.get(key, Balance(key, Decimal("0.00")))
             rows[key] = replace(row, amount=row.amount + 1, seen=row.seen + 1)
-    return rows, kept
+    return rows, resolutions
 
 
 def cut(records: Sequence[RawRecord], sizes: Sequence[int]) -> Iterable[Sequence[RawRecord]]:
@@ -178,18 +178,18 @@ def cut(records: Sequence[RawRecord], sizes: Sequence[int]) -> Iterable[Sequence
 
 
 @given(logs(), st.lists(st.integers(1, 9), max_size=20))
-def test_batches_of_any_sizes_give_what_one_event_at_a_time_gives(log: list[RawRecord], sizes: list[int]) -> None:
+def test_batches_of_any_size_give_the_same_as_one_event_at_a_time(log: list[RawRecord], sizes: list[int]) -> None:
     model = Model()
     for batch in cut(log, sizes):
         model.take(batch)
-    rows, kept = by_hand(log)
+    rows, resolutions = by_hand(log)
     assert {key[0]: row for key, row in model.live.items()} == rows
-    assert model.resolutions == kept
-    assert list(model.kept) == sorted(model.kept)
+    assert model.resolutions == resolutions
+    assert list(model.quarantined) == sorted(model.quarantined)
 
 
 @given(logs())
-def test_every_event_is_taken_or_kept_and_never_both(log: list[RawRecord]) -> None:
+def test_every_event_is_either_folded_or_quarantined(log: list[RawRecord]) -> None:
     tried: list[int] = []
 
     def watched(row: Any, event: Any) -> Any:
@@ -200,47 +200,47 @@ def test_every_event_is_taken_or_kept_and_never_both(log: list[RawRecord]) -> No
 
     model = Model(replace(BOUND, declared=replace(declared, fold=watched)))  # type: ignore[arg-type]
     model.take(log)
-    subscribed = [one[0] for one in log if b"account.noted" not in one[3]]
-    assert sorted([*tried, *model.kept]) == subscribed
+    subscribed = [raw[0] for raw in log if b"account.noted" not in raw[3]]
+    assert sorted([*tried, *model.quarantined]) == subscribed
 
 
 @given(logs(), st.integers(0, 40))
-def test_a_fold_from_the_beginning_that_knows_the_quarantine_makes_the_same(log: list[RawRecord], pinned: int) -> None:
+def test_a_fold_from_the_beginning_with_the_quarantine_gives_the_same_rows(log: list[RawRecord], pinned: int) -> None:
     live = Model()
     live.take(log[:pinned])
-    again = Model(held=BlockedAggregates(resolutions=dict(live.resolutions)))
-    again.take(log)
+    rebuilt = Model(blocked=BlockedAggregates(resolutions=dict(live.resolutions)))
+    rebuilt.take(log)
     live.take(log[pinned:])
-    assert again.live == live.live
-    assert {**dict.fromkeys(again.held.resolutions, ""), **again.resolutions}.keys() == live.kept.keys()
+    assert rebuilt.live == live.live
+    assert {**dict.fromkeys(rebuilt.blocked.resolutions, ""), **rebuilt.resolutions}.keys() == live.quarantined.keys()
 
 
 @given(logs(), st.data())
-def test_a_dropped_event_is_as_if_it_were_not_there(log: list[RawRecord], data: st.DataObject) -> None:
+def test_a_dropped_event_has_the_effect_of_a_missing_event(log: list[RawRecord], data: st.DataObject) -> None:
     whole = Model()
     whole.take(log)
-    dropped = data.draw(st.sets(st.sampled_from(sorted(whole.kept) or [0])))
+    dropped = data.draw(st.sets(st.sampled_from(sorted(whole.quarantined) or [0])))
     without = Model()
-    without.take([one for one in log if one[0] not in dropped])
-    knowing = Model(held=BlockedAggregates(resolutions=dict.fromkeys(dropped, "dropped")))
+    without.take([raw for raw in log if raw[0] not in dropped])
+    knowing = Model(blocked=BlockedAggregates(resolutions=dict.fromkeys(dropped, "dropped")))
     knowing.take(log)
     assert (knowing.live, knowing.resolutions) == (without.live, without.resolutions)
 
 
 @given(logs())
-def test_what_is_tried_again_in_order_gives_what_a_mended_fold_gives_at_once(log: list[RawRecord]) -> None:
+def test_retrying_quarantined_events_gives_the_same_as_a_corrected_fold_from_the_start(log: list[RawRecord]) -> None:
     model = Model()
     model.take(log)
     at_once = Model(MENDED)
     at_once.take(log)
     retried = Model(MENDED)
     retried.rows = dict(model.rows)
-    retried.take([one for one in log if one[0] in model.kept])
+    retried.take([raw for raw in log if raw[0] in model.quarantined])
     assert retried.live == at_once.live
     assert retried.resolutions == at_once.resolutions
 
 
-def test_a_newer_schema_of_a_known_event_is_not_an_offer() -> None:
+def test_a_newer_schema_of_a_known_event_is_an_unknown_event() -> None:
     newer = header_block([("Ej-Type", "account.added"), ("Ej-Schema", "2"), ("Ej-Version", "1")])
     with pytest.raises(UnknownEvent):
         Offering(CATALOG, BOUND.events)((1, 1, b"bank.account.a-1", newer, b"{}"))
@@ -259,12 +259,12 @@ def test_a_newer_schema_of_a_known_event_is_not_an_offer() -> None:
         (b"", ("?", "")),
     ],
 )
-def test_every_subject_has_a_place_that_a_database_takes(subject: bytes, place: tuple[str, str]) -> None:
+def test_every_subject_has_an_aggregate_key_that_a_database_accepts(subject: bytes, place: tuple[str, str]) -> None:
     assert aggregate_key_of(subject) == place
 
 
 @given(st.binary(max_size=3_000))
-def test_no_subject_is_too_much(subject: bytes) -> None:
+def test_no_subject_gives_an_aggregate_key_that_is_too_long(subject: bytes) -> None:
     for text in aggregate_key_of(subject):
         assert "\0" not in text
         assert len(text.encode()) <= 900
@@ -286,7 +286,7 @@ class Unprintable(Exception):
         (RecursionError("deep"), "RecursionError: deep"),
     ],
 )
-def test_a_reason_is_one_line_and_a_traceback_is_bounded(error: Exception, reason: str) -> None:
+def test_a_reason_is_a_short_line_and_a_traceback_has_a_limit(error: Exception, reason: str) -> None:
     def deep(left: int) -> None:
         if left:
             deep(left - 1)
@@ -295,14 +295,14 @@ def test_a_reason_is_one_line_and_a_traceback_is_bounded(error: Exception, reaso
     try:
         deep(200)
     except Exception as raised:  # noqa: BLE001 - it is what is parked
-        kept = parked_for(Offered(record(7), None), raised, private=False)
-    assert (kept.reason, kept.resolution, kept.payload) == (reason, "parked", b'{"amount":"1"}')
-    assert (kept.event_id, kept.event_type, kept.aggregate_id) == ("id-7", "account.added", "a-1")
-    assert 0 < len(kept.traceback) <= TRACEBACK_MAX
-    kept.traceback.encode()
+        quarantined = parked_for(Offered(record(7), None), raised, private=False)
+    assert (quarantined.reason, quarantined.resolution, quarantined.payload) == (reason, "parked", b'{"amount":"1"}')
+    assert (quarantined.event_id, quarantined.event_type, quarantined.aggregate_id) == ("id-7", "account.added", "a-1")
+    assert 0 < len(quarantined.traceback) <= TRACEBACK_MAX
+    quarantined.traceback.encode()
 
 
-def test_only_a_fold_by_aggregate_may_quarantine() -> None:
+def test_only_a_projection_by_aggregate_can_quarantine() -> None:
     def key(event: Recorded[Added | Closed]) -> str:
         return event.aggregate_id
 
@@ -312,18 +312,18 @@ def test_only_a_fold_by_aggregate_may_quarantine() -> None:
     def rows(event: Recorded[Added]) -> Balance | None:
         return None
 
-    every: Any = projection
-    some: Any = entries
+    any_projection: Any = projection
+    any_entries: Any = entries
     for refused in (
-        every("balances", table=TABLE, key=key, on_error="quarantine")(by_account),
-        every("balances", table=TABLE, keys=keys, on_error="quarantine")(by_account),
-        some("balances", table=TABLE, on_error="quarantine")(rows),
+        any_projection("balances", table=TABLE, key=key, on_error="quarantine")(by_account),
+        any_projection("balances", table=TABLE, keys=keys, on_error="quarantine")(by_account),
+        any_entries("balances", table=TABLE, on_error="quarantine")(rows),
     ):
         with pytest.raises(DefinitionError, match="the order after a quarantined event can only be kept by"):
             resolve(refused, CATALOG)
     with pytest.raises(DefinitionError, match="on_error is 'skip'"):
-        resolve(every("balances", table=TABLE, on_error="skip")(by_account), CATALOG)
-    assert resolve(every("balances", table=TABLE)(by_account), CATALOG).on_error == "stop"
+        resolve(any_projection("balances", table=TABLE, on_error="skip")(by_account), CATALOG)
+    assert resolve(any_projection("balances", table=TABLE)(by_account), CATALOG).on_error == "stop"
 
 
 @aggregate("account")
@@ -343,7 +343,7 @@ class Customer:
         return self
 
 
-def test_a_row_of_two_aggregates_cannot_be_held_back() -> None:
+def test_a_quarantining_projection_of_two_aggregates_is_refused() -> None:
     def both(row: Balance | None, event: Recorded[Added | Moved]) -> Balance | None:
         return row
 

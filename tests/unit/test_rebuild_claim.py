@@ -1,4 +1,4 @@
-"""The claim of a rebuild on SQLite, beside those who look whether it lives."""
+"""The claim of a rebuild on SQLite, while others check whether it is alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventjet.rebuild.sqlite_workspace import SqliteWorkspace
 from eventjet.sql.database import Database
 
 
-def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_path: Path) -> None:
+def test_a_run_claims_its_workspace_although_a_clean_up_removes_its_lock_file(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/read.db")
     space = SqliteWorkspace(database, new_run())
     with space.claimed():
@@ -24,9 +24,9 @@ def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_p
             over.wait(60)
 
     claiming = threading.Thread(target=claim)
-    with lock.open("wb") as found:
-        # As whoever clears away: it locks what nobody holds, and removes it.
-        fcntl.flock(found, fcntl.LOCK_EX)
+    with lock.open("wb") as lock_file:
+        # As a clean-up does: it locks a file without an owner, and removes it.
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         claiming.start()
         assert not entered.wait(0.2)
         lock.unlink()

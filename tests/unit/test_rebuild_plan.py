@@ -1,4 +1,4 @@
-"""What a rebuild decides before it reads: ranges, passes and keys."""
+"""The plan of a rebuild: its ranges, passes, partitions and engine."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def planned(*resolved: Any, engine: Any = "spark", last: int = 1_000, keys: int 
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 500))
-def test_ranges_hold_every_position_once_and_in_order(first: int, length: int, count: int) -> None:
+def test_ranges_cover_every_position_once_and_in_order(first: int, length: int, count: int) -> None:
     parts = split(first, first + length - 1, count)
     assert sum(map(len, parts)) == length
     assert len(parts) <= count
     if parts:
         assert (parts[0].start, parts[-1].end) == (first, first + length)
-        assert all(one.end == other.start for one, other in pairwise(parts))
+        assert all(part.end == next_part.start for part, next_part in pairwise(parts))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
@@ -87,21 +87,21 @@ def test_a_plan_of_an_empty_log_reads_nothing() -> None:
     assert (plan.events, plan.ranges) == (0, ())
 
 
-def test_folds_by_aggregate_and_entries_share_one_reading_of_the_log() -> None:
+def test_folds_by_aggregate_and_entries_share_a_pass_over_the_log() -> None:
     plan = planned(BALANCES, COUNTS, MOVEMENTS)
-    assert [(one.route, one.projections) for one in plan.passes] == [
+    assert [(plan_pass.route, plan_pass.projections) for plan_pass in plan.passes] == [
         (Route.BY_AGGREGATE, ("balances", "movements")),
         (Route.BY_KEY, ("counts",)),
     ]
 
 
 def test_entries_alone_need_no_shuffle() -> None:
-    assert [one.route for one in planned(MOVEMENTS).passes] == [Route.UNSHUFFLED]
+    assert [plan_pass.route for plan_pass in planned(MOVEMENTS).passes] == [Route.UNSHUFFLED]
 
 
-def test_the_local_engine_reads_the_log_once_for_everything() -> None:
+def test_the_local_engine_reads_the_log_once_for_all_projections() -> None:
     plan = planned(BALANCES, COUNTS, MOVEMENTS, engine="local")
-    assert [one.projections for one in plan.passes] == [("balances", "counts", "movements")]
+    assert [plan_pass.projections for plan_pass in plan.passes] == [("balances", "counts", "movements")]
     assert plan.partitions == 1
 
 
@@ -110,7 +110,7 @@ def test_many_keys_are_spread_over_more_partitions_than_cores() -> None:
     assert planned(BALANCES, keys=10).partitions == 2
 
 
-def test_what_is_archived_is_not_read_from_the_log() -> None:
+def test_archived_events_are_not_read_from_the_log() -> None:
     plan = make_plan("app", 5, 100, [BALANCES], archived=60, keys=1, engine="local", cores=1)
     assert (plan.events, plan.archived, plan.ranges[0].start, plan.ranges[-1].end) == (96, 60, 61, 101)
 
@@ -121,7 +121,7 @@ def test_snapshots_of_many_events_are_folded_in_more_partitions_than_cores() -> 
     assert (few.partitions, many.partitions, many.events) == (2, 5, 5 * EVENTS_PER_PARTITION)
 
 
-def test_an_engine_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_engine_is_refused() -> None:
     flink: Any = "flink"
     with pytest.raises(UsageError, match="Use auto, spark or local"):
         options_of(flink)
@@ -148,7 +148,7 @@ def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) 
 
 
 @pytest.mark.parametrize(
-    ("events", "given", "engine", "says"),
+    ("events", "options", "engine", "says"),
     [
         (1, {}, "local", "local: 1 event; from 5,000,000 on"),
         (SPARK_EVENTS - 1, {}, "local", "4,999,999 events; .* or as `--engine` says"),
@@ -158,7 +158,7 @@ def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) 
         (1, {"remote_archive": True}, "spark", "no folder of this machine"),
     ],
 )
-def test_the_engine_is_chosen_by_size(events: int, given: dict[str, Any], engine: str, says: str) -> None:
-    chosen, why = choose_engine(events, **given)
+def test_the_engine_is_chosen_by_size(events: int, options: dict[str, Any], engine: str, says: str) -> None:
+    chosen, why = choose_engine(events, **options)
     assert chosen == engine
     assert re.search(says, why), why

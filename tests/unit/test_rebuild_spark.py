@@ -1,4 +1,4 @@
-"""What Spark needs before it starts: a Java, a master, the application's code, and no secrets."""
+"""The preparation of Spark: a Java, a master, the application's code, and no secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eventjet.sql.database import Database
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """A Java that says its version and shows its arguments."""
+    """Make a program that prints the version of a Java, or its arguments."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -40,11 +40,11 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     assert find_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": os.defpath}) == Java(program, 21, "JAVA_HOME")
 
 
-def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     fake_java(tmp_path / "old", "1.8.0_392")
     program = fake_java(tmp_path / "new", "17.0.9")
-    found = find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(program.parent)})
-    assert (found.program, found.origin) == (program, "PATH")
+    java = find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(program.parent)})
+    assert (java.program, java.origin) == (program, "PATH")
 
 
 def test_without_any_java_every_candidate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +62,12 @@ def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path)
     program = fake_java(tmp_path / "it's a jdk", "17")
     home = make_java_home(Java(program, 17, "PATH"), tmp_path / "home")
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "--x=$HOME'\""]
-    shown = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines() == ["[-cp]", "[a b]", "[]", "[--x=$HOME'\"]"]
+    output = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == ["[-cp]", "[a b]", "[]", "[--x=$HOME'\"]"]
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("master", "wanted"),
     [
         ("local", "local[1,4]"),
         ("local[2]", "local[2,4]"),
@@ -76,8 +76,8 @@ def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path)
         ("spark://host:7077", "spark://host:7077"),
     ],
 )
-def test_local_masters_try_a_task_again(given: str, wanted: str) -> None:
-    assert with_retries(given) == wanted
+def test_local_masters_try_a_task_again(master: str, wanted: str) -> None:
+    assert with_retries(master) == wanted
 
 
 def test_a_reference_can_be_pickled_and_loads_the_app(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_packed_package_can_be_imported_from_the_zip(tmp_path: Path) -> None:
     archive.write_bytes(packed)
     code = "from shipped_three.without_init import deep; print(deep.VALUE, deep.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(archive)}
-    shown = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
-    assert shown.stdout.startswith("42"), shown.stderr
-    assert "packed.zip" in shown.stdout
+    process = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
+    assert process.stdout.startswith("42"), process.stderr
+    assert "packed.zip" in process.stdout
 
 
 def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("password", ["plain", "a@b:c/d\\e%", "pässwörd\n"])
-def test_what_lies_on_a_disk_for_tasks_tells_no_password(tmp_path: Path, password: str) -> None:
+def test_files_for_tasks_do_not_contain_the_password(tmp_path: Path, password: str) -> None:
     url = URL.create("postgresql", "ada", password, "db.host", 5432, "bank").render_as_string(hide_password=False)
     bare = passwordless(Database(url), tmp_path)
     assert password not in bare.url
@@ -139,13 +139,13 @@ def test_what_lies_on_a_disk_for_tasks_tells_no_password(tmp_path: Path, passwor
     assert unseal(sealed) == password
 
 
-def test_a_secret_file_of_the_users_own_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_secret_file_of_the_user_is_read_unchanged(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("s3cret#1\n")
     assert not is_sealed(str(tmp_path / "password"))
     assert unseal(str(tmp_path / "password")) == "s3cret#1"
 
 
-def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -159,9 +159,7 @@ def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_processes_left_halfway_is_removed_and_what_has_just_been_made_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_folders_are_removed_unless_they_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     fresh, old, unlocked = (tmp_path / f"eventjet-spark-{name}" for name in ("fresh", "old", "unlocked"))
     for folder in (fresh, old, unlocked):
@@ -172,6 +170,6 @@ def test_what_killed_processes_left_halfway_is_removed_and_what_has_just_been_ma
         assert set(tmp_path.iterdir()) == {fresh, own}
 
 
-def test_rows_that_the_driver_inserts_arrive_as_they_were_sent() -> None:
+def test_packed_rows_are_unpacked_unchanged() -> None:
     rows: list[tuple[Any, ...]] = [("ä", 2**62, None, 0.1, b"\x00\xff", ""), ("b", -1, "12.50", None, None, "x")]
     assert list(unpack_rows(pack_rows(rows))) == rows

@@ -1,4 +1,4 @@
-"""How a rebuild is told to stop, and what it says of the engine that was not used."""
+"""How a rebuild is stopped, and its estimate for the engine that was not used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from eventjet.rebuild.progress import Stopped, Watch
 from eventjet.runtime import read_ahead
 
 
-def test_what_is_begun_after_the_stop_is_interrupted_too() -> None:
+def test_work_begun_after_the_stop_is_interrupted() -> None:
     watch = Watch()
     watch.stop()
-    interrupted: list[bool] = []
-    with watch.interrupted_by(lambda: interrupted.append(True)):
+    interruptions: list[bool] = []
+    with watch.interrupted_by(lambda: interruptions.append(True)):
         pass
-    assert interrupted == [True]
+    assert interruptions == [True]
 
 
-def test_a_pause_ends_with_the_stop() -> None:
+def test_a_pause_ends_at_the_stop() -> None:
     watch = Watch()
     threading.Timer(0.05, watch.stop).start()
     began = time.monotonic()
@@ -36,7 +36,7 @@ def test_a_pause_ends_with_the_stop() -> None:
     assert time.monotonic() - began < 25
 
 
-def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
+def test_reading_from_a_silent_server_ends_at_the_stop() -> None:
     silence = threading.Event()
 
     def nothing() -> Generator[list[RawRecord]]:
@@ -52,7 +52,7 @@ def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
     silence.set()
 
 
-def test_what_the_local_engine_would_have_taken_is_reckoned_from_what_was_measured() -> None:
+def test_the_time_of_the_local_engine_is_estimated_from_measured_phases() -> None:
     watch = Watch()
     watch.seconds |= {"start": 1.0, "spark": 8.0, "read": 3.0, "swap": 0.5}
     assert watch.local_at_most_s() is None
@@ -60,7 +60,7 @@ def test_what_the_local_engine_would_have_taken_is_reckoned_from_what_was_measur
     assert watch.local_at_most_s() == pytest.approx(7.5)
 
 
-async def test_work_that_ends_after_nobody_waits_any_more_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_abandoned_work_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "STOP_TIMEOUT_S", 0.01)
     loop = asyncio.get_running_loop()
     logged: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ async def test_work_that_ends_after_nobody_waits_any_more_is_not_logged(monkeypa
     may_end.set()
     await ended.wait()
     await loop.shutdown_default_executor()
-    await asyncio.sleep(0)  # the executor's future hands its error to the loop's
+    await asyncio.sleep(0)  # the executor's future passes its error to the loop's
     del task
     gc.collect()
     assert logged == []

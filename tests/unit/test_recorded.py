@@ -1,4 +1,4 @@
-"""A `Recorded` whose time, id, command and metadata are read late is the same as any other, from any thread."""
+"""A `Recorded` that reads its time, id, command and metadata late equals any other, from any thread."""
 
 from __future__ import annotations
 
@@ -63,83 +63,83 @@ def record(*more: tuple[str, str], body: bytes = BODY) -> RawRecord:
 
 
 def late(*more: tuple[str, str]) -> Recorded[Happened]:
-    found = Decoder(CATALOG)(record(*more))
-    assert found is not None
-    return found
+    recorded = Decoder(CATALOG)(record(*more))
+    assert recorded is not None
+    return recorded
 
 
 def early(command: str | None = None, metadata: Metadata | None = None) -> Recorded[Happened]:
-    what = Happened(what="a thing of some length, so that nobody shares it")
-    return Recorded(what, "a.b", 2, 5, AT, "id-1", "thing", command, metadata or Metadata())
+    data = Happened(what="a thing of some length, so that nobody shares it")
+    return Recorded(data, "a.b", 2, 5, AT, "id-1", "thing", command, metadata or Metadata())
 
 
 CONTEXT = context_headers("cmd 1", METADATA)
 
 
 @pytest.mark.parametrize(
-    "same", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), replace, lambda one: one]
+    "same", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value)), replace, lambda value: value]
 )
-def test_what_is_read_late_is_equal_and_prints_the_same(same: Callable[[Any], Any]) -> None:
-    for made, other in ((late(), early()), (late(*CONTEXT), early("cmd 1", METADATA))):
-        again = same(made)
-        assert type(again) is Recorded
-        assert again == other
-        assert other == again
-        assert hash(again) == hash(other)
-        assert repr(again) == repr(other)
-        assert astuple(again) == astuple(other)
+def test_a_recorded_event_with_late_fields_equals_and_prints_like_any_other(same: Callable[[Any], Any]) -> None:
+    for recorded, expected in ((late(), early()), (late(*CONTEXT), early("cmd 1", METADATA))):
+        copied = same(recorded)
+        assert type(copied) is Recorded
+        assert copied == expected
+        assert expected == copied
+        assert hash(copied) == hash(expected)
+        assert repr(copied) == repr(expected)
+        assert astuple(copied) == astuple(expected)
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Recorded)])
-def test_a_field_that_is_asked_for_first_is_there_and_cannot_be_set(name: str) -> None:
-    made = late(*CONTEXT)
+@pytest.mark.parametrize("name", [recorded_field.name for recorded_field in fields(Recorded)])
+def test_each_late_field_can_be_read_first_and_cannot_be_set(name: str) -> None:
+    recorded = late(*CONTEXT)
     with pytest.raises(FrozenInstanceError):
-        setattr(made, name, "x")
-    assert getattr(made, name) == getattr(early("cmd 1", METADATA), name)
+        setattr(recorded, name, "x")
+    assert getattr(recorded, name) == getattr(early("cmd 1", METADATA), name)
     with pytest.raises(FrozenInstanceError):
-        delattr(made, name)
-    assert made == early("cmd 1", METADATA)
+        delattr(recorded, name)
+    assert recorded == early("cmd 1", METADATA)
 
 
-def test_a_changed_copy_leaves_the_one_it_was_made_of() -> None:
-    made = late()
-    changed = replace(made, event_id="other", version=3)
+def test_a_changed_copy_leaves_its_original_unchanged() -> None:
+    recorded = late()
+    changed = replace(recorded, event_id="other", version=3)
     assert (changed.event_id, changed.version, changed.recorded_at) == ("other", 3, AT)
-    assert made == early()
+    assert recorded == early()
 
 
-def test_threads_that_ask_at_once_read_the_same() -> None:
+def test_threads_that_read_late_fields_at_once_get_equal_values() -> None:
     names = ("recorded_at", "event_id", "command_id", "metadata")
-    told = tuple(getattr(early("cmd 1", METADATA), name) for name in names)
+    expected = tuple(getattr(early("cmd 1", METADATA), name) for name in names)
     events = [late(*CONTEXT) for _ in range(2_000)]
-    start, found = threading.Barrier(4), list[list[tuple[Any, ...]]]()
+    start, results = threading.Barrier(4), list[list[tuple[Any, ...]]]()
 
     def ask(turn: int) -> None:
         start.wait(60)
         order = [*names[turn:], *names[:turn]]
-        answers = [{name: getattr(one, name) for name in order} for one in events]
-        found.append([tuple(one[name] for name in names) for one in answers])
+        answers = [{name: getattr(event, name) for name in order} for event in events]
+        results.append([tuple(answer[name] for name in names) for answer in answers])
 
     threads = [threading.Thread(target=ask, args=(turn,)) for turn in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == [[told] * len(events)] * 4
+    assert results == [[expected] * len(events)] * 4
 
 
-def test_what_it_is_read_from_is_kept_no_longer_than_needed_and_never_the_body() -> None:
-    given = record(*CONTEXT)
-    made = Decoder(CATALOG)(given)
-    assert made is not None
-    held = gc.get_referents(made)
-    assert not any(each is given or each is given[4] for each in held)
-    assert any(each is given[3] for each in held)
-    assert made.event_id == "id-1"
-    assert not any(each is given[3] for each in gc.get_referents(made))
+def test_a_recorded_event_keeps_its_headers_until_they_are_read_and_never_its_body() -> None:
+    raw = record(*CONTEXT)
+    recorded = Decoder(CATALOG)(raw)
+    assert recorded is not None
+    referents = gc.get_referents(recorded)
+    assert not any(referent is raw or referent is raw[4] for referent in referents)
+    assert any(referent is raw[3] for referent in referents)
+    assert recorded.event_id == "id-1"
+    assert not any(referent is raw[3] for referent in gc.get_referents(recorded))
 
 
-def test_a_time_that_cannot_be_told_is_said_when_the_record_is_read() -> None:
+def test_a_time_that_cannot_be_read_is_refused_when_the_record_is_decoded() -> None:
     beyond = (5, 10**21, *record()[2:])
     for bad in (beyond, record((RECORDED_AT, "yesterday"))):
         with pytest.raises(UndecodableEvent):
@@ -161,7 +161,7 @@ _USUAL = [(MSG_ID, "id-1"), (EXPECTED, "4"), (TYPE, "thing.happened"), (SCHEMA, 
 
 @st.composite
 def blocks(draw: st.DrawFn) -> bytes:
-    """Headers in the usual order with some more, fewer or others, and then perhaps damaged."""
+    """Draw headers in the usual order, with some added, left out or replaced, and perhaps damaged."""
     pairs = list(_USUAL)
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(pairs)))
@@ -174,12 +174,12 @@ def blocks(draw: st.DrawFn) -> bytes:
     return block[: len(block) - draw(st.sampled_from([0, 0, 0, 2, 4]))]
 
 
-def outcome(read: Callable[[RawRecord], Any], given: RawRecord) -> tuple[str, Any]:
+def outcome(read: Callable[[RawRecord], Any], raw: RawRecord) -> tuple[str, Any]:
     try:
-        found = read(given)
+        decoded = read(raw)
     except CodecError as error:
         return type(error).__name__, str(error)
-    return repr(found), found
+    return repr(decoded), decoded
 
 
 SUBJECT = b"app.thing.a"
@@ -190,7 +190,9 @@ SUBJECT = b"app.thing.a"
 @example(header_block(_USUAL), b"app._void.3", None)
 @example(header_block(_USUAL), b"app._void.3", [Ended])
 @example(header_block([_USUAL[0], *_USUAL[2:4], (VERSION, "3"), (EXPECTED, "1")]), SUBJECT, None)
-def test_what_a_decoder_has_met_before_changes_nothing(block: bytes, subject: bytes, only: list[type] | None) -> None:
+def test_a_decoder_gives_the_same_result_whatever_it_decoded_before(
+    block: bytes, subject: bytes, only: list[type] | None
+) -> None:
     first, second = catalog(), catalog()
     fresh, linking, warm = Decoder(first, only), Decoder(catalog(), only), Decoder(second, only)
     for type_name in ("thing.happened", "thing.ended", "thing.retired"):
@@ -199,9 +201,9 @@ def test_what_a_decoder_has_met_before_changes_nothing(block: bytes, subject: by
                 pairs = [(MSG_ID, "m"), (EXPECTED, "4"), (TYPE, type_name), (SCHEMA, "1"), (VERSION, version), *more]
                 usual = (5, AT_NS, SUBJECT, header_block(pairs), BODY)
                 assert outcome(warm, usual) == outcome(warm, usual)
-    given = (5, AT_NS, subject, block, BODY)
+    raw = (5, AT_NS, subject, block, BODY)
     if subject == SUBJECT:
-        assert outcome(warm.link, given) == outcome(linking.link, given)
+        assert outcome(warm.link, raw) == outcome(linking.link, raw)
     for _ in range(2):
-        assert outcome(warm, given) == outcome(fresh, given)
+        assert outcome(warm, raw) == outcome(fresh, raw)
     assert first.skipped == second.skipped

@@ -1,4 +1,4 @@
-"""A repository where things are nearly right: strangers, zones, failing folds, lagging replicas, shared memory."""
+"""Edge cases of a repository: foreign events, zones, failing folds, lagging replicas, shared memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def connection(*aggregates: Any, store: EventStore | None = None, retired: tuple
 
 
 class Lagging:
-    """A replica that knows the log only up to `known`, beside a leader that knows all of it."""
+    """A replica that has the log only up to `known`, beside a leader that has all of it."""
 
     def __init__(self, inner: MemoryStore, known: int, catches_up_after: int = 1_000_000) -> None:
         self._inner = inner
@@ -111,7 +111,7 @@ class Lagging:
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        return [one async for page in self.pages(aggregate, aggregate_id, after=after) for one in page][:limit]
+        return [record async for page in self.pages(aggregate, aggregate_id, after=after) for record in page][:limit]
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         self.reads += 1
@@ -134,22 +134,22 @@ async def test_a_committed_state_is_the_fold_of_what_was_stored() -> None:
     jet = connection(Clock)
     clocks = jet.repository(Clock)
     at = datetime(2026, 5, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
-    done = await clocks.execute("a", Clock.tell, at)
-    assert done.state.shown == "2026-04-30T23:30:00+00:00"
+    execution = await clocks.execute("a", Clock.tell, at)
+    assert execution.state.shown == "2026-04-30T23:30:00+00:00"
     elsewhere = Repository(jet.name, jet.store, Catalog([Told, Wound, Broken]), Clock)
-    assert await elsewhere.load("a") == done.state
-    assert done.events == (Told(at=at),)
+    assert await elsewhere.load("a") == execution.state
+    assert execution.events == (Told(at=at),)
 
 
-async def test_changing_what_was_recorded_changes_no_state() -> None:
+async def test_changing_an_argument_after_a_command_changes_no_event() -> None:
     clocks = connection(Clock).repository(Clock)
     turns = [1, 2]
-    done = await clocks.execute("a", Clock.wind, turns)
+    execution = await clocks.execute("a", Clock.wind, turns)
     turns.append(3)
-    assert done.events == (Wound(by=[1, 2]),)
+    assert execution.events == (Wound(by=[1, 2]),)
 
 
-async def test_an_event_that_its_own_evolve_cannot_take_is_not_stored() -> None:
+async def test_an_event_that_evolve_refuses_is_not_stored() -> None:
     jet = connection(Clock)
     with pytest.raises(DefinitionError, match=r"Clock\.evolve raised RuntimeError for Broken: evolve forgot"):
         await jet.repository(Clock).execute("a", Clock.smash)
@@ -162,7 +162,7 @@ async def test_an_event_that_its_own_evolve_cannot_take_is_not_stored() -> None:
     assert (await forgetful.log()).last == 0
 
 
-async def test_an_old_command_is_known_though_its_event_is_retired() -> None:
+async def test_an_old_command_with_a_retired_event_is_recognised() -> None:
     old = connection(Clock, Bell)
     await old.repository(Bell).command("once").execute("b", Bell.ring)
     await old.append_many([Imported(Bell, "b", Rung()) for _ in range(COMMANDS_MAX + 1)], source="x")
@@ -181,11 +181,11 @@ async def test_an_old_command_is_known_though_its_event_is_retired() -> None:
     def ring(bell: Any) -> Told:
         return Told(at=datetime.now(UTC))
 
-    again = await bells.command("once").execute("b", ring)
-    assert (again.version, again.events) == (1, ())
+    repeated = await bells.command("once").execute("b", ring)
+    assert (repeated.version, repeated.events) == (1, ())
 
 
-def test_two_readers_of_one_tail_do_not_forget_what_a_third_has_added() -> None:
+def test_two_readers_of_a_tail_do_not_forget_commands_of_a_third() -> None:
     shared = Commands()
     for version in range(1, 2 * COMMANDS_MAX):
         shared.add(f"c{version}", version)
@@ -196,7 +196,7 @@ def test_two_readers_of_one_tail_do_not_forget_what_a_third_has_added() -> None:
     assert shared.find(f"c{COMMANDS_MAX}") is not None
 
 
-async def test_time_travel_waits_for_a_replica_that_lags() -> None:
+async def test_time_travel_waits_for_a_lagging_replica() -> None:
     store = MemoryStore("lag")
     ahead = connection(Bell, store=store).repository(Bell)
     for _ in range(5):
@@ -213,26 +213,26 @@ async def test_time_travel_waits_for_a_replica_that_lags() -> None:
         await ahead.load("b", version=6)
 
 
-async def test_a_conflict_reads_only_what_is_new() -> None:
+async def test_a_conflict_reads_only_new_events() -> None:
     store = MemoryStore("tail")
-    here, there = (connection(Bell, store=store).repository(Bell) for _ in range(2))
+    first, second = (connection(Bell, store=store).repository(Bell) for _ in range(2))
     for _ in range(5):
-        await here.execute("b", Bell.ring)
-    await there.execute("b", Bell.ring)
-    asked: list[int] = []
+        await first.execute("b", Bell.ring)
+    await second.execute("b", Bell.ring)
+    positions: list[int] = []
     pages = store.pages
 
     def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        asked.append(after)
+        positions.append(after)
         return pages(aggregate, aggregate_id, after=after)
 
     store.pages = counted  # type: ignore[method-assign]
-    assert (await here.execute("b", Bell.ring)).state.rings == 7
-    assert asked
-    assert min(asked) >= 4
+    assert (await first.execute("b", Bell.ring)).state.rings == 7
+    assert positions
+    assert min(positions) >= 4
 
 
-async def test_a_delivered_first_event_spares_the_read_of_its_state_and_may_be_stale() -> None:
+async def test_a_delivered_first_event_saves_a_read_of_its_state_and_can_be_stale() -> None:
     store = Lagging(MemoryStore("bells"), known=1_000_000)
     writer = connection(Bell, store=cast("EventStore", store)).repository(Bell)
     await writer.command("first").execute("b", Bell.ring)
@@ -253,7 +253,7 @@ async def test_a_delivered_first_event_spares_the_read_of_its_state_and_may_be_s
     assert late.executor.cache.get("b") is None  # a later event says too little about the state
 
 
-async def test_lost_races_are_bounded_and_name_the_position_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_races_have_a_limit_and_name_the_lost_position(monkeypatch: pytest.MonkeyPatch) -> None:
     class Contested(MemoryStore):
         tries = 0
 
@@ -269,10 +269,10 @@ async def test_lost_races_are_bounded_and_name_the_position_that_was_lost(monkey
 
 
 async def test_a_transaction_takes_only_decisions_of_its_own_connection() -> None:
-    here, there = connection(Bell), connection(Bell)
+    first, second = connection(Bell), connection(Bell)
     with pytest.raises(UsageError, match="another connection"):
-        await here.transact(there.repository(Bell).decide("b", Bell.ring))
-    assert (await here.log()).last == (await there.log()).last == 0
+        await first.transact(second.repository(Bell).decide("b", Bell.ring))
+    assert (await first.log()).last == (await second.log()).last == 0
 
 
 async def test_transactions_that_name_aggregates_crosswise_all_end() -> None:
@@ -312,7 +312,7 @@ async def test_a_cancelled_caller_leaves_no_lock_behind() -> None:
     assert not bells.executor.cache._locks  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_an_enumerated_id_is_its_text_for_everybody() -> None:
+async def test_an_id_of_a_text_enum_is_its_text() -> None:
     text = f"id-{uuid4().hex}"
     kind: Any = Enum("Kind", {"A": text}, type=str)
     jet = connection(Bell)
@@ -326,11 +326,11 @@ async def test_an_enumerated_id_is_its_text_for_everybody() -> None:
 async def test_a_start_without_a_zone_is_refused() -> None:
     jet = connection(Bell)
     with pytest.raises(UsageError, match="zone"):
-        _ = [one async for one in jet.tail(since=datetime(2026, 1, 1))]  # noqa: DTZ001  naive is the point
+        _ = [recorded async for recorded in jet.tail(since=datetime(2026, 1, 1))]  # noqa: DTZ001  naive is the point
 
 
 @pytest.mark.parametrize("name", ["", "clock told", "clock.told ", "clock\r\nEj-Command: x", "uhr.geläutet", "a" * 101])
-def test_a_wire_name_that_cannot_be_a_header_is_a_fault(name: str) -> None:
+def test_a_wire_name_that_cannot_be_a_header_is_refused(name: str) -> None:
     kind = event(name)(type("Kind", (), {"__annotations__": {}, "__module__": __name__}))
     faults = Catalog([kind]).faults()
     assert faults

@@ -1,4 +1,4 @@
-"""What a command asked for is told apart from another request, in every process and release alike."""
+"""The request of a command is distinguished from other requests, alike in every process and release."""
 
 from __future__ import annotations
 
@@ -33,41 +33,43 @@ class Body(BaseModel):
 
 
 def place(state: object, amount: Any, *more: Any, reason: str = "cash", **extra: Any) -> None:
-    """A decision of every kind of parameter."""
+    """A decision with every kind of parameter."""
 
 
 def put(state: object, amount: Any) -> None:
-    """Another one."""
+    """Another decision."""
 
 
 class Open(BaseModel, extra="allow"):
     amount: int
 
 
-def test_what_a_model_keeps_without_declaring_it_is_asked_for_too() -> None:
-    one, other = (Open.model_validate({"amount": 1, "note": [note]}) for note in ("a", "b"))
-    assert asked(one) != asked(other) != asked(Open(amount=1))
-    assert asked([one]) != asked({"x": [other]})
-    assert asked({"a": one}) != asked({"a": other})
-    # Releases that left such values out recorded this for both.
-    former = {request_of(place, (each,), {}, whose="c").former for each in (one, other)}
-    assert former == {asked(Open(amount=1))}
+def test_undeclared_values_of_a_model_are_part_of_the_request() -> None:
+    first, second = (Open.model_validate({"amount": 1, "note": [note]}) for note in ("a", "b"))
+    assert request_text(first) != request_text(second) != request_text(Open(amount=1))
+    assert request_text([first]) != request_text({"x": [second]})
+    assert request_text({"a": first}) != request_text({"a": second})
+    # Earlier releases left such values out, and recorded the same text for both.
+    former = {request_of(place, (model,), {}, whose="c").former for model in (first, second)}
+    assert former == {request_text(Open(amount=1))}
     assert request_of(place, (Open(amount=1),), {}, whose="c").former == ""
 
 
-def asked(*args: Any, **kwargs: Any) -> str:
+def request_text(*args: Any, **kwargs: Any) -> str:
     return request_of(place, args, kwargs, whose="c").text
 
 
 def test_a_request_is_the_same_in_every_process_and_release() -> None:
-    """Golden: what is recorded must be known again for as long as the log is read."""
+    """Recorded texts must be recognised for as long as the log is read."""
     things = {"b", "a"}, {2: Decimal("1.50"), "x": b"\x00"}, Line("l"), Colour.RED, UUID(int=7), date(2026, 5, 1)
-    assert asked(Decimal(3)) == "place:8dab130465ef2d90"
-    assert asked(*things, timedelta(1), 2.5, None, True, Body(amount=Decimal(1)), 2**70) == "place:519173946489401a"
+    assert request_text(Decimal(3)) == "place:8dab130465ef2d90"
+    assert (
+        request_text(*things, timedelta(1), 2.5, None, True, Body(amount=Decimal(1)), 2**70) == "place:519173946489401a"
+    )
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (Decimal("1.50"), Decimal("1.5")),
         (Decimal(100), Decimal("1E+2")),
@@ -77,10 +79,10 @@ def test_a_request_is_the_same_in_every_process_and_release() -> None:
         (datetime(2026, 5, 1, 2, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 5, 1, tzinfo=UTC)),
     ],
 )
-def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> None:
-    assert asked(one) == asked(other) == asked(amount=one)
-    assert asked(one, reason="cash") == asked(one)
-    assert request_of(partial(place, amount=one), (), {}, whose="c").text == asked(one)
+def test_equal_arguments_are_the_same_request(first: Any, second: Any) -> None:
+    assert request_text(first) == request_text(second) == request_text(amount=first)
+    assert request_text(first, reason="cash") == request_text(first)
+    assert request_of(partial(place, amount=first), (), {}, whose="c").text == request_text(first)
 
 
 @pytest.mark.parametrize(
@@ -98,34 +100,43 @@ def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> 
         ),
     ],
 )
-def test_arguments_that_differ_are_other_requests(others: tuple[Any, ...]) -> None:
-    told = [asked(one) for one in others]
-    assert len(set(told)) == len(told)
-    assert not any(is_same_request(one, other) for one in told for other in told if one is not other)
+def test_different_arguments_are_different_requests(others: tuple[Any, ...]) -> None:
+    texts = [request_text(argument) for argument in others]
+    assert len(set(texts)) == len(texts)
+    assert not any(
+        is_same_request(text, other_text) for text in texts for other_text in texts if text is not other_text
+    )
 
 
-def test_each_parameter_counts() -> None:
-    told = {asked(1), asked(1, 2), asked(1, 2, 3), asked(1, reason="x"), asked(1, extra="x"), asked(1, reason="x", y=1)}
-    assert len(told) == 6
-    assert not is_same_request(request_of(put, (1,), {}, whose="c").text, asked(1))
+def test_each_parameter_is_part_of_the_request() -> None:
+    texts = {
+        request_text(1),
+        request_text(1, 2),
+        request_text(1, 2, 3),
+        request_text(1, reason="x"),
+        request_text(1, extra="x"),
+        request_text(1, reason="x", y=1),
+    }
+    assert len(texts) == 6
+    assert not is_same_request(request_of(put, (1,), {}, whose="c").text, request_text(1))
 
 
-def test_the_same_arguments_of_another_command_look_different() -> None:
-    told = {
+def test_the_same_arguments_of_another_command_give_another_text() -> None:
+    texts = {
         request_of(put, ("ada@example.org",), {}, whose=whose).text
         for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
     }
-    assert len(told) == 4
+    assert len(texts) == 4
 
 
-def test_a_decision_behind_a_plain_wrapper_still_has_its_arguments() -> None:
+def test_a_decision_behind_a_plain_wrapper_keeps_its_arguments() -> None:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         place(*args, **kwargs)
 
-    told = {
+    texts = {
         request_of(wrapper, args, kwargs, whose="c").text for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))
     }
-    assert len(told) == 3
+    assert len(texts) == 3
 
 
 class Slotted:
@@ -134,13 +145,13 @@ class Slotted:
     def __call__(self, state: object, amount: int) -> None: ...
 
 
-def test_where_an_argument_has_no_form_the_name_decides() -> None:
+def test_an_argument_without_a_form_leaves_only_the_name_of_the_decision() -> None:
     looped: list[Any] = []
     looped.append(looped)
     for odd in (object(), looped, int, lambda: 0):
-        assert asked(odd) == "place"
-        assert is_same_request(asked(odd), asked(1))
-        assert not is_same_request(asked(odd), request_of(put, (1,), {}, whose="c").text)
+        assert request_text(odd) == "place"
+        assert is_same_request(request_text(odd), request_text(1))
+        assert not is_same_request(request_text(odd), request_of(put, (1,), {}, whose="c").text)
     assert request_of(put, (), {}, whose="c").text == "put", "a call that the decision itself will refuse"
     assert request_of(Slotted(), (1,), {}, whose="c").text.startswith("Slotted:")
 
@@ -155,7 +166,7 @@ class Placed:
 def order(
     state: object, lines: list[Line], total: Decimal, now: datetime, *, gift: bool = False, code: str = ""
 ) -> None:
-    """A decision with an argument that it does not record: `code`."""
+    """A decision with an argument, `code`, that its event does not record."""
 
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -180,7 +191,7 @@ def test_recorded_events_prove_which_arguments_differ(again: Any, differing: tup
     assert differing_arguments(request_of(order, args, kwargs, whose="c"), recorded.text, events) == differing
 
 
-def test_what_the_events_do_not_prove_is_not_named() -> None:
+def test_a_difference_that_the_events_do_not_prove_is_not_named() -> None:
     recorded = request_of(order, (LINES, Decimal(1), NOON), {"code": "secret"}, whose="c").text
     events = [Placed(Decimal(1), LINES, NOON), object()]
     assert differing_arguments(request_of(order, (LINES, Decimal(1), NOON), {}, whose="c"), recorded, events) == ()
@@ -198,4 +209,4 @@ def test_an_ignored_argument_needs_no_form_and_must_exist() -> None:
         UsageError, match=r"order has no argument 'state' that could be ignored. Its arguments are lines"
     ):
         request_of(order, (LINES, 1, NOON), {}, whose="c", ignoring=("now", "state"))
-    assert request_of(place, (1,), {"x": 1}, whose="c", ignoring=("x",)).text == asked(1)
+    assert request_of(place, (1,), {"x": 1}, whose="c", ignoring=("x",)).text == request_text(1)

@@ -1,4 +1,4 @@
-"""Row classes that declare their tables, mapped classes as tables, and what is refused, each with the way out."""
+"""Row classes that declare their tables, mapped classes as tables, and refusals with a fix."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_each_type_of_field_has_its_column() -> None:
         return row
 
     App("shop", aggregates=[Item], projections=[items])
-    shown = str(CreateTable(items.table).compile(dialect=postgresql.dialect()))
-    lines = [line.strip().rstrip(", ") for line in shown.splitlines() if line]
+    ddl = str(CreateTable(items.table).compile(dialect=postgresql.dialect()))
+    lines = [line.strip().rstrip(", ") for line in ddl.splitlines() if line]
     assert lines == [
         "CREATE TABLE items (",
         "item_id VARCHAR(40) NOT NULL",
@@ -108,7 +108,7 @@ def test_each_type_of_field_has_its_column() -> None:
     assert items.table.c.notes.comment == "free"
 
 
-def test_a_class_may_declare_the_tables_of_two_projections() -> None:
+def test_a_row_class_can_declare_the_tables_of_two_projections() -> None:
     @dataclass(frozen=True)
     class Row:
         item_id: Key[str]
@@ -156,7 +156,7 @@ class Open(BaseModel):
     item_id: Key[str]
 
 
-def test_a_class_that_declares_no_whole_table_is_refused_with_the_way_out() -> None:
+def test_a_row_class_without_a_complete_table_is_refused_with_a_fix() -> None:
     @projection("keyless")
     def keyless(row: Keyless | None, event: Recorded[Listed]) -> Keyless | None: ...
 
@@ -166,21 +166,22 @@ def test_a_class_that_declares_no_whole_table_is_refused_with_the_way_out() -> N
     @projection("nothing")
     def nothing(row: Any, event: Recorded[Listed]) -> str | None: ...
 
-    told = faults_of(keyless, odd, nothing)
-    assert "Keyless is its key; mark it, as in `item_id: Key[…]`, or give a `table`" in told
+    faults = faults_of(keyless, odd, nothing)
+    assert "Keyless is its key; mark it, as in `item_id: Key[…]`, or give a `table`" in faults
     assert (
         "Odd.opens is time, which no column keeps as it is; keep its text: declare the field as `str`, and write "
-        "`value.isoformat()`" in told
+        "`value.isoformat()`" in faults
     )
     assert (
-        "Odd.lasts is timedelta, which no column keeps as it is; keep its seconds: declare the field as `float`" in told
+        "Odd.lasts is timedelta, which no column keeps as it is; keep its seconds: declare the field as `float`"
+        in faults
     )
     assert (
         "Odd.either is str | int, which says no type of column; name it, as in `either: Annotated[str | int, JSON]`"
-        in told
+        in faults
     )
-    assert "Odd.lost is Any, or names what is not found in the class's module" in told
-    assert "must be annotated to return one dataclass (or pydantic model), or None" in told
+    assert "Odd.lost is Any, or names what is not found in the class's module" in faults
+    assert "must be annotated to return one dataclass (or pydantic model), or None" in faults
 
 
 Indexed = Annotated[str, mapped_column(index=True)]
@@ -204,7 +205,7 @@ class Agreeing:
     note: Annotated[Personal[str] | None, mapped_column(nullable=True, index=True), "a word of somebody else"]
 
 
-def test_a_word_of_an_annotation_that_its_column_would_not_follow_is_refused() -> None:
+def test_an_annotation_that_contradicts_its_column_is_refused() -> None:
     @projection("rows")
     def rows(row: Dropped | None, event: Recorded[Listed]) -> Dropped | None: ...
 
@@ -231,7 +232,7 @@ def test_a_word_of_an_annotation_that_its_column_would_not_follow_is_refused() -
     assert [column.name for index in agreeing.table.indexes for column in index.columns] == ["note"]
 
 
-def test_a_decimal_key_needs_a_precision() -> None:
+def test_a_decimal_key_without_a_precision_is_refused() -> None:
     def price_of(event: Recorded[Listed]) -> Decimal:
         return Decimal(1)
 
@@ -241,7 +242,7 @@ def test_a_decimal_key_needs_a_precision() -> None:
     assert "name it, as in `price: Annotated[Key[Decimal], Numeric(12, 2)]`" in faults_of(prices)
 
 
-def test_a_frozen_model_of_pydantic_is_a_row_and_one_that_is_not_frozen_is_refused() -> None:
+def test_a_pydantic_model_can_be_a_row_only_if_it_is_frozen() -> None:
     @projection("rows")
     def rows(row: Model | None, event: Recorded[Listed]) -> Model:
         return (row or Model(item_id=event.aggregate_id)).model_copy(update={"name": event.data.name})
@@ -294,18 +295,18 @@ def test_a_mapped_class_is_the_table_of_a_projection(model: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("model", [Stored, AsData])
-def test_an_object_of_a_mapped_class_is_no_row(model: Any) -> None:
+def test_a_projection_that_returns_a_mapped_class_is_refused(model: Any) -> None:
     def fold(row: Any, event: Recorded[Listed]) -> Any: ...
 
     fold.__annotations__["return"] = model
-    told = faults_of(projection("rows", table=model)(fold))
+    faults = faults_of(projection("rows", table=model)(fold))
     assert (
         f"a mapped class, whose objects change in place, and a row does not; return a frozen dataclass with its "
-        f"columns, and give the class as table={model.__name__}" in told
+        f"columns, and give the class as table={model.__name__}" in faults
     )
 
 
-def test_a_class_without_a_table_is_refused_with_the_way_out() -> None:
+def test_a_class_without_a_table_is_refused_with_a_fix() -> None:
     @projection("rows", table=Plain)
     def rows(row: Plain | None, event: Recorded[Listed]) -> Plain | None: ...
 
@@ -314,8 +315,8 @@ def test_a_class_without_a_table_is_refused_with_the_way_out() -> None:
     @sql.handler
     async def listed(event: Recorded[Listed], session: AsyncSession) -> None: ...
 
-    told = faults_of(rows, sql)
-    assert told.count("Plain has no table; give a `Table`, a mapped class with `__tablename__`, or no table") == 2
+    faults = faults_of(rows, sql)
+    assert faults.count("Plain has no table; give a `Table`, a mapped class with `__tablename__`, or no table") == 2
 
 
 def by_session(handler: Any) -> SqlProjection:
@@ -327,7 +328,7 @@ def by_session(handler: Any) -> SqlProjection:
 TWO = [*on("a", Listed(name="tea"), Listed(name="salt"))]
 
 
-def test_what_a_handler_leaves_in_its_session_is_written_with_the_position() -> None:
+def test_pending_objects_of_a_session_are_written_after_the_handler() -> None:
     async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
         stored = await session.get(Stored, event.aggregate_id)
         if stored is None:
@@ -338,14 +339,14 @@ def test_what_a_handler_leaves_in_its_session_is_written_with_the_position() -> 
     projected(by_session(listed), TWO).rows(Stored, {"item_id": "a", "name": "tea salt"})
 
 
-def test_a_handler_of_many_events_has_one_session_for_them() -> None:
+def test_a_batch_handler_has_a_single_session_for_its_events() -> None:
     async def listed(events: Sequence[Recorded[Listed]], session: AsyncSession) -> None:
         session.add_all([Stored(item_id=f"{event.position}", name=event.data.name) for event in events])
 
     projected(by_session(listed), TWO).rows(Stored, {"item_id": "1", "name": "tea"}, {"item_id": "2", "name": "salt"})
 
 
-def test_a_handler_may_undo_what_it_did_in_its_session() -> None:
+def test_a_handler_can_roll_back_a_savepoint_of_its_session() -> None:
     async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
         try:
             async with session.begin_nested():
@@ -353,13 +354,13 @@ def test_a_handler_may_undo_what_it_did_in_its_session() -> None:
         except IntegrityError:
             session.add(Stored(item_id=f"{event.version}", name="refused"))
 
-    told = projected(by_session(listed), TWO)
-    told.rows(AsData, {"item_id": "1", "name": "the same"})
-    told.rows(Stored, {"item_id": "2", "name": "refused"})
+    projected_tables = projected(by_session(listed), TWO)
+    projected_tables.rows(AsData, {"item_id": "1", "name": "the same"})
+    projected_tables.rows(Stored, {"item_id": "2", "name": "refused"})
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_an_error_in_a_flush_names_the_event_whether_the_handler_hides_it_or_not(hides: bool) -> None:
+def test_a_failed_flush_names_the_event_even_if_the_handler_hides_the_error(hides: bool) -> None:
     async def listed(event: Recorded[Listed], session: AsyncSession) -> None:
         session.add(AsData(item_id=f"{event.version}", name="the same"))
         try:
@@ -368,8 +369,8 @@ def test_an_error_in_a_flush_names_the_event_whether_the_handler_hides_it_or_not
             if not hides:
                 raise
 
-    said = r"listed went on after an error" if hides else r"UNIQUE constraint failed: as_data\.name"
-    with pytest.raises(HandlerFailed, match=said) as caught:
+    message = r"listed went on after an error" if hides else r"UNIQUE constraint failed: as_data\.name"
+    with pytest.raises(HandlerFailed, match=message) as caught:
         projected(by_session(listed), TWO)
     assert caught.value.position == 2
 
@@ -390,8 +391,8 @@ class Daily:
     at: datetime | None = None
 
 
-def by_key(key: Any) -> str:
-    """What `projected` says of a key that a function returns."""
+def refusal_of(key: Any) -> str:
+    """Return the reason why `projected` refuses a key that a function returns."""
 
     def day_of(event: Recorded[Sent]) -> tuple[date, str]:
         return key
@@ -405,7 +406,7 @@ def by_key(key: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ((PLACED_AT, "abc"), "daily.day cannot hold the datetime that day_of returned: it takes dates, not datetime. "),
         (
@@ -418,13 +419,13 @@ def by_key(key: Any) -> str:
         ),
     ],
 )
-def test_a_key_that_does_not_fit_names_its_function_its_column_and_its_type(key: Any, said: str) -> None:
-    reason = by_key(key).replace("by_key.<locals>.", "")
-    assert reason.startswith(said)
+def test_a_key_that_does_not_fit_is_refused_with_its_function_column_and_type(key: Any, message: str) -> None:
+    reason = refusal_of(key).replace("refusal_of.<locals>.", "")
+    assert reason.startswith(message)
     assert "secret" not in reason
 
 
-def test_a_key_of_another_number_of_parts_names_its_function_and_the_columns() -> None:
+def test_a_key_with_a_wrong_number_of_parts_is_refused_with_its_function_and_columns() -> None:
     @projection("daily", key=lambda event: None)
     def daily(row: Daily | None, event: Recorded[Listed]) -> Daily: ...
 
@@ -434,7 +435,7 @@ def test_a_key_of_another_number_of_parts_names_its_function_and_the_columns() -
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"at": PLACED_AT},
@@ -449,23 +450,23 @@ def test_a_key_of_another_number_of_parts_names_its_function_and_the_columns() -
         ({"day": PLACED_AT}, r"takes dates, not datetime\. Convert it in the projection"),
     ],
 )
-def test_a_value_that_does_not_fit_says_what_helps(changes: Any, said: str) -> None:
+def test_a_value_that_does_not_fit_its_column_is_refused_with_a_fix(changes: Any, message: str) -> None:
     @projection("daily", key=lambda event: None)
     def daily(row: Daily | None, event: Recorded[Listed]) -> Daily: ...
 
     row = replace(Daily(date(2030, 7, 1), "abc"), **changes)
-    with pytest.raises(RowRefused, match=said):
+    with pytest.raises(RowRefused, match=message):
         RowCodec(daily.table, Daily).normalise(row)
 
 
-def test_what_projected_is_not_given_right_is_said_with_the_way_out() -> None:
+def test_a_wrong_argument_of_projected_is_refused_with_a_fix() -> None:
     async def listed(event: Recorded[Listed], session: AsyncSession) -> None: ...
 
-    told = projected(by_session(listed), TWO)
+    projected_tables = projected(by_session(listed), TWO)
     with pytest.raises(UsageError, match=r"'stored' has no column 'nam'\. Did you mean 'name'\? It has item_id, name"):
-        told.rows(Stored, {"nam": "tea"})
+        projected_tables.rows(Stored, {"nam": "tea"})
     with pytest.raises(UsageError, match=r"has no table 'items'\. Its tables are stored, as_data"):
-        told.rows(Table("items", MetaData()))
+        projected_tables.rows(Table("items", MetaData()))
     for history in (Listed(name="tea"), [Listed(name="tea")]):
         with pytest.raises(UsageError, match=r"Listed is no recorded event\. Write `projected"):
             projected(by_session(listed), history)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is said of a change is what then happens: old bodies read by the new app, new ones by the old app."""
+"""The judgement of a change agrees with what happens: the new app reads old bodies, the old app reads new bodies."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def shape(schema: int = 1, name: str = NAME, **fields: Any) -> Shape:
 
 
 def app_of(declared: Shape | None, retired: tuple[str, ...] = ()) -> App:
-    """An app whose aggregates fold this event and one that never changes."""
+    """Return an app whose aggregates fold this event and another event that never changes."""
 
     @event("order.noted")
     class Noted:
@@ -115,16 +115,16 @@ def app_of(declared: Shape | None, retired: tuple[str, ...] = ()) -> App:
 
     folded: Any = Noted
     if declared is not None:
-        made: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
+        namespace: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
         for name, kind in declared.fields.items():
             annotation, *default = kind if isinstance(kind, tuple) else (kind,)
-            made["__annotations__"][name] = annotation
+            namespace["__annotations__"][name] = annotation
             if default:
-                made[name] = default[0]
+                namespace[name] = default[0]
         declare = event(declared.name, schema=declared.schema, formerly=declared.formerly)
-        folded = declare(type("Placed", (), made))
+        folded = declare(type("Placed", (), namespace))
 
-    def holding(name: str, events: Any) -> Any:
+    def folding(name: str, events: Any) -> Any:
         class State:
             count: int = 0
 
@@ -135,9 +135,9 @@ def app_of(declared: Shape | None, retired: tuple[str, ...] = ()) -> App:
         return aggregate(name)(State)
 
     moved = declared is not None and declared.aggregate != "order"
-    aggregates = [holding("order", Noted if moved else Noted | folded)]
+    aggregates = [folding("order", Noted if moved else Noted | folded)]
     if declared is not None and moved:
-        aggregates.append(holding(declared.aggregate, folded))
+        aggregates.append(folding(declared.aggregate, folded))
     upcasters = declared.upcasters if declared else ()
     return App(
         "shop", aggregates=aggregates, upcasters=upcasters, retired_events=(declared or Shape({})).retired or retired
@@ -145,16 +145,16 @@ def app_of(declared: Shape | None, retired: tuple[str, ...] = ()) -> App:
 
 
 def written(app: App, contract: Contract, declared: Shape) -> list[bytes]:
-    """Bodies as the codec of an app writes them, of as many values as can be made."""
-    (body,) = [one.body for one in contract.events if one.name == declared.name]
+    """Return sample bodies as the codec of an app writes them."""
+    (body,) = [exported.body for exported in contract.events if exported.name == declared.name]
     resolved = app.catalog.resolve(declared.name, declared.schema)
     assert resolved is not None
-    made = [resolved.decode(orjson.dumps(one)) for one in sample_bodies(body)]
-    return [app.catalog.encode(one).body for one in made]
+    samples = [resolved.decode(orjson.dumps(sample)) for sample in sample_bodies(body)]
+    return [app.catalog.encode(sample).body for sample in samples]
 
 
 def refused(app: App, name: str, schema: int, written: Sequence[bytes]) -> bool:
-    """Whether an app cannot read one of these bodies; a retired event is passed over."""
+    """Return whether the app cannot read some of these bodies; it passes over retired events."""
     if name in app.catalog.retired:
         return False
     resolved = app.catalog.resolve(name, schema)
@@ -180,13 +180,13 @@ def small(value: int) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """What was and what is, what is said of it, and what happens to old events and to old readers."""
+    """An event before and after a change, how the change is judged, and what old events and old readers meet."""
 
     before: Shape
     after: Shape | None
     verdict: Compatibility
     says: str
-    """Part of what is said, or of the way out."""
+    """Part of a remark, or of its fix."""
     old_events_refused: bool = False
     old_readers_refuse: bool = False
     retired: tuple[str, ...] = field(default=())
@@ -310,27 +310,27 @@ CHANGES = {
 }
 
 
-def said_of(judged: Sequence[EventChange], name: str = NAME) -> tuple[Compatibility, str]:
-    (one,) = [each for each in judged if each.event == name]
-    return one.compatibility, "\n".join(f"{each.what}\n{each.fix}" for each in one.remarks)
+def judgement_of(judged: Sequence[EventChange], name: str = NAME) -> tuple[Compatibility, str]:
+    (change,) = [candidate for candidate in judged if candidate.event == name]
+    return change.compatibility, "\n".join(f"{remark.what}\n{remark.fix}" for remark in change.remarks)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
-def test_what_is_said_of_a_change_is_what_happens(change: Change) -> None:
+def test_the_judgement_of_a_change_agrees_with_what_old_events_and_readers_meet(change: Change) -> None:
     before, after = app_of(change.before), app_of(change.after, change.retired)
     old, new = contract_of(before), contract_of(after)
-    verdict, said = said_of(changes_between(old, new, after.catalog))
-    assert (verdict, change.says in said) == (change.verdict, True), said
+    verdict, remarks = judgement_of(changes_between(old, new, after.catalog))
+    assert (verdict, change.says in remarks) == (change.verdict, True), remarks
     stored = written(before, old, change.before)
-    stored += [orjson.dumps(one) for one in sample_bodies(old.at(NAME)[change.before.schema].body)]
+    stored += [orjson.dumps(sample) for sample in sample_bodies(old.at(NAME)[change.before.schema].body)]
     misplaced = change.after is not None and change.after.aggregate != "order"
     assert refused(after, NAME, change.before.schema, stored) is change.old_events_refused
     assert change.old_events_refused <= (verdict is EVENTS) <= (change.old_events_refused or misplaced)
-    if change.after is not None and not misplaced and "checked by" not in said:
-        told = written(after, new, change.after)
-        assert refused(before, change.after.name, change.after.schema, told) is change.old_readers_refuse
+    if change.after is not None and not misplaced and "checked by" not in remarks:
+        new_bodies = written(after, new, change.after)
+        assert refused(before, change.after.name, change.after.schema, new_bodies) is change.old_readers_refuse
         assert not change.old_readers_refuse or verdict in (READERS, UPCASTER, EVENTS)
-        assert not change.old_readers_refuse or "der re" in said or "may be" in said or verdict is EVENTS
+        assert not change.old_readers_refuse or "der re" in remarks or "may be" in remarks or verdict is EVENTS
 
 
 CALLERS = Compatibility.OLD_CALLERS
@@ -360,7 +360,7 @@ class Bill:
 
 
 def serving(decide: Any) -> App:
-    """An app that serves one command, or none."""
+    """Return an app that serves this command, or none."""
     return App("shop", aggregates=[Bill], served=[] if decide is None else [served(Bill, decide, name="pay")])
 
 
@@ -380,13 +380,13 @@ def serving(decide: Any) -> App:
         (None, "is no longer served"),
     ],
 )
-def test_what_is_said_of_a_command_is_what_its_callers_meet(decide: Any, says: str | None) -> None:
+def test_the_judgement_of_a_changed_command_agrees_with_what_callers_meet(decide: Any, says: str | None) -> None:
     old, after = contract_of(serving(pay)), serving(decide)
     *_, judged = changes_between(old, contract_of(after), after.catalog)
-    said = "\n".join(remark.what for remark in judged.remarks)
+    remarks = "\n".join(remark.what for remark in judged.remarks)
     assert (judged.event, judged.is_command) == ("order.pay", True)
-    assert judged.compatibility is (Compatibility.SAFE if says is None else CALLERS), said
-    assert says is None or says in said
+    assert judged.compatibility is (Compatibility.SAFE if says is None else CALLERS), remarks
+    assert says is None or says in remarks
     if decide is None:
         return
     arguments, refused_bodies, read = Arguments(decide), 0, set[Any]()
@@ -398,66 +398,68 @@ def test_what_is_said_of_a_command_is_what_its_callers_meet(decide: Any, says: s
     assert bool(refused_bodies or False in read) is (says is not None)
 
 
-def test_a_command_that_is_served_from_now_on_breaks_nobody() -> None:
+def test_a_newly_served_command_is_a_safe_change() -> None:
     after = serving(pay)
     *_, judged = changes_between(contract_of(serving(None)), contract_of(after), after.catalog)
     assert (judged.event, judged.compatibility, judged.remarks) == ("order.pay", Compatibility.SAFE, ())
 
 
-def test_a_schema_raised_without_an_upcaster_needs_one() -> None:
+def test_a_schema_raised_without_an_upcaster_asks_for_one() -> None:
     before = app_of(shape(cents=int))
     raised = app_of(Shape({"amount": Decimal}, 2, upcasters=[up(1, dict)]))
-    gap = type(raised.catalog)({one.event_type: "order" for one in raised.catalog.kinds()})
-    verdict, said = said_of(changes_between(contract_of(before), contract_of(raised), gap))
+    gap = type(raised.catalog)({kind.event_type: "order" for kind in raised.catalog.kinds()})
+    verdict, remarks = judgement_of(changes_between(contract_of(before), contract_of(raised), gap))
     assert verdict is UPCASTER
-    assert '@upcaster("order.placed", schema=1)' in said
-    assert '"amount": ...' in said
+    assert '@upcaster("order.placed", schema=1)' in remarks
+    assert '"amount": ...' in remarks
 
 
-def test_bodies_of_every_schema_that_was_exported_go_through_todays_upcasters() -> None:
+def test_bodies_of_every_exported_schema_are_tried_with_the_current_upcasters() -> None:
     first = contract_of(app_of(shape(a=str)))
     second = contract_of(app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": body["a"]})])))
     kept = contract_in({**first.documents(), **second.documents()}, "here")
     broken = app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": len(body["a"])})]))
-    (one,) = [each for each in changes_between(kept, contract_of(broken), broken.catalog) if each.event == NAME]
-    assert one.compatibility is EVENTS
-    assert one.tried > 2
-    assert "schema 1 lets be: b: Input should be a valid string" in one.remarks[0].what
+    (change,) = [
+        candidate for candidate in changes_between(kept, contract_of(broken), broken.catalog) if candidate.event == NAME
+    ]
+    assert change.compatibility is EVENTS
+    assert change.tried > 2
+    assert "schema 1 lets be: b: Input should be a valid string" in change.remarks[0].what
 
 
-def test_a_former_name_and_a_retired_event_may_not_be_forgotten() -> None:
+def test_dropping_a_former_name_or_a_retired_event_breaks_old_events() -> None:
     before = app_of(replace(ONE, formerly=("order.given",), retired=("order.lost",)))
     after = app_of(ONE)
     judged = changes_between(contract_of(before), contract_of(after), after.catalog)
-    assert said_of(judged, "order.given")[0] is said_of(judged, "order.lost")[0] is EVENTS
-    assert '@event("order.placed", formerly=("order.given",))' in said_of(judged, "order.given")[1]
+    assert judgement_of(judged, "order.given")[0] is judgement_of(judged, "order.lost")[0] is EVENTS
+    assert '@event("order.placed", formerly=("order.given",))' in judgement_of(judged, "order.given")[1]
 
 
 def test_a_new_event_breaks_readers_that_do_not_know_it() -> None:
     after = app_of(ONE)
-    verdict, said = said_of(changes_between(contract_of(app_of(None)), contract_of(after), after.catalog))
+    verdict, remarks = judgement_of(changes_between(contract_of(app_of(None)), contract_of(after), after.catalog))
     assert verdict is READERS
-    assert "Deploy a release first" in said
+    assert "Deploy a release first" in remarks
 
 
-def test_what_cannot_be_tried_is_said_and_taken_for_broken() -> None:
+def test_a_change_that_cannot_be_tried_is_judged_as_broken() -> None:
     checked = shape(code=Annotated[str, AfterValidator(str.strip)])
     after = app_of(Shape({"code": str}, 2, upcasters=[up(1, dict)]))
-    verdict, said = said_of(changes_between(contract_of(app_of(checked)), contract_of(after), after.catalog))
+    verdict, remarks = judgement_of(changes_between(contract_of(app_of(checked)), contract_of(after), after.catalog))
     assert verdict is EVENTS
-    assert "could not be tried at schema 1" in said
-    assert "--against-log" in said
+    assert "could not be tried at schema 1" in remarks
+    assert "--against-log" in remarks
 
 
 def test_an_export_is_read_back_and_written_the_same_again() -> None:
     contract = contract_of(app_of(shape(at=(datetime, datetime.fromisoformat("2026-01-01T00:00:00Z")), n=UUID)))
-    texts = {name: text_of(one) for name, one in contract.documents().items()}
+    texts = {name: text_of(document) for name, document in contract.documents().items()}
     again = contract_in({name: orjson.loads(text) for name, text in texts.items()}, "here")
     assert again == contract
-    assert {name: text_of(one) for name, one in again.documents().items()} == texts
+    assert {name: text_of(document) for name, document in again.documents().items()} == texts
     assert list(texts) == sorted(texts)
 
 
-def test_an_id_that_is_unique_is_no_part_of_an_export() -> None:
-    made = shape(n=(UUID, Field(default_factory=uuid4)))
-    assert contract_of(app_of(made)) == contract_of(app_of(made))
+def test_a_generated_default_is_not_exported() -> None:
+    declared = shape(n=(UUID, Field(default_factory=uuid4)))
+    assert contract_of(app_of(declared)) == contract_of(app_of(declared))

@@ -1,4 +1,4 @@
-"""Settings given as people give them, and secrets where nobody looks for them."""
+"""Edge cases of settings: text values, misspelled variables, mirrors, defaults beside `eventjet dev`."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from eventjet.settings import Settings
 from eventjet.sql.database import Database, unusable
 
 
-def test_keywords_may_be_text_as_in_the_environment() -> None:
-    found = Settings.load({"credentials": "x.creds", "replicas": "3", "servers": ["nats://a:1"]}, {})
-    assert (found.credentials, found.replicas, found.servers) == (Path("x.creds"), 3, ("nats://a:1",))
+def test_keywords_can_be_text_as_in_the_environment() -> None:
+    settings = Settings.load({"credentials": "x.creds", "replicas": "3", "servers": ["nats://a:1"]}, {})
+    assert (settings.credentials, settings.replicas, settings.servers) == (Path("x.creds"), 3, ("nats://a:1",))
     assert Settings.load({"user": "12"}, {}).user == "12"
 
 
 @pytest.mark.parametrize("name", ["save_timeout_s", "request_timeout_s"])
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
-def test_no_wait_is_without_a_bound(name: str, seconds: float) -> None:
+def test_an_unlimited_timeout_is_refused(name: str, seconds: float) -> None:
     with pytest.raises(UsageError, match=name.upper()):
         Settings.load({name: seconds}, {})
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("name", "right_name"),
     [
         ("EVENTJET_DATABSE", "EVENTJET_DATABASE"),
         ("EVENTJET_SERVER", "EVENTJET_SERVERS"),
         ("EVENTJET_SAVE_TIMEOUT", "EVENTJET_SAVE_TIMEOUT_S"),
     ],
 )
-def test_a_misspelled_variable_is_refused_with_the_one_that_was_meant(given: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"{given} is set.*Did you mean {meant}"):
-        Settings.load(environ={given: "x"})
+def test_a_misspelled_variable_is_refused_with_the_right_name(name: str, right_name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is set.*Did you mean {right_name}"):
+        Settings.load(environ={name: "x"})
 
 
 @pytest.mark.parametrize(
-    "given", ["EVENTJET_APP", "EVENTJET_LOG_FORMAT", "EVENTJET_SERVICE_HOST", "EVENTJET_PORT", "EVENTJET_DB_PASSWORD"]
+    "name", ["EVENTJET_APP", "EVENTJET_LOG_FORMAT", "EVENTJET_SERVICE_HOST", "EVENTJET_PORT", "EVENTJET_DB_PASSWORD"]
 )
-def test_a_variable_that_is_called_otherwise_is_left_to_others(given: str) -> None:
-    assert Settings.load(environ={given: "x"}) == Settings()
+def test_variables_of_other_programs_are_ignored(name: str) -> None:
+    assert Settings.load(environ={name: "x"}) == Settings()
 
 
 @pytest.mark.parametrize("value", ["west,east", "a b", "west.api", "http://127.0.0.1:4222", "west,nats://127.0.0.1"])
-def test_where_a_mirror_cannot_be_is_refused_by_name(value: str) -> None:
+def test_an_invalid_mirror_is_refused_by_the_name_of_its_setting(value: str) -> None:
     with pytest.raises(UsageError, match="EVENTJET_READ_FROM"):
         Settings.load(environ={"EVENTJET_READ_FROM": value})
 
 
-def test_reads_go_to_the_mirror_with_the_same_credentials_unless_its_url_has_its_own() -> None:
+def test_reads_of_a_mirror_use_the_same_credentials_unless_its_url_has_others() -> None:
     log = Settings.load({"servers": "nats://east:4222", "user": "ada", "password": "p"}, environ={})
     assert log.for_reads() is log
     west = log.with_overrides({"read_from": "nats://west:4222"}).for_reads()
@@ -65,7 +65,9 @@ def test_reads_go_to_the_mirror_with_the_same_credentials_unless_its_url_has_its
     assert (domain.servers, domain.jetstream_domain) == (("nats://east:4222",), "west")
 
 
-def test_a_default_beside_the_servers_of_dev_leads_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_beside_eventjet_dev_suggests_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("EVENTJET_DATABASE", "EVENTJET_SERVERS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

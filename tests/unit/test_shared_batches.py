@@ -1,4 +1,4 @@
-"""Saves that go together in one batch: each has the outcome that it would have had by itself."""
+"""Saves that share a batch: each has the outcome that it would have alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.disturbed import PATIENT_S, disturbed, once, publishes, writes
 
 
 def others(*counts: int, first: int = 0, expected: int = 0) -> list[Append]:
-    """As `writes`, on aggregates of its own."""
+    """Return the writes of `writes`, on other aggregates."""
     return [
         replace(write, aggregate_id=f"o-{first + number}")
         for number, write in enumerate(writes(*counts, expected=expected))
@@ -27,26 +27,26 @@ def others(*counts: int, first: int = 0, expected: int = 0) -> list[Append]:
 
 
 def batches(store: SimulatedStore) -> dict[str, list[str]]:
-    """Of each batch in the log: the aggregates that it wrote to."""
-    found: dict[str, list[str]] = {}
+    """Return the subjects that each batch in the log wrote to."""
+    subjects_of: dict[str, list[str]] = {}
     for message in store.wire.stream.log:
-        found.setdefault(header(message.block, BATCH_ID) or "", []).append(message.subject)
-    return found
+        subjects_of.setdefault(header(message.block, BATCH_ID) or "", []).append(message.subject)
+    return subjects_of
 
 
-async def test_saves_that_are_made_at_once_share_a_batch() -> None:
+async def test_concurrent_saves_share_a_batch() -> None:
     store, _ = disturbed()
     saves = [others(2, 1, first=10 * number) for number in range(8)]
     ends = await asyncio.gather(*map(store.append, saves))
     assert ends == [3 * number for number in range(1, 9)]
     assert [len(subjects) for subjects in batches(store).values()] == [24]
-    told = [save_of(message.block) for message in store.wire.stream.log]
-    assert len(set(told)) == 8
+    save_ids = [save_of(message.block) for message in store.wire.stream.log]
+    assert len(set(save_ids)) == 8
     assert [open_batch(message.block) is None for message in store.wire.stream.log] == [False, False, True] * 8
 
 
 class SlowClient(SimulatedClient):
-    """Nothing reaches the server before it may."""
+    """A client whose requests wait until `may` is set."""
 
     def __init__(self, wire: Wire, timeout_s: float) -> None:
         super().__init__(wire, timeout_s)
@@ -59,7 +59,7 @@ class SlowClient(SimulatedClient):
         return await super().request(subject, *rest, **options)
 
 
-async def test_saves_that_find_a_batch_on_its_way_share_the_next_one() -> None:
+async def test_saves_made_while_a_batch_is_sent_share_the_next_batch() -> None:
     store = SimulatedStore("shop", save_timeout_s=PATIENT_S)
     client = SlowClient(store.wire, PATIENT_S)
     store.reach(client)
@@ -73,7 +73,7 @@ async def test_saves_that_find_a_batch_on_its_way_share_the_next_one() -> None:
     assert [len(subjects) for subjects in batches(store).values()] == [2, 16]
 
 
-async def test_a_conflict_of_one_save_fails_none_that_shares_its_batch() -> None:
+async def test_a_conflict_of_a_save_fails_no_other_save_of_its_batch() -> None:
     store, _ = disturbed()
     await store.append(writes(1))
     saves = [others(2, first=number) for number in range(6)]
@@ -83,7 +83,7 @@ async def test_a_conflict_of_one_save_fails_none_that_shares_its_batch() -> None
     assert len(store.wire.stream.log) == 1 + 5 * 2
 
 
-async def test_a_refusal_of_one_save_refuses_none_that_shares_its_batch() -> None:
+async def test_a_refusal_of_a_save_refuses_no_other_save_of_its_batch() -> None:
     store, client = disturbed()
     store.save_timeout_s = PATIENT_S
     refused = orjson.dumps({"error": {"code": 400, "err_code": 10170, "description": "not this one"}})
@@ -108,7 +108,7 @@ async def test_a_shared_batch_whose_answer_is_lost_is_stored_once() -> None:
     assert len(store.wire.stream.log) == 15
 
 
-async def test_a_save_whose_caller_went_is_stored_once_and_its_companions_too() -> None:
+async def test_a_cancelled_save_and_the_others_of_its_batch_are_stored_once() -> None:
     store, _ = disturbed()
     store.save_timeout_s = PATIENT_S
     tasks = [asyncio.create_task(store.append(others(2, first=number))) for number in range(5)]
@@ -120,7 +120,7 @@ async def test_a_save_whose_caller_went_is_stored_once_and_its_companions_too() 
     assert len(store.wire.stream.log) == 10
 
 
-async def test_a_save_of_many_events_neither_waits_nor_is_waited_for() -> None:
+async def test_a_save_of_many_events_gets_a_batch_of_its_own() -> None:
     store, _ = disturbed()
     saves = [others(2), others(EVENTS_MAX + 1, first=1), others(2, first=2), others(2, first=3)]
     await asyncio.gather(*map(store.append, saves))

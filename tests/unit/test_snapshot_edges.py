@@ -1,4 +1,4 @@
-"""Snapshots that must not be believed, states that must not be kept, and a queue that nothing stops."""
+"""Snapshots that must not be used, states that must not be stored, and a queue that no error stops."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ class MemorySnapshots(KeyValueSnapshots):
         self.values[(aggregate, aggregate_id)] = value
 
 
-def repository(store: Any, kept: MemorySnapshots) -> Repository[Tally, Added]:
-    snapshots = Snapshots(kept, SnapshotCodec[Tally](Tally), 2)
+def repository(store: Any, saved: MemorySnapshots) -> Repository[Tally, Added]:
+    snapshots = Snapshots(saved, SnapshotCodec[Tally](Tally), 2)
     return Repository("x", store, Catalog([Added]), Tally, snapshots=snapshots)  # type: ignore[return-value]
 
 
-async def filled(store: MemoryStore, kept: MemorySnapshots, *numbers: int) -> None:
-    tallies = repository(store, kept)
+async def filled(store: MemoryStore, saved: MemorySnapshots, *numbers: int) -> None:
+    tallies = repository(store, saved)
     for number in numbers:
         await tallies.execute("a", Tally.add, number)
-    await kept.close()
+    await saved.close()
 
 
 def test_the_parameter_of_evolve_may_have_any_name() -> None:
@@ -98,18 +98,18 @@ def test_the_parameter_of_evolve_may_have_any_name() -> None:
 
 
 @pytest.mark.parametrize("regrown", [(10, 20), (10, 20, 30), (10, 20, 30, 40, 50), (10,), ()])
-async def test_a_snapshot_of_a_log_that_was_lost_is_not_believed(regrown: tuple[int, ...]) -> None:
-    lost, kept = MemoryStore("x"), MemorySnapshots()
-    await filled(lost, kept, 1, 2)
+async def test_a_snapshot_of_a_lost_log_is_not_used(regrown: tuple[int, ...]) -> None:
+    lost, saved = MemoryStore("x"), MemorySnapshots()
+    await filled(lost, saved, 1, 2)
     restored = MemoryStore("x")
     await filled(restored, MemorySnapshots(), *regrown)
-    tallies = repository(restored, kept)
+    tallies = repository(restored, saved)
     assert (await tallies.load("a")).total == sum(regrown)
     assert (await tallies.execute("a", Tally.add, 100)).state.total == sum(regrown) + 100
 
 
 @pytest.mark.parametrize("regrown", [(10, 20), (10, 20, 30), (10, 20, 30, 40, 50), (10,), ()])
-async def test_a_remembered_state_of_a_log_that_was_lost_is_not_loaded(regrown: tuple[int, ...]) -> None:
+async def test_a_remembered_state_of_a_lost_log_is_not_used(regrown: tuple[int, ...]) -> None:
     class Restored(MemoryStore):
         def restore(self, other: MemoryStore) -> None:
             self.__dict__.update(vars(other))
@@ -125,7 +125,7 @@ async def test_a_remembered_state_of_a_log_that_was_lost_is_not_loaded(regrown: 
     assert (await tallies.execute("a", Tally.add, 100)).state.total == sum(regrown) + 100
 
 
-async def test_a_replica_that_lags_does_not_take_back_what_is_known() -> None:
+async def test_a_lagging_replica_does_not_make_a_remembered_state_older() -> None:
     store = MemoryStore("x")
     tallies = repository(store, MemorySnapshots())
     for number in (1, 2, 3):
@@ -150,12 +150,12 @@ states = st.builds(
 
 
 @given(states)
-def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
+def test_every_stored_snapshot_decodes_to_its_state(state: Tally) -> None:
     codec = SnapshotCodec[Tally](Tally)
-    held = FoldedState(state, 3, 9, "id", Commands({"c ü": (1, 3)}))
-    value = codec.encode(held)
+    folded = FoldedState(state, 3, 9, "id", Commands({"c ü": (1, 3)}))
+    value = codec.encode(folded)
     assert value is not None
-    assert codec.decode(value) == held
+    assert codec.decode(value) == folded
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
         {"anything": Decimal(1)},
     ],
 )
-def test_a_state_that_would_behave_differently_is_not_kept(bad: dict[str, Any]) -> None:
+def test_a_state_that_would_come_back_with_other_types_is_not_stored(bad: dict[str, Any]) -> None:
     codec = SnapshotCodec[Tally](Tally)
     assert codec.encode(FoldedState(Tally(**bad), 1, 1)) is None
     assert codec.encode(FoldedState(Tally(at=datetime(2026, 5, 1, tzinfo=UTC)), 1, 1)) is not None
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "attributes",
     [
         {"anything": [2**70, -0.0, 1, 1.0, True, {"a": -(2**64)}]},
         {"opens": time(9, tzinfo=timezone(timedelta(hours=1))), "at": datetime(2026, 1, 1, tzinfo=UTC)},
@@ -198,26 +198,26 @@ def test_a_state_that_would_behave_differently_is_not_kept(bad: dict[str, Any]) 
         {"by_time": {datetime(2026, 1, 1, tzinfo=UTC): 2**70}, "tone": "high"},
     ],
 )
-def test_what_a_snapshot_keeps_comes_back_with_its_types_and_zones(kept: dict[str, Any]) -> None:
+def test_a_snapshot_restores_the_types_and_zones_of_its_state(attributes: dict[str, Any]) -> None:
     codec = SnapshotCodec[Tally](Tally)
-    value = codec.encode(FoldedState(Tally(**kept), 1, 1))
+    value = codec.encode(FoldedState(Tally(**attributes), 1, 1))
     assert value is not None
-    found = codec.decode(value)
-    assert found is not None
-    assert repr(found.state) == repr(Tally(**kept))
+    decoded = codec.decode(value)
+    assert decoded is not None
+    assert repr(decoded.state) == repr(Tally(**attributes))
 
 
-def test_a_snapshot_knows_no_command_of_its_future() -> None:
+def test_a_snapshot_has_no_command_of_a_later_version() -> None:
     shared = Commands()
-    held = FoldedState(Tally(), 2, 2, "id", shared)
+    folded = FoldedState(Tally(), 2, 2, "id", shared)
     for version in range(1, 5):
         shared.add(f"c{version}", version)
     codec = SnapshotCodec[Tally](Tally)
-    value = codec.encode(held)
+    value = codec.encode(folded)
     assert value is not None
-    found = codec.decode(value)
-    assert found is not None
-    assert list(found.commands.as_mapping(9)) == ["c1", "c2"]
+    decoded = codec.decode(value)
+    assert decoded is not None
+    assert list(decoded.commands.as_mapping(9)) == ["c1", "c2"]
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,8 @@ class Thorn:
         return self
 
 
-async def test_nothing_stops_the_queue() -> None:
-    kept = MemorySnapshots()
+async def test_failing_snapshots_do_not_stop_the_queue() -> None:
+    snapshots = MemorySnapshots()
     codec = SnapshotCodec[Thorn](Thorn)
 
     def broken() -> bytes | None:
@@ -251,20 +251,20 @@ async def test_nothing_stops_the_queue() -> None:
 
     encoders: list[Callable[[], bytes | None]] = [broken, lambda: codec.encode(FoldedState(Thorn(), 1, 1)), unavailable]
     for encode in encoders:
-        kept.keep("a", "b", encode)
-    kept.keep("a", "good", lambda: b"{}")
+        snapshots.keep("a", "b", encode)
+    snapshots.keep("a", "good", lambda: b"{}")
     async with asyncio.timeout(30):
-        await kept.close()
-    assert kept.values[("a", "good")] == b"{}"
-    assert kept.dropped >= 2
+        await snapshots.close()
+    assert snapshots.values[("a", "good")] == b"{}"
+    assert snapshots.dropped >= 2
 
 
-async def test_who_closes_the_queue_can_be_cancelled_while_its_task_ends() -> None:
-    kept = MemorySnapshots()
-    kept.keep("a", "good", lambda: b"{}")
-    task = kept._task
+async def test_closing_the_queue_can_be_cancelled_while_its_task_ends() -> None:
+    snapshots = MemorySnapshots()
+    snapshots.keep("a", "good", lambda: b"{}")
+    task = snapshots._task
     assert task is not None
-    closing = asyncio.create_task(kept.close())
+    closing = asyncio.create_task(snapshots.close())
     async with asyncio.timeout(60):
         while not task.cancelling():
             await asyncio.sleep(0)
@@ -273,7 +273,7 @@ async def test_who_closes_the_queue_can_be_cancelled_while_its_task_ends() -> No
             await closing
 
 
-def test_a_snapshot_is_not_read_once_members_of_an_enum_have_changed_places() -> None:
+def test_a_snapshot_is_not_used_after_members_of_an_enum_swapped_their_values() -> None:
     def codec(*names: str) -> tuple[SnapshotCodec[Any], Any]:
         def evolve(self: Any, happened: Added) -> Any:
             return self

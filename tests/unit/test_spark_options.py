@@ -1,4 +1,4 @@
-"""What the data source `jetstream` may be asked for, and that its page says all of it."""
+"""The options of the data source `jetstream`, and the page that documents them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark-source.md"
 EVERY = "position,time_ns,subject,headers,body,time,aggregate,aggregate_id,type,version"
 
 
-def test_without_options_a_record_is_read_as_it_is_stored() -> None:
+def test_without_options_a_record_is_read_as_stored() -> None:
     options = LogOptions.parse({"stream": "bank"})
     assert schema_of(options.columns) == (
         "position bigint, time_ns bigint, subject string, headers binary, body binary"
@@ -35,13 +35,13 @@ def test_without_options_a_record_is_read_as_it_is_stored() -> None:
         ("é", "bank.account.=C3=A9"),
     ],
 )
-def test_an_aggregate_is_read_by_the_subject_that_its_events_have(aggregate_id: str | None, subject: str) -> None:
+def test_an_aggregate_is_read_by_the_subject_of_its_events(aggregate_id: str | None, subject: str) -> None:
     chosen = {"stream": "bank", "aggregate": "account"} | ({"id": aggregate_id} if aggregate_id is not None else {})
     assert LogOptions.parse(chosen).subject == subject
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"stream": ""}, "needs to know the stream"),
         ({"postion": "1"}, "no option 'postion'"),
@@ -62,18 +62,18 @@ def test_an_aggregate_is_read_by_the_subject_that_its_events_have(aggregate_id: 
         ({"pushFilters": "yes"}, "pushFilters is 'yes'"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         LogOptions.parse({"stream": "bank", **options})
 
 
 @pytest.mark.parametrize("aggregate_id", ["", "x" * 201])
-def test_an_id_that_no_event_can_have_is_refused(aggregate_id: str) -> None:
+def test_an_invalid_id_of_an_aggregate_is_refused(aggregate_id: str) -> None:
     with pytest.raises(Refused):
         LogOptions.parse({"stream": "bank", "aggregate": "account", "id": aggregate_id})
 
 
-def test_a_batch_has_the_columns_in_the_order_asked_for() -> None:
+def test_a_batch_has_the_columns_in_the_requested_order() -> None:
     block = b"NATS/1.0\r\nEj-Type: account.opened\r\nEj-Schema: 1\r\nEj-Version: 3\r\n\r\n"
     records: Any = [
         (7, 1_700_000_000_123_456_789, b"bank.account.=C3=A9", block, b"{}"),
@@ -91,7 +91,7 @@ def test_a_batch_has_the_columns_in_the_order_asked_for() -> None:
     assert arrow_batch(records).schema.names == list(STORED)
 
 
-def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
+def test_filters_that_are_not_pushed_are_returned_as_the_same_objects() -> None:
     from pyspark.sql import datasource as spark
 
     reader = FilteringReader(LogOptions.parse({"stream": "bank"}), STORED)
@@ -103,7 +103,7 @@ def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
         spark.LessThan(("position",), 90),
         spark.EqualTo(("subject",), "bank.account.a-1"),
     ]
-    kept = [
+    not_taken = [
         spark.IsNull(("position",)),
         spark.Not(spark.EqualTo(("position",), 11)),
         spark.In(("position",), (1, 2)),
@@ -113,13 +113,13 @@ def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
         spark.IsNotNull(("type",)),
         spark.GreaterThan(("version",), 1),
     ]
-    given_back = list(reader.pushFilters([*taken, *kept]))
-    assert list(map(id, given_back)) == list(map(id, kept))
+    given_back = list(reader.pushFilters([*taken, *not_taken]))
+    assert list(map(id, given_back)) == list(map(id, not_taken))
     assert (reader.at_least, reader.at_most, reader.options.subject) == (11, 89, "bank.account.a-1")
 
 
 @pytest.mark.parametrize("subject", ["bank.account.*", "bank.>", "", "a b", ".", "bank..x"])
-def test_a_subject_that_the_server_would_read_as_a_pattern_is_left_to_spark(subject: str) -> None:
+def test_a_filter_on_a_subject_with_wildcards_is_left_to_spark(subject: str) -> None:
     from pyspark.sql import datasource as spark
 
     reader = FilteringReader(LogOptions.parse({"stream": "bank"}), STORED)

@@ -1,4 +1,4 @@
-"""Which Spark type a field gets, and that no value changes on its way there."""
+"""The Spark type of each field, and values that reach it unchanged."""
 
 from __future__ import annotations
 
@@ -152,17 +152,17 @@ DDL = {
 }
 
 
-def test_every_field_has_the_type_that_its_annotation_says() -> None:
+def test_every_field_has_the_spark_type_of_its_annotation() -> None:
     assert {name: form.ddl for name, form in forms_of(Everything).items()} == DDL
 
 
-def test_values_go_into_columns_as_they_are() -> None:
+def test_values_are_converted_for_their_columns() -> None:
     pa = pytest.importorskip("pyarrow")
-    shown = {}
+    columns = {}
     for name, form in forms_of(Everything).items():
         value = getattr(EXAMPLE, name)
-        shown[name] = pa.array([None if value is None else form.convert(value)], form.arrow).to_pylist()[0]
-    assert shown == {
+        columns[name] = pa.array([None if value is None else form.convert(value)], form.arrow).to_pylist()[0]
+    assert columns == {
         **{name: getattr(EXAMPLE, name) for name in ("flag", "count", "rate", "text", "amount", "money", "tenths")},
         **{name: getattr(EXAMPLE, name) for name in ("checked", "at", "day", "lasted", "raw", "chosen", "perhaps")},
         "clock": "12:30:00",
@@ -195,7 +195,7 @@ def test_values_go_into_columns_as_they_are() -> None:
         ("text", 7),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_and_never_rounded(name: str, value: Any) -> None:
+def test_a_value_that_does_not_fit_its_type_is_refused_and_never_rounded(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=r"it does not fit into bigint|it has more digits than|it is a "):
         forms_of(Everything)[name].convert(value)
 
@@ -242,7 +242,7 @@ def test_a_member_whose_value_is_none_is_null() -> None:
     assert [convert(reply) for reply in Reply] == ["yes", None]
 
 
-def test_sets_within_sets_are_in_one_order_in_every_process() -> None:
+def test_sets_within_sets_have_the_same_order_in_every_process() -> None:
     program = (
         "from tests.unit.test_spark_schema import Answered, forms_of\n"
         "groups = {frozenset(text) for text in ('az', 'by', 'cx', 'dw', 'ev')}\n"

@@ -1,4 +1,4 @@
-"""Declarations of SQL by hand: everything that is wrong is said at once, when the App is built."""
+"""Declarations of SQL projections: all faults are reported at once when the App is built."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(name: str, *columns: Any, **options: Any) -> Table:
 
 
 async def begun(event: Recorded[Begun], connection: AsyncConnection) -> None:
-    """A handler that is as it should be."""
+    """A correct handler."""
 
 
 async def begun_too(event: Recorded[Begun], connection: AsyncConnection) -> None: ...
@@ -68,16 +68,16 @@ async def many(events: Many[Recorded[Begun]], connection: AsyncConnection) -> No
 
 
 def faults(*handlers: Any, tables: Any = None, name: str = "ledger", revision: int = 1, others: Any = ()) -> str:
-    made = SqlProjection(name, tables=[table("t")] if tables is None else tables, revision=revision)
-    for one in handlers:
-        made.handler(one)
+    declared = SqlProjection(name, tables=[table("t")] if tables is None else tables, revision=revision)
+    for handler in handlers:
+        declared.handler(handler)
     with pytest.raises(DefinitionError) as raised:
-        App("a", aggregates=[X], projections=[made, *others])
+        App("a", aggregates=[X], projections=[declared, *others])
     return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("handlers", "options", "said"),
+    ("handlers", "options", "message"),
     [
         ((), {}, "it has no handler"),
         ((begun, begun_too), {}, "Begun is taken by begun and by begun_too"),
@@ -99,61 +99,64 @@ def faults(*handlers: Any, tables: Any = None, name: str = "ledger", revision: i
         ((begun,), {"tables": [table("t", Column("n", Integer, Sequence("s")))]}, "use Identity()"),
     ],
 )
-def test_a_fault_is_named(handlers: Any, options: Any, said: str) -> None:
-    assert said in faults(*handlers, **options)
+def test_each_fault_of_a_declaration_is_named(handlers: Any, options: Any, message: str) -> None:
+    assert message in faults(*handlers, **options)
 
 
 def test_all_faults_are_named_at_once() -> None:
-    told = faults(begun, begun_too, not_async, unannotated, tables=[table("t", schema="s")], revision=0)
-    for one in ("its revision", "begun_too", "not_async is not", "`event` has no annotation", "names its schema"):
-        assert one in told
+    message = faults(begun, begun_too, not_async, unannotated, tables=[table("t", schema="s")], revision=0)
+    for fault in ("its revision", "begun_too", "not_async is not", "`event` has no annotation", "names its schema"):
+        assert fault in message
 
 
-def test_foreign_keys_lead_to_declared_tables_and_in_no_circle() -> None:
+def test_foreign_keys_must_lead_to_declared_tables_without_a_cycle() -> None:
     metadata = MetaData()
     parent = table("parent", metadata=metadata)
     child = table("child", Column("parent", ForeignKey("parent.id")), metadata=metadata)
     assert "a foreign key to 'parent', which the projection does not declare" in faults(begun, tables=[child])
     around = MetaData()
-    one = table("one", Column("two", ForeignKey("two.id")), metadata=around)
-    two = table("two", Column("one", ForeignKey("one.id")), metadata=around)
-    assert "form a circle" in faults(begun, tables=[one, two])
+    first = table("one", Column("two", ForeignKey("two.id")), metadata=around)
+    second = table("two", Column("one", ForeignKey("one.id")), metadata=around)
+    assert "form a circle" in faults(begun, tables=[first, second])
     own = table("own", Column("above", ForeignKey("own.id")))
-    made = SqlProjection("ledger", tables=[child, parent, own])
-    made.handler(begun)
-    resolved = App("a", aggregates=[X], projections=[made]).projections["ledger"]
-    assert [one.name for one in resolved.tables] == ["parent", "own", "child"]
+    declared = SqlProjection("ledger", tables=[child, parent, own])
+    declared.handler(begun)
+    resolved = App("a", aggregates=[X], projections=[declared]).projections["ledger"]
+    assert [resolved_table.name for resolved_table in resolved.tables] == ["parent", "own", "child"]
     assert (resolved.events, resolved.durable) == ((Begun,), "ledger-r1")
 
 
 def test_a_handler_declared_after_the_app_was_built_is_refused() -> None:
-    made = SqlProjection("ledger", tables=[table("t")])
-    assert made.handler(begun) is begun
-    App("a", aggregates=[X], projections=[made])
+    declared = SqlProjection("ledger", tables=[table("t")])
+    assert declared.handler(begun) is begun
+    App("a", aggregates=[X], projections=[declared])
     with pytest.raises(DefinitionError, match="begun_too is declared after the App was built"):
-        made.handler(begun_too)
+        declared.handler(begun_too)
 
 
-def test_in_a_plan_sql_by_hand_goes_sequentially_after_what_the_engine_folds() -> None:
+def test_a_plan_runs_sql_projections_sequentially_after_the_folded_ones() -> None:
     assert route_of(by_hand.LEDGER) is Route.SEQUENTIAL
     for engine in ("spark", "local"):
         resolved = [by_hand.LEDGER, BALANCES, MOVEMENTS]
         plan = make_plan("s", 1, 10, resolved, keys=5, engine=engine, cores=2)
         assert plan.passes[-1].route is Route.SEQUENTIAL
         assert plan.passes[-1].projections == ("ledger",)
-        assert [name for one in plan.folded().passes for name in one.projections] == ["balances", "movements"]
-        alone = make_plan("s", 1, 10, [by_hand.LEDGER], keys=5, engine=engine, cores=2)
-        assert alone.folded().passes == ()
+        assert [name for plan_pass in plan.folded().passes for name in plan_pass.projections] == [
+            "balances",
+            "movements",
+        ]
+        only_sql = make_plan("s", 1, 10, [by_hand.LEDGER], keys=5, engine=engine, cores=2)
+        assert only_sql.folded().passes == ()
 
 
 def test_handlers_can_be_tried_without_a_server() -> None:
-    told = projected(
+    tables = projected(
         by_hand.ledger, on("a", Opened(owner="ada"), Added(amount=Decimal(1))), on("b", Opened(owner="bob"))
     )
-    told.rows(by_hand.accounts_table, {"account_id": "a", "owner": "ada"}, {"account_id": "b", "owner": "bob"})
-    told.rows(by_hand.totals_table, {"name": "opened", "n": 2}, {"name": "added", "n": 1})
+    tables.rows(by_hand.accounts_table, {"account_id": "a", "owner": "ada"}, {"account_id": "b", "owner": "bob"})
+    tables.rows(by_hand.totals_table, {"name": "opened", "n": 2}, {"name": "added", "n": 1})
     with pytest.raises(AssertionError, match="the rows are"):
-        told.rows(by_hand.totals_table, {"name": "opened", "n": 2})
+        tables.rows(by_hand.totals_table, {"name": "opened", "n": 2})
     projected(by_hand.ledger).rows(by_hand.accounts_table)
 
 

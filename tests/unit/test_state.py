@@ -1,4 +1,4 @@
-"""A state is never changed, only followed by another of its kind: refused where it is declared, decided or tested."""
+"""A state must be immutable, and a fold must return another state: faults at declaration, decision and test."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def state_of(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", FIXED, ids=str)
-def test_a_state_holds_what_nobody_can_change(kind: Any) -> None:
+def test_a_state_can_have_fields_of_immutable_types(kind: Any) -> None:
     assert state_faults(state_of(kind)) == []
 
 
 @pytest.mark.parametrize(("kind", "instead"), CHANGEABLE, ids=str)
-def test_a_state_that_can_be_changed_is_refused_and_told_what_to_take(kind: Any, instead: str) -> None:
+def test_a_state_with_a_mutable_field_is_refused_with_another_type(kind: Any, instead: str) -> None:
     (fault,) = state_faults(state_of(kind))
     assert "Parcel.held" in fault
     assert instead in fault
@@ -129,7 +129,7 @@ class Careless:
         return self
 
 
-def test_all_fields_that_can_be_changed_are_named_at_once() -> None:
+def test_all_mutable_fields_are_named_at_once() -> None:
     with pytest.raises(DefinitionError) as caught:
         App("post", aggregates=[Careless])
     assert [fault.split(" holds ")[0] for fault in caught.value.faults] == [
@@ -139,7 +139,7 @@ def test_all_fields_that_can_be_changed_are_named_at_once() -> None:
         scenario(Careless)
 
 
-def test_a_field_whose_annotation_cannot_be_resolved_says_where_to_put_it() -> None:
+def test_a_field_with_an_unresolvable_annotation_is_refused_with_a_fix() -> None:
     (fault,) = state_faults(state_of("NoSuchName"))
     assert "NoSuchName" in fault
     assert "at module level" in fault
@@ -169,7 +169,7 @@ class Other:
 
 
 @pytest.mark.parametrize(("place", "given"), [("elsewhere", "a Other"), ("nowhere", "None")])
-async def test_a_fold_that_returns_something_else_is_refused_before_anything_is_sent(place: str, given: str) -> None:
+async def test_a_fold_that_returns_no_state_is_refused_before_a_save(place: str, given: str) -> None:
     app = App("post", aggregates=[Parcel])
     store = MemoryStore(app.name)
     parcels = Jet(Repositories(app, store), Settings()).repository(Parcel)
@@ -181,8 +181,8 @@ async def test_a_fold_that_returns_something_else_is_refused_before_anything_is_
         scenario(Parcel).given(Seen(place=place))
 
 
-async def test_a_fold_that_returns_something_else_is_refused_on_load() -> None:
-    """Recorded when `evolve` was right."""
+async def test_a_fold_that_returns_another_class_is_refused_on_load() -> None:
+    """The event was recorded when `evolve` returned its state."""
     app = App("post", aggregates=[Parcel])
     async with app.in_memory() as jet:
         await jet.repository(Parcel).execute("p", Parcel.look, "x")
@@ -193,12 +193,12 @@ async def test_a_fold_that_returns_something_else_is_refused_on_load() -> None:
             await Jet(Repositories(app, jet.store), Settings()).repository(Parcel).load("p")
 
 
-def test_a_fold_that_changes_its_state_fails_its_test() -> None:
+def test_a_fold_that_changes_its_state_fails_in_a_scenario() -> None:
     with pytest.raises(AssertionError, match=r"Parcel\.evolve changed what it was given"):
         scenario(Parcel).given(Seen(place="here"))
 
 
-def test_a_decision_that_changes_its_state_fails_its_test_though_it_raises() -> None:
+def test_a_decision_that_changes_its_state_fails_in_a_scenario_even_if_it_raises() -> None:
     def meddle(parcel: Parcel, error: Exception | None) -> Seen:
         seen: Any = parcel.seen
         seen["x"] = 1
@@ -211,9 +211,9 @@ def test_a_decision_that_changes_its_state_fails_its_test_though_it_raises() -> 
             scenario(Parcel).when(meddle, error)
 
 
-def test_a_mapping_in_a_state_is_kept_in_a_snapshot() -> None:
+def test_a_mapping_in_a_state_is_restored_from_a_snapshot() -> None:
     codec = SnapshotCodec[Parcel](Parcel)
-    held = FoldedState(Parcel(places=("x",), seen={"b": 1, "a": 2}), 2, 2)
-    value = codec.encode(held)
+    folded = FoldedState(Parcel(places=("x",), seen={"b": 1, "a": 2}), 2, 2)
+    value = codec.encode(folded)
     assert value is not None
-    assert codec.decode(value) == held
+    assert codec.decode(value) == folded

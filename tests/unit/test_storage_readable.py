@@ -1,4 +1,4 @@
-"""An application reads on SQLite what eventjet wrote there, through the table it declared."""
+"""An application can read rows of eventjet on SQLite through its declared table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kinds(row: Kind | None, event: Recorded[Opened]) -> Kind | None:
     return row
 
 
-def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
+def test_a_declared_table_on_sqlite_is_read_back_unchanged() -> None:
     resolved = resolve(kinds, Catalog([Opened]))
     make_readable(table)
     make_readable(table)  # a second app of the same table changes nothing more
@@ -52,8 +52,8 @@ def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
         located(table, DECLARED, SQLITE).create(connection)
         for row in rows:
             connection.exec_driver_sql("insert into kinds values (?, ?, ?, ?)", codec.dump(codec.normalise(row)))
-        found = connection.execute(select(table).order_by(table.c.id)).all()
-        assert [tuple(one) for one in found] == [
+        stored = connection.execute(select(table).order_by(table.c.id)).all()
+        assert [tuple(stored_row) for stored_row in stored] == [
             ("a", Decimal("1234567890.50"), at.astimezone(UTC), ["x", "12"]),
             ("b", None, None, None),
         ]

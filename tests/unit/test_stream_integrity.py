@@ -1,4 +1,4 @@
-"""What the state of a stream says of what is gone from a log, and when that is not believed."""
+"""The state of a stream shows which events of a log are missing, and is refused without a leader."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def stream(
         stream(1, 100, 97, metadata={MISSING: "3"}),
     ],
 )
-def test_nothing_is_gone_from_a_whole_log(whole: StreamState) -> None:
+def test_a_whole_log_passes_the_check(whole: StreamState) -> None:
     check_integrity(whole)
 
 
 @pytest.mark.parametrize(
-    ("damaged", "told"),
+    ("damaged", "text"),
     [
         (stream(61, 100, 40, max_msgs=40), "positions 1 to 60 from its beginning are gone (max_msgs is 40)"),
         (stream(2, 1, 0), "position 1 from its beginning are gone"),
@@ -46,14 +46,14 @@ def test_nothing_is_gone_from_a_whole_log(whole: StreamState) -> None:
         (stream(3, 9, 6, metadata={FIRST: "x"}), "positions 1 to 2 from its beginning and 1 between 3 and 9 are gone"),
     ],
 )
-def test_what_is_gone_is_named(damaged: StreamState, told: str) -> None:
-    assert missing_range(damaged) == told
+def test_missing_positions_are_named(damaged: StreamState, text: str) -> None:
+    assert missing_range(damaged) == text
     with pytest.raises(LogIncomplete, match="The log 'bank' is not whole"):
         check_integrity(damaged)
 
 
 def stream_info_of(cluster: dict[str, Any]) -> StreamState:
-    """The state in an answer of the server, as `STREAM.INFO` reads it."""
+    """Return the state in an answer of the server, as `STREAM.INFO` reads it."""
     answer = {
         "type": "io.nats.jetstream.api.v1.stream_info_response",
         "config": {"name": "bank"},
@@ -63,10 +63,10 @@ def stream_info_of(cluster: dict[str, Any]) -> StreamState:
     return stream_info("bank").parse((b"", b"", b"", b"", orjson.dumps(answer)))
 
 
-def test_what_a_replica_says_of_a_stream_without_a_leader_is_refused() -> None:
+def test_an_answer_of_a_stream_without_a_leader_is_refused() -> None:
     replicas = [{"name": name, "current": True} for name in ("n1", "n2", "n3")]
     with pytest.raises(StoreUnavailable, match=r"the stream has no leader.*n1, n2, n3 that are away"):
         stream_info_of({"name": "east", "replicas": replicas})
     assert stream_info_of({"name": "east", "leader": "n1", "replicas": replicas[1:]}).name == "bank"
-    # It gets its second replica, and only the first one has its messages.
+    # The stream gets its second replica, and only the first one has its messages.
     assert stream_info_of({"name": "east", "replicas": replicas[:1], "desired": {"replicas": replicas}}).name == "bank"

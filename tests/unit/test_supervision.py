@@ -1,4 +1,4 @@
-"""No task of a worker ends unseen: before it was to stop, while it stops, or within a session."""
+"""No task of a worker ends unnoticed, neither while it works nor while it stops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_task_that_fails_ends_the_worker_with_its_error(stops: bool, cap
     assert "bad has ended" in caplog.text
 
 
-async def test_tasks_that_end_when_they_are_told_to_are_no_error() -> None:
+async def test_tasks_that_end_when_asked_to_stop_are_no_error() -> None:
     stop = asyncio.Event()
     working = workers()
     working.add("good", until_stopped)
@@ -51,7 +51,7 @@ async def test_tasks_that_end_when_they_are_told_to_are_no_error() -> None:
     await working.run(stop)
 
 
-async def test_a_look_whose_result_cannot_be_judged_is_told_and_followed_by_another() -> None:
+async def test_a_failing_health_look_is_followed_by_another() -> None:
     class Odd:
         looks = 0
 

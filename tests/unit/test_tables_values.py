@@ -1,4 +1,4 @@
-"""What a column takes, and the one form in which it gives it back."""
+"""The values that a column takes, and the normal form in which it returns them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[sa.TypeEngine[Any], st.SearchStrategy[Any]]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_a_column_takes_it_gives_back_equal_and_in_its_normal_form(name: str) -> None:
+def test_a_column_returns_each_value_equal_and_in_its_normal_form(name: str) -> None:
     kind, values = KINDS[name]
     normalise = normaliser(kind)
     dump = SQLITE.dumper(kind) or (lambda value: value)
@@ -64,13 +64,13 @@ def test_what_a_column_takes_it_gives_back_equal_and_in_its_normal_form(name: st
     @given(values)
     def law(value: Any) -> None:
         try:
-            fitted = normalise(value)
+            normal = normalise(value)
         except ValueError:
             return
-        assert fitted == value or (isinstance(value, datetime) and fitted == value.astimezone(UTC))
-        assert repr(normalise(fitted)) == repr(fitted)
-        if fitted is not None:
-            assert repr(load(dump(fitted))) == repr(fitted)
+        assert normal == value or (isinstance(value, datetime) and normal == value.astimezone(UTC))
+        assert repr(normalise(normal)) == repr(normal)
+        if normal is not None:
+            assert repr(load(dump(normal))) == repr(normal)
 
     law()
 
@@ -115,12 +115,12 @@ REFUSED: list[tuple[sa.TypeEngine[Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "reason"), REFUSED, ids=lambda value: repr(value)[:40])
-def test_a_value_that_would_not_come_back_equal_is_refused(kind: sa.TypeEngine[Any], value: Any, reason: str) -> None:
+def test_a_value_that_a_column_would_change_is_refused(kind: sa.TypeEngine[Any], value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         normaliser(kind)(value)
 
 
-def test_equal_values_take_one_form() -> None:
+def test_equal_values_have_the_same_normal_form() -> None:
     money = normaliser(sa.Numeric(12, 2))
     assert [str(money(value)) for value in (1, Decimal("1.0"), Decimal("1E+1"), Decimal("-0"))] == [
         "1.00",
@@ -131,8 +131,8 @@ def test_equal_values_take_one_form() -> None:
     assert str(normaliser(sa.Numeric())(Decimal("1E+3"))) == "1000"
     assert repr(normaliser(sa.Double())(-0.0)) == "0.0"
     assert repr(normaliser(sa.JSON())({"b": 1e300, "a": [-0.0]})) == repr({"a": [0.0], "b": int(1e300)})
-    there = datetime(2026, 7, 1, 2, tzinfo=timezone(timedelta(hours=2)))
-    assert repr(normaliser(sa.DateTime(timezone=True))(there)) == repr(datetime(2026, 7, 1, 0, tzinfo=UTC))
+    elsewhere = datetime(2026, 7, 1, 2, tzinfo=timezone(timedelta(hours=2)))
+    assert repr(normaliser(sa.DateTime(timezone=True))(elsewhere)) == repr(datetime(2026, 7, 1, 0, tzinfo=UTC))
 
 
 def test_subclasses_of_plain_values_become_plain() -> None:
@@ -165,11 +165,11 @@ def test_a_type_that_rounds_pads_or_differs_between_databases_is_unsupported(kin
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS.values()] + [sa.JSON().with_variant(JSONB(), "postgresql")])
-def test_every_type_that_is_kept_exactly_is_supported(kind: sa.TypeEngine[Any]) -> None:
+def test_every_type_that_is_stored_exactly_is_supported(kind: sa.TypeEngine[Any]) -> None:
     assert unsupported(kind) is None
 
 
-def test_a_text_of_sqlite_sorts_by_time() -> None:
+def test_a_time_as_text_in_sqlite_sorts_by_time() -> None:
     dump = SQLITE.dumper(sa.DateTime(timezone=True))
     assert dump is not None
     early, late = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)

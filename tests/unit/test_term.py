@@ -1,4 +1,4 @@
-"""What a term has parked is not lost when a write fails, waits for what is before it, and begins with a look."""
+"""A session of a cursor keeps quarantined events when a write fails, retries in order, and may write first."""
 
 from __future__ import annotations
 
@@ -30,39 +30,41 @@ NOW = 1_000.0
 TRIES = 3
 
 
-class Written:
-    """Cursors that keep what they are given, once they answer."""
+class RecordingCursors:
+    """Cursors that record their writes, after a number of failures."""
 
     def __init__(self, failures: int = 0) -> None:
         self.clock = lambda: NOW
         self.failures = failures
         self.writes: list[tuple[int, list[tuple[int, str]]]] = []
         self.tries: list[tuple[tuple[int, int], ...]] = []
-        """The counted tries of each write."""
+        """The counted attempts of each write."""
 
     async def parked(self, name: str) -> list[QuarantinedEntry]:
         return []
 
     async def write(
         self,
-        held: StoredCursor,
+        stored: StoredCursor,
         cursor: Cursor,
-        kept: Sequence[QuarantinedEntry] = (),
-        gone: Sequence[QuarantinedEntry] = (),
+        added: Sequence[QuarantinedEntry] = (),
+        removed: Sequence[QuarantinedEntry] = (),
     ) -> None:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("The cursor", "no answer")
-        held.value = cursor, held.sequence, NOW
+        stored.value = cursor, stored.sequence, NOW
         self.tries.append(cursor.tries)
-        self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
+        self.writes.append((cursor.position, [(entry.position, entry.parked.resolution) for entry in added]))
 
 
-class Handled(EventHandler):
-    """What notes how many writes came before each event that it handles, and fails as often as it is told to."""
+class RecordingHandler(EventHandler):
+    """A handler that records each event with the number of writes before it, and fails a number of times."""
 
-    def __init__(self, cursors: Written, *, quarantines: bool = True, failures: int = 0, feed: Any = None) -> None:
+    def __init__(
+        self, cursors: RecordingCursors, *, quarantines: bool = True, failures: int = 0, feed: Any = None
+    ) -> None:
         declaration = Declaration("echo", "reactor", 1, "new", ())
         super().__init__(declaration, feed or Unread(), Retry(tries=TRIES, first_s=0.0), quarantines=quarantines)
         self.cursors = cursors
@@ -80,7 +82,7 @@ class Handled(EventHandler):
 
 
 class Records:
-    """Reads some records, which cannot be decoded unless said so, then nothing."""
+    """A reader of some records, by default undecodable, and then of nothing."""
 
     def __init__(self, positions: Sequence[int], *, decoded: bool = False) -> None:
         self._positions = list(positions)
@@ -106,7 +108,7 @@ class Records:
 
 
 class Reread:
-    """A feed whose records are handled again."""
+    """A feed whose records are decoded for another attempt."""
 
     stream, filters, reader = "app", (), None
 
@@ -121,7 +123,7 @@ class Reread:
 
 
 class Unread:
-    """A feed whose records need nothing to be done."""
+    """A feed whose records have no event to handle."""
 
     stream, endpoint, filters, reader = "app", Endpoint.of(Settings()), (), None
 
@@ -146,81 +148,81 @@ def parked_at(position: int, resolution: str) -> QuarantinedEntry:
     return QuarantinedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
 
 
-def term_of(
-    cursors: Written,
+def session_of(
+    cursors: RecordingCursors,
     lanes: KeyedExecutor,
     records: Records,
     parked: Sequence[QuarantinedEntry] = (),
-    followed: Handled | None = None,
+    handler: RecordingHandler | None = None,
     written_at: float = NOW,
     tries: tuple[tuple[int, int], ...] = (),
 ) -> CursorSession:
-    kept: Any = cursors
+    any_cursors: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
 
     async def opened(*_: Any) -> Records:
         return records
 
-    context = ReactionContext(repositories, kept, "me", WorkerOptions(), open_reader=opened)
-    handler = followed or Handled(cursors)
-    subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
+    context = ReactionContext(repositories, any_cursors, "me", WorkerOptions(), open_reader=opened)
+    event_handler = handler or RecordingHandler(cursors)
+    subscription = ReactionSubscription(event_handler, context, PartitionAssignment(1), lambda: None)
     cursor = Cursor("echo", "reactor", "log", tries=tries)
-    term = CursorSession(subscription, StoredCursor(cursor, 1, written_at), asyncio.Event())
-    term.start(lanes, records, parked)
-    return term
+    session = CursorSession(subscription, StoredCursor(cursor, 1, written_at), asyncio.Event())
+    session.start(lanes, records, parked)
+    return session
 
 
-async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
-    cursors, lanes = Written(failures=1), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, Records([1, 2]))
-    taking = asyncio.ensure_future(term.take())
+async def test_quarantined_events_are_written_again_after_a_write_without_an_answer() -> None:
+    cursors, lanes = RecordingCursors(failures=1), KeyedExecutor(4, 100)
+    session = session_of(cursors, lanes, Records([1, 2]))
+    taking = asyncio.ensure_future(session.take())
     while lanes.position < 2:
         await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable):
-        await term.write()
-    await term.write()
+        await session.write()
+    await session.write()
     assert cursors.writes == [(2, [(1, QUARANTINED), (2, BLOCKED)])]
-    await term.write()
+    await session.write()
     assert cursors.writes[1:] == [(2, [])]
     taking.cancel()
     await lanes.close()
 
 
-async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, Records([3, 4, 5, 6]), [parked_at(5, QUARANTINED)])
-    taking = asyncio.ensure_future(term.take())
+async def test_a_quarantined_event_does_not_block_earlier_events_of_its_aggregate() -> None:
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    session = session_of(cursors, lanes, Records([3, 4, 5, 6]), [parked_at(5, QUARANTINED)])
+    taking = asyncio.ensure_future(session.take())
     while lanes.position < 6:
         await asyncio.sleep(0)
-    await term.write()
+    await session.write()
     assert cursors.writes == [(6, [(3, QUARANTINED), (4, BLOCKED), (6, BLOCKED)])]
     taking.cancel()
     await lanes.close()
 
 
-async def test_a_retry_stops_before_what_is_parked_itself() -> None:
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(
+async def test_a_retry_stops_before_the_next_quarantined_event() -> None:
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    session = session_of(
         cursors, lanes, Records([3, 4, 5, 6]), [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, QUARANTINED)]
     )
-    taking = asyncio.ensure_future(term.take())
+    taking = asyncio.ensure_future(session.take())
     while lanes.position < 6:
         await asyncio.sleep(0)
-    await term.write()
+    await session.write()
     assert cursors.writes == [(6, [(3, RETRIED), (6, BLOCKED)])]
     taking.cancel()
     await lanes.close()
 
 
 @pytest.mark.parametrize(("seconds", "before"), [(3.0, 0), (4.0, 1)])
-async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seconds: float, before: int) -> None:
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    followed = Handled(cursors)
-    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, written_at=NOW - seconds)
-    taking = asyncio.ensure_future(term.take())
+async def test_a_session_whose_cursor_is_older_than_a_lease_writes_first(seconds: float, before: int) -> None:
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    handler = RecordingHandler(cursors)
+    session = session_of(cursors, lanes, Records([1], decoded=True), handler=handler, written_at=NOW - seconds)
+    taking = asyncio.ensure_future(session.take())
     while lanes.position < 1:
         await asyncio.sleep(0)
-    assert followed.handled == [(1, before)]
+    assert handler.handled == [(1, before)]
     taking.cancel()
     await lanes.close()
 
@@ -232,56 +234,56 @@ async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error(
     async def nothing(_: CursorSession) -> None: ...
 
     monkeypatch.setattr(CursorSession, task, nothing)
-    session = term_of(Written(), KeyedExecutor(4, 100), Records([]))
+    session = session_of(RecordingCursors(), KeyedExecutor(4, 100), Records([]))
     with pytest.raises(UnexpectedExit):
         await session.run(asyncio.Event())
 
 
 @pytest.mark.parametrize(("quarantines", "handled", "parked"), [(True, [], [(1, QUARANTINED)]), (False, [(1, 0)], [])])
-async def test_tries_whose_ends_nobody_saw_stop_no_subscription_without_a_call(
+async def test_unfinished_attempts_quarantine_an_event_without_another_call(
     quarantines: bool, handled: list[tuple[int, int]], parked: list[tuple[int, str]]
 ) -> None:
-    """Only where a quarantine takes the event: elsewhere the code may be another by now, and goes on."""
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    followed = Handled(cursors, quarantines=quarantines)
-    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, tries=((1, TRIES),))
-    taking = asyncio.ensure_future(term.take())
+    """Only a quarantine takes the event: elsewhere the code may have changed meanwhile, and the handler runs."""
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    handler = RecordingHandler(cursors, quarantines=quarantines)
+    session = session_of(cursors, lanes, Records([1], decoded=True), handler=handler, tries=((1, TRIES),))
+    taking = asyncio.ensure_future(session.take())
     while lanes.position < 1:
         await asyncio.sleep(0)
-    await term.write()
-    assert (followed.handled, cursors.writes, cursors.tries) == (handled, [(1, parked)], [()])
+    await session.write()
+    assert (handler.handled, cursors.writes, cursors.tries) == (handled, [(1, parked)], [()])
     taking.cancel()
     await lanes.close()
 
 
-async def test_a_try_whose_end_was_seen_does_not_count_for_other_workers() -> None:
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    followed = Handled(cursors, failures=2 * TRIES)
-    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, tries=((1, TRIES - 1), (7, 1)))
-    taking = asyncio.ensure_future(term.take())
-    while len(followed.handled) < 2:
+async def test_a_finished_attempt_does_not_count_for_other_workers() -> None:
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    handler = RecordingHandler(cursors, failures=2 * TRIES)
+    session = session_of(cursors, lanes, Records([1], decoded=True), handler=handler, tries=((1, TRIES - 1), (7, 1)))
+    taking = asyncio.ensure_future(session.take())
+    while len(handler.handled) < 2:
         await asyncio.sleep(0)
-    await term.write()
+    await session.write()
     assert cursors.tries == [((7, 1),)]
     while lanes.position < 1:
         await asyncio.sleep(0)
-    assert len(followed.handled) == 2 * TRIES + 1
+    assert len(handler.handled) == 2 * TRIES + 1
     taking.cancel()
     await lanes.close()
 
 
 @pytest.mark.parametrize("unseen", [TRIES - 1, TRIES])
-async def test_tries_of_a_quarantined_event_count_until_its_retry_ends(unseen: int) -> None:
-    cursors, lanes = Written(), KeyedExecutor(4, 100)
-    followed = Handled(cursors, feed=Reread())
-    term = term_of(cursors, lanes, Records([]), [parked_at(3, RETRY)], followed, tries=((3, unseen),))
+async def test_attempts_of_a_quarantined_event_count_until_its_retry_ends(unseen: int) -> None:
+    cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
+    handler = RecordingHandler(cursors, feed=Reread())
+    session = session_of(cursors, lanes, Records([]), [parked_at(3, RETRY)], handler, tries=((3, unseen),))
     lanes.add(6, "e6", [])
-    await term.write()
+    await session.write()
     assert cursors.tries == [((3, unseen),)]
-    taking = asyncio.ensure_future(term.take())
-    while not term._to_write:  # pyright: ignore[reportPrivateUsage]
+    taking = asyncio.ensure_future(session.take())
+    while not session._to_write:  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0)
-    await term.write()
+    await session.write()
     assert cursors.tries[-1] == ()
     assert cursors.writes[-1] == (6, [(3, RETRIED if unseen < TRIES else QUARANTINED)])
     taking.cancel()

@@ -1,4 +1,4 @@
-"""Tests written with `eventjet.testing` are given what production is given: events as they are read back."""
+"""Tests written with `eventjet.testing` get the same as production: events as they are read back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from eventjet.testing import on, projected, reacted, scenario, story
 
 LATE = datetime(2030, 7, 1, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
 JUNE = date(2030, 6, 30)
-"""Its day in UTC."""
+"""The day of `LATE` in UTC."""
 
 
 @event("visit.booked")
@@ -87,7 +87,7 @@ def by_hand(event: Any) -> Recorded[Any]:
     return Recorded(event, "v", 1, 1, datetime(2030, 1, 1, tzinfo=UTC), "e")
 
 
-async def test_events_have_the_zone_in_tests_that_they_have_in_production() -> None:
+async def test_events_have_the_same_zone_in_tests_and_in_production() -> None:
     assert on("v", Booked(slot=LATE))[0].data.slot.tzinfo is UTC
     projected(days, on("v", Booked(slot=LATE))).rows(Day(JUNE, 1))
     projected(days, [by_hand(Booked(slot=LATE))]).rows(Day(JUNE, 1))
@@ -95,10 +95,10 @@ async def test_events_have_the_zone_in_tests_that_they_have_in_production() -> N
     (await reacted(confirming, Booked(slot=LATE))).executed(Visit, JUNE.isoformat(), Visit.book, LATE.astimezone(UTC))
     async with App("visits", aggregates=[Visit]).in_memory() as jet:
         visits = jet.repository(Visit)
-        done = await visits.execute("v", Visit.book, LATE)
-        assert done.state.slot is not None
-        assert [event.slot.tzinfo for event in done.events if isinstance(event, Booked)] == [UTC]
-        assert (done.state.slot.tzinfo, done.state) == (UTC, await visits.load("v"))
+        execution = await visits.execute("v", Visit.book, LATE)
+        assert execution.state.slot is not None
+        assert [event.slot.tzinfo for event in execution.events if isinstance(event, Booked)] == [UTC]
+        assert (execution.state.slot.tzinfo, execution.state) == (UTC, await visits.load("v"))
         assert (await visits.execute("v", Visit.confirm)).events == (Confirmed(day=JUNE),)
 
 
@@ -133,11 +133,11 @@ class Trip:
         return replace(self, planned=True) if isinstance(event, Planned) else replace(self, day=event.day)
 
 
-def test_a_story_hands_on_outcomes_and_times_as_a_process_gets_them() -> None:
+def test_a_story_passes_outcomes_and_times_as_a_process_gets_them() -> None:
     planned = story(Trip).given(Planned()).does(Visit, "v", Visit.book, LATE)
     planned.done(Outcome(Visit(slot=LATE.astimezone(UTC)), (Booked(slot=LATE),))).then(Fixed(day=JUNE, heard=JUNE))
-    heard = Recorded(Booked(slot=LATE), "v", 1, 1, LATE, "e")
-    story(Trip).hears(Trip.hear, heard).then(Fixed(day=JUNE, heard=JUNE))
+    recorded = Recorded(Booked(slot=LATE), "v", 1, 1, LATE, "e")
+    story(Trip).hears(Trip.hear, recorded).then(Fixed(day=JUNE, heard=JUNE))
 
 
 @aggregate("room")
@@ -152,16 +152,16 @@ class Room:
         return self
 
 
-def test_a_decision_that_changes_its_state_and_then_raises_fails_its_test() -> None:
+def test_a_decision_that_changes_its_state_and_raises_fails_its_test() -> None:
     with pytest.raises(AssertionError, match=r"Room\.book changed what it was given"):
         scenario(Room).when(Room.book, 2, "banned").then_raises(PermissionError)
 
 
-async def test_an_event_that_could_not_be_stored_passes_no_test() -> None:
+async def test_an_event_that_cannot_be_stored_fails_every_test() -> None:
     lost = Booked(slot=LATE, opens=time(9, tzinfo=LATE.tzinfo))
-    for given in (lambda: on("v", lost), lambda: projected(days, [by_hand(lost)]), lambda: scenario(Visit).given(lost)):
+    for call in (lambda: on("v", lost), lambda: projected(days, [by_hand(lost)]), lambda: scenario(Visit).given(lost)):
         with pytest.raises(UnencodableEvent, match="opens"):
-            given()
+            call()
     with pytest.raises(UnencodableEvent, match="opens"):
         await reacted(confirming, lost)
     scenario(Visit).when(Visit.book, LATE, lost.opens).then_raises(UnencodableEvent, match="opens")
@@ -169,8 +169,8 @@ async def test_an_event_that_could_not_be_stored_passes_no_test() -> None:
         scenario(Visit).when(Visit.book, LATE, lost.opens).then(lost)
 
 
-def test_a_time_that_a_zone_has_twice_is_what_was_expected() -> None:
-    """Python calls two of them unequal (PEP 495)."""
+def test_a_time_that_its_zone_has_twice_equals_itself_in_utc() -> None:
+    """Python never calls such times of two zones equal (PEP 495)."""
     twice = datetime(2026, 10, 25, 2, 30, tzinfo=LATE.tzinfo, fold=1)
     scenario(Visit).when(Visit.book, twice).then(Booked(slot=twice.astimezone(UTC)))
     scenario(Visit).when(Visit.book, twice.astimezone(UTC)).then(Booked(slot=twice))

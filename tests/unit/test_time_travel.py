@@ -1,4 +1,4 @@
-"""A state at any version is that of the fold from the start; looks are bounded, and nothing is folded twice."""
+"""A state at any version equals a fold from the start; a look has a limit, and nothing is folded twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Counter:
     seen: int = 0
 
     def count(self, *by: int) -> Sequence[Counted]:
-        return [Counted(by=one) for one in by]
+        return [Counted(by=amount) for amount in by]
 
     def evolve(self, event: Counted) -> Counter:
         if event.by == 13:
@@ -49,9 +49,9 @@ class Counting(MemoryStore):
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        found = await super().history(aggregate, aggregate_id, after=after, limit=limit)
-        self.given += len(found)
-        return found
+        records = await super().history(aggregate, aggregate_id, after=after, limit=limit)
+        self.given += len(records)
+        return records
 
 
 async def log_of(values: Sequence[int]) -> tuple[Counting, TimeTravel]:
@@ -70,14 +70,14 @@ def total(reached: Reached) -> int:
     return reached.folded.state.total
 
 
-async def test_states_at_any_versions_in_any_order_are_those_of_the_fold() -> None:
+async def test_states_at_any_versions_in_any_order_equal_the_fold() -> None:
     values = [number % 11 for number in range(3_000)]
     _, travel = await log_of(values)
     for version in [0, 3_000, 1, 2_999, *(Random(3).randrange(3_001) for _ in range(60))]:
         assert total(await travel.at("counter", "a", version)) == sum(values[:version])
 
 
-async def test_what_was_folded_is_not_folded_again() -> None:
+async def test_folded_events_are_not_folded_again() -> None:
     store, travel = await log_of([1] * 3_000)
     assert total(await travel.at("counter", "a", 3_000)) == 3_000
     store.given = 0
@@ -86,7 +86,7 @@ async def test_what_was_folded_is_not_folded_again() -> None:
     assert store.given <= 500 + 30
 
 
-async def test_a_look_is_bounded_and_the_next_one_goes_on() -> None:
+async def test_a_look_has_a_limit_and_the_next_look_continues() -> None:
     _, travel = await log_of([1] * 5_000)
     first = await travel.at("counter", "a", 5_000, 2_000)
     assert (first.folded.version, first.goes_on) == (2_000, True)
@@ -96,34 +96,34 @@ async def test_a_look_is_bounded_and_the_next_one_goes_on() -> None:
     assert total(await travel.at("counter", "a", 5_000, 2_000)) == 5_000
 
 
-async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _, travel = await log_of([1] * 1_500)
     monkeypatch.setattr(aggregates, "FOLD_S", -1.0)
     reached = await travel.at("counter", "a", 1_500)
     assert (reached.folded.version < 1_500, reached.goes_on) == (True, True)
 
 
-async def test_an_evolve_that_raises_is_told_at_its_version() -> None:
+async def test_an_error_of_evolve_is_reported_with_its_version() -> None:
     store = Counting("shop")
     repositories = Repositories(shop, store)
     counters = repositories.of(Counter)
     await counters.execute("a", Counter.count, 1, 2)
-    # As another release recorded it, whose fold did not raise.
-    told = Counter.evolve
+    # The events of another release, whose fold did not raise.
+    original = Counter.evolve
     try:
         Counter.evolve = lambda self, event: replace(self, seen=self.seen + 1)  # type: ignore[method-assign]
         await counters.execute("a", Counter.count, 13, 4)
     finally:
-        Counter.evolve = told  # type: ignore[method-assign]
+        Counter.evolve = original  # type: ignore[method-assign]
     travel = TimeTravel(repositories, None)
     for version in (3, 4):
-        found = await travel.at("counter", "a", version)
-        assert (found.folded.version, found.folded.state.total, found.goes_on) == (2, 3, False)
-        assert found.fault.startswith("Version 3, at position 3: Counter.evolve raised ValueError")
+        reached = await travel.at("counter", "a", version)
+        assert (reached.folded.version, reached.folded.state.total, reached.goes_on) == (2, 3, False)
+        assert reached.fault.startswith("Version 3, at position 3: Counter.evolve raised ValueError")
     assert total(await travel.at("counter", "a", 2)) == 3
 
 
-async def test_another_log_is_not_taken_for_the_one_before() -> None:
+async def test_a_replaced_log_is_recognised() -> None:
     store, travel = await log_of([1] * 600)
     assert total(await travel.at("counter", "a", 600)) == 600
     store.__init__("shop")  # type: ignore[misc]  made again, with another identity
@@ -131,7 +131,7 @@ async def test_another_log_is_not_taken_for_the_one_before() -> None:
     assert total(await travel.at("counter", "a", 1)) == 5
 
 
-async def test_few_states_are_kept_of_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_states_of_a_long_history_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregates, "_CACHED_MAX", 20)
     _, travel = await log_of([1] * 4_000)
     for version in range(1, 4_000, 37):

@@ -1,4 +1,4 @@
-"""A version of a history is found by few looks, whatever lies between its events; pages are whole and in order."""
+"""A version of a history is found with few reads, and pages of it are complete and in order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eventjet.testing.store_contract import new, write
 
 
 class Counting(MemoryStore):
-    """A log in memory that counts how often it is asked for a history, and how much it gave."""
+    """A log in memory that counts its reads of histories and the records that they returned."""
 
     asked = given = 0
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        found = await super().history(aggregate, aggregate_id, after=after, limit=limit)
-        self.asked, self.given = self.asked + 1, self.given + len(found)
-        return found
+        records = await super().history(aggregate, aggregate_id, after=after, limit=limit)
+        self.asked, self.given = self.asked + 1, self.given + len(records)
+        return records
 
     def stranger(self, aggregate_id: str) -> None:
-        """A record of no version, as other programs write them."""
+        """Add a record without a version, as other programs write them."""
         position = len(self._records) + 1
         block = header_block([("Nats-Msg-Id", f"s-{position}")])
         self._records.append((position, 1, f"shop.thing.{aggregate_id}".encode(), block, b"x"))
@@ -34,7 +34,7 @@ class Counting(MemoryStore):
 
 
 async def log_of(gaps: Sequence[int]) -> Counting:
-    """One history with an event behind each of these numbers of other records."""
+    """Return a log with a history whose events follow these numbers of other records."""
     store = Counting("shop")
     last = other = other_version = 0
     for version, gap in enumerate(gaps):
@@ -50,7 +50,7 @@ async def page(store: Counting, upto: int, head: Head) -> Sequence[RawRecord]:
 
 
 @pytest.mark.parametrize("gaps", [[0] * 300, [0] * 150 + [400] + [0] * 150, [(n * 7919) % 13 for n in range(300)]])
-async def test_each_version_is_found_by_few_looks(gaps: list[int]) -> None:
+async def test_each_version_is_found_with_few_reads(gaps: list[int]) -> None:
     store = await log_of(gaps)
     head = await History(store, "thing", "a").head()
     assert head is not None
@@ -64,7 +64,7 @@ async def test_each_version_is_found_by_few_looks(gaps: list[int]) -> None:
     assert await History(store, "thing", "a").record(len(gaps) + 1, head.last) is None
 
 
-async def test_in_a_dense_history_a_version_is_where_it_seems_to_be() -> None:
+async def test_a_version_of_a_dense_history_is_found_at_once() -> None:
     store = await log_of([0] * 1_000)
     head = await History(store, "thing", "a").head()
     assert head is not None
@@ -73,22 +73,22 @@ async def test_in_a_dense_history_a_version_is_where_it_seems_to_be() -> None:
     assert store.asked <= 2
 
 
-async def test_pages_hold_every_version_once_and_read_no_more_than_they_show() -> None:
+async def test_pages_have_every_version_once_and_read_few_other_records() -> None:
     store = await log_of([(n * 31) % 5 for n in range(173)])
     head = await History(store, "thing", "a").head()
     assert head is not None
-    upto, seen = head.version, list[int | None]()
+    upto, versions = head.version, list[int | None]()
     while upto > 0:
         store.asked = store.given = 0
         records = await page(store, upto, head)
         assert len(records) <= PAGE_MAX
         assert store.given <= store.asked + 2 * PAGE_MAX
-        seen += map(version_in, records)
+        versions += map(version_in, records)
         upto -= PAGE_MAX
-    assert seen == list(range(173, 0, -1))
+    assert versions == list(range(173, 0, -1))
 
 
-async def test_what_others_wrote_between_and_behind_is_passed_over_and_shown() -> None:
+async def test_records_of_other_programs_are_skipped_in_a_search_and_shown_in_pages() -> None:
     store = await log_of([1] * 60)
     store.stranger("a")
     last = await store.append([write("a", 121, 60)])
@@ -108,7 +108,7 @@ async def test_what_others_wrote_between_and_behind_is_passed_over_and_shown() -
     assert list(map(version_in, await page(store, 11, head))) == list(range(11, 0, -1))
 
 
-async def test_a_history_that_tells_no_version_has_one_page() -> None:
+async def test_a_history_without_versions_has_a_single_page() -> None:
     store = Counting("shop")
     assert await History(store, "thing", "a").head() is None
     for _ in range(3):

@@ -115,7 +115,8 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     SHORT: st.integers(-(2**53), 2**53),
     float: st.floats(allow_nan=False, allow_infinity=False) | st.integers().map(float),
     str: texts,
-    bytes: st.binary(max_size=9) | texts.filter(lambda one: one.isalnum() and not len(one) % 4).map(base64.b64decode),
+    bytes: st.binary(max_size=9)
+    | texts.filter(lambda text: text.isalnum() and not len(text) % 4).map(base64.b64decode),
     Decimal: decimals,
     UUID: st.uuids(),
     date: st.dates(),
@@ -159,53 +160,53 @@ def declared(kind: Any) -> Any:
 
 
 @settings(max_examples=100)
-@given(st.lists(members(), min_size=2, max_size=3, unique_by=lambda one: str(one[0])), st.data())
-def test_a_union_is_refused_or_each_value_comes_back_with_its_type(
+@given(st.lists(members(), min_size=2, max_size=3, unique_by=lambda member: str(member[0])), st.data())
+def test_a_union_is_refused_or_restores_each_value_with_its_type(
     union: list[tuple[Any, st.SearchStrategy[Any]]], data: st.DataObject
 ) -> None:
     check(*union, data=data)
 
 
 def check(*union: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject) -> None:
-    made = declared(Union[tuple(kind for kind, _ in union)])  # noqa: UP007  of any number
-    catalog = Catalog([made])
+    event_class = declared(Union[tuple(kind for kind, _ in union)])  # noqa: UP007  of any number
+    catalog = Catalog([event_class])
     if catalog.faults():
         return
     resolved = catalog.resolve("union.made", 1)
     assert resolved is not None
     for _, values in union:
         given_value = data.draw(values)
-        body = catalog.encode(made(given=given_value)).body
+        body = catalog.encode(event_class(given=given_value)).body
         for text in (body, dump_json(read_json(body))):
-            assert shown(resolved.decode(text).given) == shown(given_value)
+            assert type_and_repr(resolved.decode(text).given) == type_and_repr(given_value)
 
 
-def shown(value: Any) -> str:
+def type_and_repr(value: Any) -> str:
     return f"{type(value)} {value!r}"
 
 
 @st.composite
 def classes(draw: st.DrawFn) -> tuple[Any, st.SearchStrategy[Any]]:
-    """A dataclass, or a model that is laxer, of up to three fields."""
+    """Draw a dataclass or a pydantic model of up to three fields."""
     names = sorted(draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True)))
-    told = {name: draw(st.sampled_from(list(LEAVES.items()))) for name in names}
+    fields = {name: draw(st.sampled_from(list(LEAVES.items()))) for name in names}
     bare = dict.fromkeys(names, draw(st.booleans()))
-    annotations = {name: kind if bare[name] else Optional[kind] for name, (kind, _) in told.items()}  # noqa: UP045  of any kind
+    annotations = {name: kind if bare[name] else Optional[kind] for name, (kind, _) in fields.items()}  # noqa: UP045  of any kind
     body = {"__annotations__": annotations, "__module__": __name__}
     body |= {name: None for name in names if not bare[name]}
     is_model = draw(st.booleans())
-    made: Any = type("Made", (BaseModel,) if is_model else (), body)
-    made = made if is_model else dataclass(frozen=True)(made)
-    given = {name: values if bare[name] else st.none() | values for name, (_, values) in told.items()}
-    return made, st.fixed_dictionaries(given).map(lambda values: made(**values))
+    cls: Any = type("Made", (BaseModel,) if is_model else (), body)
+    cls = cls if is_model else dataclass(frozen=True)(cls)
+    strategies = {name: values if bare[name] else st.none() | values for name, (_, values) in fields.items()}
+    return cls, st.fixed_dictionaries(strategies).map(lambda values: cls(**values))
 
 
 @settings(max_examples=50)
 @given(classes(), classes(), st.data())
-def test_a_union_of_classes_is_refused_or_each_object_comes_back_as_one_of_its_class(
-    one: tuple[Any, st.SearchStrategy[Any]], other: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject
+def test_a_union_of_classes_is_refused_or_restores_each_object_with_its_class(
+    first: tuple[Any, st.SearchStrategy[Any]], second: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject
 ) -> None:
-    check(one, other, data=data)
+    check(first, second, data=data)
 
 
 CLEAR: list[Any] = [
@@ -234,7 +235,7 @@ CLEAR: list[Any] = [
 
 
 @pytest.mark.parametrize("kind", CLEAR, ids=str)
-def test_a_union_whose_members_json_tells_apart_is_taken(kind: Any) -> None:
+def test_a_union_whose_members_json_distinguishes_is_accepted(kind: Any) -> None:
     assert Catalog([declared(kind)]).faults() == []
 
 
@@ -275,7 +276,7 @@ CONFUSED: list[Any] = [
 
 
 @pytest.mark.parametrize("kind", CONFUSED, ids=str)
-def test_a_union_whose_members_json_does_not_tell_apart_is_refused(kind: Any) -> None:
+def test_a_union_whose_members_json_does_not_distinguish_is_refused(kind: Any) -> None:
     (fault, *_) = Catalog([declared(kind)]).faults()
     assert fault.startswith("Made.given holds ")
 
@@ -314,14 +315,14 @@ class Account:
         return self
 
 
-def test_an_app_names_field_and_members_of_unions_in_events_in_states_with_snapshots_and_in_arguments() -> None:
+def test_an_app_names_each_ambiguous_union_with_its_field_and_members() -> None:
     with pytest.raises(DefinitionError) as caught:
         App("bank", aggregates=[Account], served=[served(Account, Account.move)])
-    told = [fault.partition(", which JSON")[0] for fault in caught.value.faults]
+    faults = [fault.partition(", which JSON")[0] for fault in caught.value.faults]
     with pytest.raises(DefinitionError) as caught:
         App("bank", aggregates=[Limited])
-    told += [fault.partition(", which JSON")[0] for fault in caught.value.faults]
-    assert sorted(told) == [
+    faults += [fault.partition(", which JSON")[0] for fault in caught.value.faults]
+    assert sorted(faults) == [
         "Account.move.at holds date | str",
         "Limited.limit holds Decimal | str",
         "Moved.by holds UUID | str",

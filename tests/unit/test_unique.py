@@ -1,4 +1,4 @@
-"""Unique values: what may be one, how claims are named, and that claims follow states whatever happens."""
+"""Unique values: which values are allowed, how claims are named, and that claims follow the states."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ values: Any = st.recursive(
 
 
 @given(values, values)
-def test_two_values_have_one_claim_if_they_are_one_value(one: Any, other: Any) -> None:
-    same = (type(one), one) == (type(other), other)
-    assert (claim_id("user", "email", one) == claim_id("user", "email", other)) == same
+def test_two_values_have_one_claim_exactly_if_they_are_equal_and_of_one_type(value: Any, other: Any) -> None:
+    same = (type(value), value) == (type(other), other)
+    assert (claim_id("user", "email", value) == claim_id("user", "email", other)) == same
 
 
-def test_a_claim_is_what_other_languages_can_compute() -> None:
+def test_the_id_of_a_claim_can_be_computed_in_other_languages() -> None:
     # printf '["user","email",["text","ada@bank"]]' | sha256sum
     assert claim_id("user", "email", "ada@bank") == "user-email-5c2c7589440b337a614521759b94be09"
     assert claim_id("user", "email", ("de", 7)) != claim_id("user", "email", ("de", "7"))
     assert claim_id("user", "email", "x") != claim_id("user", "phone", "x")
 
 
-def test_the_longest_names_fit_into_a_subject() -> None:
+def test_the_longest_names_of_a_claim_fit_into_a_subject() -> None:
     assert len(encode_id(claim_id("a" * 63, "b" * 63, "x"))) <= ENCODED_MAX
 
 
-def test_a_member_of_an_enum_is_its_text() -> None:
+def test_a_member_of_a_text_enum_has_the_claim_of_its_text() -> None:
     class Country(StrEnum):
         DE = "de"
 
@@ -63,15 +63,15 @@ _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("odd", [True, 0.5, _NOW, b"x", ("a", ("b",)), ("a", None), "\ud800", [], {}])
-def test_what_cannot_be_compared_for_good_is_no_value(odd: Any) -> None:
+def test_a_value_without_a_stable_comparison_is_refused(odd: Any) -> None:
     with pytest.raises(UsageError, match=r"constraint 'email' of 'user' gave a \w+ that cannot be unique"):
         claim_id("user", "email", odd)
 
 
-def test_kinds_of_values_do_not_meet() -> None:
+def test_values_of_different_types_have_different_claims() -> None:
     day = date(2026, 1, 1)
-    told: list[Any] = [day, day.isoformat(), 1, "1", (1,), ("1",), UUID(int=1), str(UUID(int=1)), ()]
-    assert len({claim_id("user", "email", one) for one in told}) == len(told)
+    distinct: list[Any] = [day, day.isoformat(), 1, "1", (1,), ("1",), UUID(int=1), str(UUID(int=1)), ()]
+    assert len({claim_id("user", "email", value) for value in distinct}) == len(distinct)
 
 
 @event("odd.done")
@@ -79,7 +79,7 @@ class Done:
     pass
 
 
-def test_an_app_says_what_is_wrong_with_a_constraint() -> None:
+def test_an_app_names_every_fault_of_its_constraints() -> None:
     @aggregate("odd")
     class Odd:
         n: int = 0
@@ -118,7 +118,7 @@ def test_an_app_says_what_is_wrong_with_a_constraint() -> None:
 
     with pytest.raises(DefinitionError) as caught:
         App("odd", aggregates=[Odd, Mine], processes=[Late])
-    told = "\n".join(caught.value.faults)
+    faults = "\n".join(caught.value.faults)
     for fault in (
         "the constraint 'Sum' of 'odd' is not called [a-z][a-z0-9_]*",
         "'odd' has two constraints called 'twice'",
@@ -126,13 +126,13 @@ def test_an_app_says_what_is_wrong_with_a_constraint() -> None:
         "the aggregate's name 'eventjet_unique' is eventjet's own",
         "the process 'late' has unique values",
     ):
-        assert fault in told
+        assert fault in faults
 
 
-def test_a_caller_of_a_service_is_not_told_who_has_the_value() -> None:
-    told = problem(NotUnique("user", "email", "eve", "ada"), [NotUnique])
-    assert (told.status, told.type) == (409, "NotUnique")
-    assert "ada" not in told.detail + str(told.more)
+def test_a_response_of_a_service_does_not_name_the_holder_of_a_value() -> None:
+    response = problem(NotUnique("user", "email", "eve", "ada"), [NotUnique])
+    assert (response.status, response.type) == (409, "NotUnique")
+    assert "ada" not in response.detail + str(response.more)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_a_caller_of_a_service_is_not_told_who_has_the_value() -> None:
         (3, True, "The log refuses it as if another was quicker."),
     ],
 )
-def test_a_caller_of_a_service_is_told_how_often_others_were_quicker(races: int, is_unseen: bool, says: str) -> None:
-    told = problem(ConcurrencyConflict("bank.account.a-1", 3, races=races, is_unseen=is_unseen))
-    assert (told.status, told.detail) == (409, f"{says} Try again.")
+def test_a_response_of_a_service_says_how_often_others_were_quicker(races: int, is_unseen: bool, says: str) -> None:
+    response = problem(ConcurrencyConflict("bank.account.a-1", 3, races=races, is_unseen=is_unseen))
+    assert (response.status, response.detail) == (409, f"{says} Try again.")
 
 
-# What a model of them knows: no two users have one e-mail, whatever is tried and in whatever order.
+# The model: no two users have the same e-mail, whatever is tried and in whatever order.
 
 _USERS, _EMAILS = ("ada", "bob", "eve"), ("x@bank", "X@bank", "y@bank", "z@bank")
 _call = st.tuples(st.just("call"), st.sampled_from(_USERS), st.sampled_from(_EMAILS))
@@ -159,7 +159,7 @@ Act = tuple[Literal["call", "leave", "swap"], Any, str]
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_call | _leave | _swap, max_size=12), st.booleans())
-def test_claims_are_what_the_states_have(acts: list[Act], forgetful: bool) -> None:
+def test_claims_equal_the_values_of_the_states(acts: list[Act], forgetful: bool) -> None:
     asyncio.run(_follow(acts, forgetful))
 
 
@@ -184,27 +184,27 @@ async def _follow(acts: list[Act], forgetful: bool) -> None:
                 wanted[taker] = email
                 taken = users.decide(taker, lambda user, email=email: [*user.leave(), User().call(email)])
                 work = transact(store, [users.decide(giver, User.leave), taken])
-        if len({one.casefold() for one in wanted.values()}) == len(wanted):
+        if len({address.casefold() for address in wanted.values()}) == len(wanted):
             await work
             model = wanted
         else:
             with pytest.raises(NotUnique) as caught:
                 await work
             assert model[str(caught.value.holder)].casefold() == email.casefold()
-    assert {one: (await users.load(one)).email for one in _USERS} == {one: model.get(one) for one in _USERS}
+    assert {user: (await users.load(user)).email for user in _USERS} == {user: model.get(user) for user in _USERS}
     report = await check_claims(repository("bank", store).unique, "email")
     assert report.sound
     assert report.values == len(model)
 
 
-def test_constraints_are_known_by_name_and_many_values_are_refused() -> None:
-    assert [one.name for one in uniques_of(User)] == ["email", "phone"]
+def test_the_constraints_of_a_class_are_listed_by_name_and_allow_the_most_values() -> None:
+    assert [constraint.name for constraint in uniques_of(User)] == ["email", "phone"]
     _, phone = uniques_of(User)
     assert len(claims_of("user", phone, User(phones=tuple(map(str, range(VALUES_MAX)))))) == VALUES_MAX
 
 
 class Lagging(MemoryStore):
-    """Claims come from a replica that is one record behind; what the leader is asked is true."""
+    """A store whose claims come from a replica that is one record behind the leader."""
 
     lags = 0
 
@@ -216,7 +216,7 @@ class Lagging(MemoryStore):
         yield page
 
 
-async def test_a_claim_that_a_lagging_replica_tells_refuses_nobody() -> None:
+async def test_a_claim_from_a_lagging_replica_refuses_no_command() -> None:
     store = Lagging("bank")
     users, elsewhere = repository("bank", store), repository("bank", store)
     await users.execute("ada", User.call, "ada@bank")
@@ -230,7 +230,7 @@ async def test_a_claim_that_a_lagging_replica_tells_refuses_nobody() -> None:
         await elsewhere.execute("late", User.call, "ada@bank")
 
 
-# A step of a process asks for a name that another one has: the process may say what follows.
+# A step of a process asks for a value that another aggregate has: the process may declare what follows.
 
 
 @event("hire.begun")
@@ -269,7 +269,7 @@ class Hire:
         return Hire(email=event.email if isinstance(event, Begun) else None)
 
 
-async def test_a_process_says_what_follows_where_a_value_is_taken() -> None:
+async def test_a_process_declares_what_follows_when_a_value_is_taken() -> None:
     app = App("bank", aggregates=[User], processes=[Hire])
     async with world(app, now=datetime(2026, 1, 1, tzinfo=UTC)) as w:
         users, hires = w.jet.repository(User), w.jet.repository(Hire)
@@ -277,17 +277,17 @@ async def test_a_process_says_what_follows_where_a_value_is_taken() -> None:
         await hires.execute("h-1", Hire.begin, "eve@bank")
         await hires.execute("h-2", Hire.begin, "bob@bank")
         await w.settle()
-        ends = [(await hires.history(one))[-1].data for one in ("h-1", "h-2")]
-        assert ends == [Ended(why="email of first"), Ended()]
-        assert [(await users.load(one)).email for one in ("eve", "bob")] == [None, "bob@bank"]
+        last_events = [(await hires.history(process_id))[-1].data for process_id in ("h-1", "h-2")]
+        assert last_events == [Ended(why="email of first"), Ended()]
+        assert [(await users.load(user)).email for user in ("eve", "bob")] == [None, "bob@bank"]
 
 
-async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> None:
+async def test_a_torn_save_leaves_a_stale_claim_and_never_a_missing_claim() -> None:
     store = MemoryStore("bank")
     await repository("bank", store).execute("ada", User.call, "ada@bank")
     torn = MemoryStore("bank")
     torn._records = store._records[:-1]  # pyright: ignore[reportPrivateUsage]
-    torn._last = {one[2].decode(): one[0] for one in torn._records}  # pyright: ignore[reportPrivateUsage]
+    torn._last = {record[2].decode(): record[0] for record in torn._records}  # pyright: ignore[reportPrivateUsage]
     users = repository("bank", torn)
     with pytest.raises(NotUnique):
         await users.execute("eve", User.call, "ada@bank")
@@ -297,7 +297,7 @@ async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> No
 
 
 class Interrupted(MemoryStore):
-    """Lets somebody in, once, before the log is next asked for a claim or takes a save."""
+    """A store that runs `meanwhile` once before its next read of a claim or its next save."""
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
     before = ""
@@ -319,7 +319,7 @@ class Interrupted(MemoryStore):
 
 
 @pytest.mark.parametrize("before", ["a claim", "a save"])
-async def test_a_repair_claims_nothing_that_is_given_up_under_its_hands(before: str) -> None:
+async def test_a_repair_does_not_claim_a_value_that_is_given_up_meanwhile(before: str) -> None:
     store = Interrupted("bank")
     users = repository("bank", store)
     await store.append([write("ada", 0, 0, called("ada@bank"), aggregate="user")])
@@ -331,7 +331,7 @@ async def test_a_repair_claims_nothing_that_is_given_up_under_its_hands(before: 
     assert (await users.execute("eve", User.call, "ada@bank")).version == 1
 
 
-async def test_what_is_known_of_claims_is_dropped_with_the_log_that_it_was_known_of() -> None:
+async def test_remembered_claims_are_dropped_when_the_log_is_replaced() -> None:
     class Replaced:
         def __init__(self) -> None:
             self.inner = MemoryStore("bank")

@@ -1,4 +1,4 @@
-"""Verdicts while a busy owner moves its cursor all the time."""
+"""Resolutions of quarantined events while a busy owner keeps moving its cursor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry, Store
 
 
 class Busy(Cursors):
-    """Cursors whose owner moves them once while what is parked is read, and changes an entry now and then."""
+    """Cursors whose owner moves them at each read of the quarantine, and at first changes an entry, too."""
 
     def __init__(self, changes: int = 0) -> None:
         client: Any = None
@@ -30,32 +30,32 @@ class Busy(Cursors):
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[QuarantinedEntry]:
         self.at += 1
-        read = self.entry
+        entry = self.entry
         if self.changes:
             self.changes -= 1
-            self.entry = QuarantinedEntry(read.parked, tries=read.tries + 1, sequence=read.sequence + 1)
-        return [read]
+            self.entry = QuarantinedEntry(entry.parked, tries=entry.tries + 1, sequence=entry.sequence + 1)
+        return [entry]
 
-    async def decide(self, held: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
-        if held.sequence != self.at or [one.sequence for one in entries] != [self.entry.sequence]:
+    async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
+        if stored.sequence != self.at or [entry.sequence for entry in entries] != [self.entry.sequence]:
             raise CursorFenced(cursor.name)
-        self.decided += [one.parked.resolution for one in entries]
+        self.decided += [entry.parked.resolution for entry in entries]
 
 
-async def test_a_verdict_is_written_although_the_cursor_moves_while_what_is_parked_is_read() -> None:
+async def test_a_resolution_is_written_although_the_cursor_moves_meanwhile() -> None:
     cursors = Busy()
     assert await cursor_control.retry(cursors, "echo", None) == [7]
     assert await cursor_control.drop(cursors, "echo", [7]) == [7]
     assert cursors.decided == [RETRY, DROPPED]
 
 
-async def test_a_verdict_on_what_has_changed_meanwhile_looks_again() -> None:
+async def test_a_resolution_of_a_changed_entry_reads_it_again() -> None:
     cursors = Busy(changes=3)
     assert await cursor_control.retry(cursors, "echo", [7]) == [7]
     assert (cursors.decided, cursors.changes) == ([RETRY], 0)
 
 
-async def test_what_is_lost_with_its_log_is_dropped_although_the_cursor_moves() -> None:
+async def test_entries_of_a_lost_log_are_dropped_although_the_cursor_moves() -> None:
     async def nothing(position: int) -> None:
         return None
 
@@ -65,6 +65,6 @@ async def test_what_is_lost_with_its_log_is_dropped_although_the_cursor_moves() 
 
 
 @pytest.mark.parametrize("sequence", [0, 12])
-def test_where_an_entry_was_read_is_no_part_of_its_value(sequence: int) -> None:
+def test_the_sequence_of_an_entry_is_no_part_of_its_value(sequence: int) -> None:
     entry = QuarantinedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=3)
     assert QuarantinedEntry.decoded(entry.encoded(), sequence).sequence == sequence

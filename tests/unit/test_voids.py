@@ -1,4 +1,4 @@
-"""What the log declares void is passed over by every reader, and the history goes on behind it."""
+"""Every reader passes over a skipped position, and the history continues after it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BAD_BODY = (block("bell.rung", version=2), b"{")
 
 
 class Log(MemoryStore):
-    """A log that others write to as well."""
+    """A log that other programs write to, too."""
 
     def publish(self, subject: str, headers: bytes, body: bytes) -> int:
         position = len(self._records) + 1
@@ -62,10 +62,12 @@ def repository(log: Log) -> Repository[Bell, Rung]:
 
 @pytest.mark.parametrize(("bad", "versions"), [(GARBAGE, [1, 2, 3]), (BAD_BODY, [1, 3, 4])])
 @pytest.mark.parametrize("before", [True, False])
-async def test_an_aggregate_lives_on_behind_a_void(bad: tuple[bytes, bytes], versions: list[int], before: bool) -> None:
+async def test_an_aggregate_continues_after_a_skipped_record(
+    bad: tuple[bytes, bytes], versions: list[int], before: bool
+) -> None:
     log = Log("tower")
     bells = repository(log)
-    done = await bells.execute("a", Bell.ring, 1) if before else None
+    execution = await bells.execute("a", Bell.ring, 1) if before else None
     if bad is BAD_BODY and not before:
         bad = (block("bell.rung", version=1), b"{")
         versions = [2, 3, 4]
@@ -78,31 +80,31 @@ async def test_an_aggregate_lives_on_behind_a_void(bad: tuple[bytes, bytes], ver
         assert await fresh.load("a") == Bell(times=1 if before else 0)
         assert (await fresh.execute("a", Bell.rest)).position == voided
     for times in (10, 100) if before else (1, 10, 100):
-        done = await bells.execute("a", Bell.ring, times)
-    assert done is not None
-    assert done.state == Bell(times=111)
-    again = repository(log)
-    assert await again.load("a") == Bell(times=111)
+        execution = await bells.execute("a", Bell.ring, times)
+    assert execution is not None
+    assert execution.state == Bell(times=111)
+    fresh_bells = repository(log)
+    assert await fresh_bells.load("a") == Bell(times=111)
     expected = versions if before or bad is GARBAGE else [2, 3, 4]
-    assert [one.version for one in await repository(log).history("a")] == expected
-    assert done.version == expected[-1]
-    assert await repository(log).load("a", position=done.position) == Bell(times=111)
-    assert await repository(log).load("a", position=done.position - 1) == Bell(times=11)
-    assert await repository(log).load("a", version=done.version) == Bell(times=111)
+    assert [event.version for event in await repository(log).history("a")] == expected
+    assert execution.version == expected[-1]
+    assert await repository(log).load("a", position=execution.position) == Bell(times=111)
+    assert await repository(log).load("a", position=execution.position - 1) == Bell(times=11)
+    assert await repository(log).load("a", version=execution.version) == Bell(times=111)
     with pytest.raises(UsageError):
-        await repository(log).load("a", version=done.version + 1)
+        await repository(log).load("a", version=execution.version + 1)
 
 
-async def test_a_retried_command_is_found_behind_a_void() -> None:
+async def test_a_repeated_command_is_recognised_after_a_skipped_record() -> None:
     log = Log("tower")
     voided = log.publish("bell.a", *GARBAGE)
     log.void(voided)
     first = await repository(log).command("c-1").execute("a", Bell.ring, 5)
-    again = await repository(log).command("c-1").execute("a", Bell.ring, 5)
-    assert (first.position, first.version) == (again.position, again.version) == (3, 1)
+    repeated = await repository(log).command("c-1").execute("a", Bell.ring, 5)
+    assert (first.position, first.version) == (repeated.position, repeated.version) == (3, 1)
 
 
-async def test_a_void_does_not_heal_what_it_does_not_name() -> None:
+async def test_a_skip_marker_covers_only_its_own_position() -> None:
     log = Log("tower")
     log.publish("bell.a", *GARBAGE)
     log.void(log.publish("bell.a", *GARBAGE))
@@ -110,14 +112,14 @@ async def test_a_void_does_not_heal_what_it_does_not_name() -> None:
         await repository(log).load("a")
 
 
-async def test_a_reader_in_the_order_of_the_log_learns_of_voids_on_its_way() -> None:
+async def test_a_reader_in_log_order_learns_of_skip_markers_as_it_reads() -> None:
     log = Log("tower")
     voided = log.publish("bell.a", *GARBAGE)
     log.void(voided, "a stray answer")
     await repository(log).execute("a", Bell.ring, 5)
     for only in (None, (Rung,)):
         known = Decoder(APP.catalog.of_log(await log.skip_markers()), only)
-        assert [one if one is None else one.version for one in map(known, log.records_now)] == [None, None, 1]
+        assert [event if event is None else event.version for event in map(known, log.records_now)] == [None, None, 1]
     catalog = APP.catalog.of_log()
     assert Decoder(catalog)(log.records_now[1]) is None
     assert catalog.skipped == {voided: "a stray answer"}
@@ -125,7 +127,7 @@ async def test_a_reader_in_the_order_of_the_log_learns_of_voids_on_its_way() -> 
     assert Decoder(catalog)(log.records_now[0]) is None
 
 
-async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
+async def test_an_audit_counts_skipped_records_and_finds_no_other_fault() -> None:
     log = Log("tower")
     bells = repository(log)
     await bells.execute("a", Bell.ring, 1)
@@ -135,8 +137,10 @@ async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
     audit = LogAudit(APP, last=len(log.records_now), skipped=await log.skip_markers())
     for record in log.records_now:
         audit.take(record)
-    found = audit.finish()
-    assert {one.kind: one.positions for one in found if one.kind is not Kind.TIME} == {Kind.SKIPPED: 2}
+    findings = audit.finish()
+    assert {finding.kind: finding.positions for finding in findings if finding.kind is not Kind.TIME} == {
+        Kind.SKIPPED: 2
+    }
 
 
 @pytest.mark.parametrize(
@@ -151,11 +155,11 @@ async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
         (b"tower._void", None),
     ],
 )
-def test_a_void_says_which_position_it_is_of_by_its_subject(subject: bytes, position: int | None) -> None:
+def test_the_subject_of_a_skip_marker_has_its_position(subject: bytes, position: int | None) -> None:
     assert skipped_by(subject) == position
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'"x"', b"\xff"])
-def test_a_void_needs_no_reason_that_can_be_read(body: bytes) -> None:
+def test_a_skip_marker_is_valid_without_a_readable_reason(body: bytes) -> None:
     assert reason_in(body) == ""
-    assert header_block([])  # and its headers say nothing that is needed
+    assert header_block([])  # the headers of a skip marker have no needed field

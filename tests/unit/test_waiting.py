@@ -1,4 +1,4 @@
-"""Waiting for positions: who serves, what wakes, what is shared, and what cannot come."""
+"""Waiting for positions: which revision counts, what wakes a waiter, shared look-ups, unreachable positions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOG, OTHER = "0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11", "another"
 
 @dataclass
 class Desk:
-    """Checkpoints that a test sets, notices that it sends."""
+    """Checkpoints that a test sets, and notices that it sends."""
 
     standing: dict[str, list[RevisionStatus]] = field(default_factory=dict[str, list[RevisionStatus]])
     looks: int = 0
     at_once: int = 0
     looking_max: int = 0
     subjects: list[str] = field(default_factory=list[str])
-    heard: dict[str, Callable[[Frame], object]] = field(default_factory=dict[str, Callable[[Frame], object]])
+    handlers: dict[str, Callable[[Frame], object]] = field(default_factory=dict[str, Callable[[Frame], object]])
     fault: Exception | None = None
 
     async def look(self) -> Mapping[str, Sequence[RevisionStatus]]:
@@ -40,11 +40,11 @@ class Desk:
         self.at_once -= 1
         if self.fault is not None:
             raise self.fault
-        return {name: list(found) for name, found in self.standing.items()}
+        return {name: list(statuses) for name, statuses in self.standing.items()}
 
-    async def listen(self, subject: str, heard: Callable[[Frame], object]) -> None:
+    async def listen(self, subject: str, on_notice: Callable[[Frame], object]) -> None:
         self.subjects.append(subject)
-        self.heard[subject] = heard
+        self.handlers[subject] = on_notice
 
     def waiting(self) -> Waiting:
         return Waiting("bank", self.look, self.listen, slow_s=LONG_S)
@@ -54,10 +54,10 @@ class Desk:
 
     def tell(self, revision: int, position: int, projection: str = "balances") -> None:
         subject = notice_subject("bank", projection)
-        self.heard[subject]((b"1", subject.encode(), b"", b"", notice(revision, position)))
+        self.handlers[subject]((b"1", subject.encode(), b"", b"", notice(revision, position)))
 
     async def looked(self, times: int) -> None:
-        """Until that many looks are over, and whoever they concern knows."""
+        """Wait until that many looks have ended and their waiters have been woken."""
         async with asyncio.timeout(LONG_S):
             while self.looks < times or self.at_once:
                 await asyncio.sleep(0.001)
@@ -65,7 +65,7 @@ class Desk:
             await asyncio.sleep(0)
 
 
-def test_a_notice_is_read_as_it_was_written_and_nothing_else_is() -> None:
+def test_a_notice_is_read_back_and_other_bytes_are_ignored() -> None:
     assert notice(2, 1234) == b"2 1234"
     assert read_notice(notice(2, 1234)) == (2, 1234)
     assert read_notice(b"2 1234 and whatever a later version adds") == (2, 1234)
@@ -83,7 +83,7 @@ def test_a_token_names_its_app_its_position_and_its_log() -> None:
     "token",
     ["", "bank", "bank:", "bank:-1", "bank:01", "bank:1.0", "bank:1\n", "bank:\u0661", "bank:" + "9" * 19, "x" * 999],
 )
-def test_what_is_no_token_is_refused(token: str) -> None:
+def test_a_malformed_token_is_refused(token: str) -> None:
     with pytest.raises(UsageError, match="is not a token"):
         position_in(token, "bank")
 
@@ -97,7 +97,7 @@ OWN, OLD, NEXT = RevisionStatus(2, 50, "active"), RevisionStatus(1, 100, "active
 
 
 @pytest.mark.parametrize(
-    ("found", "served"),
+    ("statuses", "served"),
     [
         ([], RevisionStatus(2)),
         ([OWN], OWN),
@@ -114,13 +114,13 @@ OWN, OLD, NEXT = RevisionStatus(2, 50, "active"), RevisionStatus(1, 100, "active
         ([RevisionStatus(2, 50, "failed", "because"), NEXT], RevisionStatus(2, 50, "failed", "because")),
     ],
 )
-def test_the_revision_that_keeps_the_declared_table_is_the_one_that_counts(
-    found: list[RevisionStatus], served: RevisionStatus
+def test_the_revision_that_keeps_the_declared_table_counts(
+    statuses: list[RevisionStatus], served: RevisionStatus
 ) -> None:
-    assert serving(found, 2) == served
+    assert serving(statuses, 2) == served
 
 
-async def test_a_position_that_is_there_needs_one_look() -> None:
+async def test_a_position_that_is_reached_already_needs_a_single_look() -> None:
     desk = Desk()
     desk.at(7)
     waiting = desk.waiting()
@@ -129,7 +129,7 @@ async def test_a_position_that_is_there_needs_one_look() -> None:
     await waiting.close()
 
 
-async def test_a_position_of_rows_that_are_lost_is_not_reached() -> None:
+async def test_a_projection_that_lost_its_table_reaches_no_position() -> None:
     desk = Desk()
     desk.at(7, "failed", reason=str(TableLost("balances", 1, "'balances' is not in the database")))
     waiting = desk.waiting()
@@ -138,7 +138,7 @@ async def test_a_position_of_rows_that_are_lost_is_not_reached() -> None:
     await waiting.close()
 
 
-async def test_a_notice_wakes_and_the_database_confirms() -> None:
+async def test_a_notice_wakes_a_waiter_and_the_checkpoint_decides() -> None:
     desk = Desk()
     desk.at(7)
     waiting = desk.waiting()
@@ -154,7 +154,7 @@ async def test_a_notice_wakes_and_the_database_confirms() -> None:
     await waiting.close()
 
 
-async def test_what_concerns_nobody_wakes_nobody() -> None:
+async def test_a_notice_of_a_lower_position_or_another_revision_wakes_no_waiter() -> None:
     desk = Desk()
     desk.standing["balances"] = [RevisionStatus(1, 7, "active"), RevisionStatus(2, 3, "building", location="beside")]
     waiting = desk.waiting()
@@ -162,7 +162,7 @@ async def test_what_concerns_nobody_wakes_nobody() -> None:
     await desk.looked(1)
     desk.tell(1, 8)
     desk.tell(2, 9)
-    desk.heard[desk.subjects[0]]((b"1", desk.subjects[0].encode(), b"", b"", b"nonsense"))
+    desk.handlers[desk.subjects[0]]((b"1", desk.subjects[0].encode(), b"", b"", b"nonsense"))
     for _ in range(20):
         await asyncio.sleep(0)
     assert desk.looks == 1
@@ -172,7 +172,7 @@ async def test_what_concerns_nobody_wakes_nobody() -> None:
     await waiting.close()
 
 
-async def test_a_thousand_who_wait_share_subscriptions_and_looks() -> None:
+async def test_a_thousand_waiters_share_subscriptions_and_looks() -> None:
     desk = Desk()
     waiting = desk.waiting()
     tasks = [asyncio.create_task(waiting.caught_up(BALANCES, number, LONG_S)) for number in range(1, 1001)]
@@ -194,20 +194,20 @@ async def test_a_thousand_who_wait_share_subscriptions_and_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         ("failed", r"'balances' is stopped by a fault at position 7 and will not reach 8 \(bad event\)"),
         ("paused", r"is paused at position 7 and will not reach 8 \(bad event\). Run `eventjet resume`"),
         ("retired", "is retired at position 7"),
     ],
 )
-async def test_what_cannot_come_is_said_at_once(state: str, said: str) -> None:
+async def test_a_position_that_cannot_be_reached_is_refused_at_once(state: str, message: str) -> None:
     desk = Desk()
     desk.at(7, state, reason="bad event.")
     waiting = desk.waiting()
     await waiting.caught_up(BALANCES, 7, 0)
     async with asyncio.timeout(LONG_S / 2):
-        with pytest.raises(NotCaughtUp, match=said) as raised:
+        with pytest.raises(NotCaughtUp, match=message) as raised:
             await waiting.caught_up(BALANCES, 8, LONG_S)
     assert (raised.value.state, raised.value.reached) == (state, 7)
     await waiting.close()
@@ -222,14 +222,14 @@ async def test_a_position_of_another_log_is_never_reached() -> None:
             await waiting.caught_up(BALANCES, position, LONG_S, LOG)
         assert raised.value.state == "of another log"
     await waiting.caught_up(BALANCES, 7, 0, OTHER)
-    await waiting.caught_up(BALANCES, 7, 0)  # nobody says of which log
+    await waiting.caught_up(BALANCES, 7, 0)  # without the id of a log
     desk.at(0, "building")
     with pytest.raises(NotCaughtUp, match="did not reach 1 within"):
         await waiting.caught_up(BALANCES, 1, 0.05, LOG)
     await waiting.close()
 
 
-async def test_time_that_runs_out_is_said_with_what_was_seen() -> None:
+async def test_a_timeout_names_the_last_position_and_its_reason() -> None:
     desk = Desk()
     desk.at(7, reason="an event of a schema that a newer deploy knows")
     waiting = desk.waiting()
@@ -240,7 +240,7 @@ async def test_time_that_runs_out_is_said_with_what_was_seen() -> None:
     await waiting.close()
 
 
-async def test_a_fault_reaches_everyone_who_waits_each_with_an_error_of_its_own() -> None:
+async def test_a_failed_look_raises_a_separate_error_for_each_waiter() -> None:
     desk = Desk()
     waiting = desk.waiting()
     tasks = [asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S)) for _ in range(3)]
@@ -270,7 +270,7 @@ async def test_a_task_that_is_cancelled_leaves_the_others_waiting() -> None:
     await waiting.close()
 
 
-async def test_whoever_waits_when_the_connection_ends_is_told() -> None:
+async def test_waiters_get_an_error_when_the_connection_closes() -> None:
     desk = Desk()
     waiting = desk.waiting()
     waiter = asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S))
@@ -283,7 +283,7 @@ async def test_whoever_waits_when_the_connection_ends_is_told() -> None:
 
 
 class SlowDesk(Desk):
-    """A first look that saw the checkpoints before it could be answered."""
+    """A desk whose first look reads the checkpoints and then waits before it returns them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,14 +291,14 @@ class SlowDesk(Desk):
         self.answered = asyncio.Event()
 
     async def look(self) -> Mapping[str, Sequence[RevisionStatus]]:
-        found = await super().look()
+        statuses = await super().look()
         if self.looks == 1:
             self.began.set()
             await self.answered.wait()
-        return found
+        return statuses
 
 
-async def test_who_closes_can_be_cancelled_while_the_last_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_can_be_cancelled_while_the_last_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.sql.waiting._LAST_QUERY_S", 0.0)
     desk = SlowDesk()
     waiting = desk.waiting()
@@ -317,7 +317,7 @@ async def test_who_closes_can_be_cancelled_while_the_last_look_ends(monkeypatch:
         await waiter
 
 
-async def test_a_notice_that_comes_during_a_look_is_not_lost() -> None:
+async def test_a_notice_during_a_look_is_not_lost() -> None:
     desk = SlowDesk()
     desk.at(300)
     waiting = desk.waiting()

@@ -1,4 +1,4 @@
-"""Which event a record is, whose it is, and which projections it concerns: told by the record alone."""
+"""The record alone says which event it is, of which aggregate, and which projections it concerns."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ ACCOUNTS, SNAPS = (Deposited,), (Taken,)
 
 def record(subject: str = "account.a1", body: bytes = b'{"cents":5}', **more: str | None) -> RawRecord:
     pairs = {"Nats-Msg-Id": "m", "Ej-Type": "account.deposited", "Ej-Schema": "1", "Ej-Version": "1"}
-    told = pairs | {name.replace("_", "-"): value for name, value in more.items()}
-    block = header_block([(name, value) for name, value in told.items() if value is not None])
+    fields = pairs | {name.replace("_", "-"): value for name, value in more.items()}
+    block = header_block([(name, value) for name, value in fields.items() if value is not None])
     return 9, 1_750_000_000_000_000_000, f"bank.{subject}".encode(), block, body
 
 
-def verdict(one: RawRecord, only: Collection[type] | None) -> str:
+def verdict(raw: RawRecord, only: Collection[type] | None) -> str:
     try:
-        return "passed over" if Decoder(CATALOG, only)(one) is None else "taken"
+        return "passed over" if Decoder(CATALOG, only)(raw) is None else "taken"
     except CodecError as error:
         return type(error).__name__
 
 
 @pytest.mark.parametrize(
-    ("one", "of_accounts", "of_snaps"),
+    ("raw", "of_accounts", "of_snaps"),
     [
         (record(), "taken", "passed over"),
         (record(body=b"?"), "UndecodableEvent", "passed over"),
@@ -77,13 +77,15 @@ def verdict(one: RawRecord, only: Collection[type] | None) -> str:
         ((*record("snap.a1")[:3], b"", b"+ACK"), "passed over", "UndecodableEvent"),
     ],
 )
-def test_a_projection_stops_only_for_what_may_be_its_own(one: RawRecord, of_accounts: str, of_snaps: str) -> None:
-    assert (verdict(one, ACCOUNTS), verdict(one, SNAPS)) == (of_accounts, of_snaps)
+def test_a_projection_fails_only_for_records_that_may_be_its_own(
+    raw: RawRecord, of_accounts: str, of_snaps: str
+) -> None:
+    assert (verdict(raw, ACCOUNTS), verdict(raw, SNAPS)) == (of_accounts, of_snaps)
     both = {of_accounts, of_snaps} - {"passed over"}
-    assert verdict(one, (*ACCOUNTS, *SNAPS)) == (both.pop() if both else "passed over")
+    assert verdict(raw, (*ACCOUNTS, *SNAPS)) == (both.pop() if both else "passed over")
 
 
-def test_an_event_on_the_subject_of_another_aggregate_is_not_one() -> None:
+def test_an_event_on_the_subject_of_another_aggregate_is_undecodable() -> None:
     forged = record("snap.a1")
     assert verdict(forged, SNAPS) == "passed over"
     for read in (Decoder(CATALOG, ACCOUNTS), Decoder(CATALOG), Decoder(CATALOG).link):
@@ -93,7 +95,7 @@ def test_an_event_on_the_subject_of_another_aggregate_is_not_one() -> None:
             read(forged)
 
 
-def test_an_event_whose_aggregate_was_renamed_gets_the_name_back_and_is_not_skipped() -> None:
+def test_an_event_of_a_renamed_aggregate_suggests_the_former_name() -> None:
     renamed = record("konto.a1")
     for read in (Decoder(CATALOG, ACCOUNTS), Decoder(CATALOG), Decoder(CATALOG).link):
         with pytest.raises(UndecodableEvent, match="@aggregate\\('konto'\\)") as raised:
@@ -120,21 +122,21 @@ def test_an_event_whose_aggregate_was_renamed_gets_the_name_back_and_is_not_skip
         ("1", "-1", False),
     ],
 )
-def test_a_version_fits_the_place_that_the_record_was_written_at(
+def test_a_version_must_fit_the_position_and_the_expectation(
     version: str, expected: str | None, is_sound: bool
 ) -> None:
     pairs = [("Nats-Msg-Id", "m"), ("Nats-Expected-Last-Subject-Sequence", expected), ("Ej-Type", "account.deposited")]
     pairs += [("Ej-Schema", "1"), ("Ej-Version", version)]
-    one = (*record()[:3], header_block([(name, value) for name, value in pairs if value is not None]), record()[4])
+    raw = (*record()[:3], header_block([(name, value) for name, value in pairs if value is not None]), record()[4])
     for read in (Decoder(CATALOG), Decoder(CATALOG).link):
         if is_sound:
-            assert read(one) is not None
+            assert read(raw) is not None
         else:
             with pytest.raises(UndecodableEvent):
-                read(one)
+                read(raw)
 
 
-def test_what_was_passed_over_once_is_still_not_taken_for_something_else() -> None:
+def test_a_skipped_record_changes_nothing_for_other_decoders() -> None:
     decode = Decoder(CATALOG, SNAPS)
     assert decode(record(Ej_Schema="2")) is None
     with pytest.raises(UnknownEvent):

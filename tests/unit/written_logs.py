@@ -1,4 +1,4 @@
-"""Logs as repositories write them, kept in memory, and what may be changed about them."""
+"""Logs in memory as repositories write them, and functions that change them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ STEPS = st.lists(
 
 
 def written(steps: Sequence[Step]) -> list[RawRecord]:
-    """The log that repositories write: single events, several of one aggregate, and transactions."""
+    """Return a log that repositories wrote: single events, several events of an aggregate, transactions."""
 
     async def write() -> list[RawRecord]:
         async with APP.in_memory() as jet:
@@ -89,7 +89,7 @@ def written(steps: Sequence[Step]) -> list[RawRecord]:
 
 
 SOME = written([("open", 0, 1), ("deposit", 0, 3), ("place", 0, 1), ("both", 0, 1), ("deposit", 0, 1), ("place", 0, 1)])
-"""a-0 at 1 to 4, o 0 at 5, a-0 at 6 and 7, o 0 at 8, a-0 at 9, o 0 at 10."""
+"""Events of a-0 at 1 to 4, o 0 at 5, a-0 at 6 and 7, o 0 at 8, a-0 at 9, o 0 at 10."""
 
 
 def changed(record: RawRecord, **parts: object) -> RawRecord:
@@ -110,19 +110,19 @@ def header_changed(record: RawRecord, name: str, value: str) -> RawRecord:
 
 
 def unbatched(block: bytes) -> bytes:
-    """A header block without what it says of a batch."""
+    """Return a header block without its headers of a batch."""
     return re.sub(rb"Nats-Batch-[^\r]*\r\n", b"", block)
 
 
 def at(log: Log, position: int, change: Callable[[RawRecord], RawRecord]) -> list[RawRecord]:
-    """The log with another record at a position."""
-    return [change(one) if one[0] == position else one for one in log]
+    """Return the log with the record at a position changed."""
+    return [change(record) if record[0] == position else record for record in log]
 
 
 def without(log: Log, *positions: int) -> list[RawRecord]:
-    return [one for one in log if one[0] not in positions]
+    return [record for record in log if record[0] not in positions]
 
 
 def added(log: Log, *records: RawRecord) -> list[RawRecord]:
-    """The log with records after its end."""
-    return [*log, *(changed(one, position=log[-1][0] + number) for number, one in enumerate(records, 1))]
+    """Return the log with records appended."""
+    return [*log, *(changed(record, position=log[-1][0] + number) for number, record in enumerate(records, 1))]

@@ -121,6 +121,8 @@ class ReactionSubscription(Subscription):
         self.handler = handler
         self.context = context
         self.assignment = assignment
+        self._refused_at = 0
+        """Sequence of the abandoned cursor that was refused to this revision last, to log that once."""
 
     def opened(self) -> AbstractAsyncContextManager[Acquire]:
         clock = self.context.cursors.clock
@@ -132,6 +134,10 @@ class ReactionSubscription(Subscription):
         stored = await cursors.read(self.name)  # also without room, to see how long the cursor is not written
         silent = watch.is_silent(stored.sequence, lease_s)
         if not stored.cursor.is_free(revision, owner, silent=silent, failed_at=failed_at):
+            refusal = stored.cursor.refusal_of(revision)
+            if refusal and silent and self._refused_at != stored.sequence:  # nobody else works on it either
+                self._refused_at = stored.sequence
+                logs.WAITS.tell(_log, name=self.name, reason=refusal)
             return None
         if not (self.assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)):
             return None

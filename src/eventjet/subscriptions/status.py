@@ -152,6 +152,11 @@ def look_at_followers(
             progress = _progress(connection, app, cursor, declaration, log, standstill)
         except CursorDamaged as error:
             progress = _Progress(fault=error)
+        reason = str(progress.fault) if progress.fault else cursor.blocking or cursor.reason
+        has_owner = cursor.owner is not None and not snapshot.has_lost_owner
+        if declaration is not None and not has_owner and (refusal := cursor.refusal_of(declaration.revision)):
+            stops = progress.fault or cursor.state == FAILED
+            reason = f"{reason} Besides, {refusal}" if stops and reason else refusal
         statuses[cursor.name] = WorkStatus(
             cursor.name,
             cursor.revision or (1 if declaration is None else declaration.revision),
@@ -163,7 +168,7 @@ def look_at_followers(
             owner=None if snapshot.has_lost_owner else cursor.owner,
             lost_owner=cursor.owner if snapshot.has_lost_owner else None,
             lost_s=snapshot.silent_s if snapshot.has_lost_owner else None,
-            reason=_cut(str(progress.fault) if progress.fault else cursor.blocking or cursor.reason),
+            reason=_cut(reason),
             declared=cursor.name in declared,
             parked=progress.parked,
             kind=cursor.kind,

@@ -28,7 +28,7 @@ from tests.faults.trials.commands import Commands
 from tests.faults.trials.machine import Disk
 from tests.faults.trials.verdict import Figures, judge_log, log_of
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import made
+from tests.integration.projecting import database_with
 from tests.logs import fresh_name
 from tests.stores import declared
 
@@ -107,7 +107,7 @@ class Run:
             **{name: value for name, value in more.items() if name not in COMMANDS},
         )
         self.ledger = Ledger(self.settings, app.name, app.catalog, dict(app.projections))
-        made(self.settings.database, *app.projections.values())
+        database_with(self.settings.database, *app.projections.values())
         asyncio.run(init(self.ledger))
         self.workers: list[WorkerProcess] = []
         self._start = (trial, stack)
