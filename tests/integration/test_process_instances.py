@@ -104,6 +104,7 @@ async def test_limits_of_a_query_are_kept_and_reported() -> None:
         assert ids(rest) == ["t-5", "t-6"]
         assert list(instances.remarks_on(rest)) == ["Looked at 6 to 7 of 7 instances of transfer, 2 of them open."]
         assert (await instances_of(client, transfers, "transfer", older_than=timedelta(hours=1))).matching == 0
+        assert (await instances_of(client, transfers, "transfer", older_than=span_of("999999d"))).matching == 0
         assert (await instances_of(client, transfers, "transfer", older_than=timedelta(0))).matching == 7
         with pytest.raises(UsageError, match=r"has no stage 'compleeted'.*transfer\.completed"):
             await instances_of(client, transfers, "transfer", stage="compleeted")
