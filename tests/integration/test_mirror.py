@@ -608,12 +608,12 @@ async def test_an_interrupted_promotion_can_be_continued(
         if not is_alive:
             regions.east.kill()
             del places[:2]
-        for number, place in enumerate(places):
-            rest = places[number:].count(place) and places[: number + 1].count(place)
+        for number, failpoint in enumerate(places):
+            rest = places[number:].count(failpoint) and places[: number + 1].count(failpoint)
 
-            def reach(name: str, wanted: str = f"promote.{place}", left: list[int] = [rest]) -> None:  # noqa: B006
-                left[0] -= name == wanted
-                if name == wanted and not left[0]:
+            def reach(name: str, failpoint_name: str = f"promote.{failpoint}", remaining: list[int] = [rest]) -> None:  # noqa: B006
+                remaining[0] -= name == failpoint_name
+                if name == failpoint_name and not remaining[0]:
                     raise Interrupted
 
             with monkeypatch.context() as patch:

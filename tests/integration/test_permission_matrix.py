@@ -222,7 +222,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "commands": ({"caller"}, ["cmd.bank.account.deposit.a"]),
     "what services there are": (
         {"caller"},
-        [f"$SRV.{verb}{whose}" for verb in ("PING", "INFO", "STATS") for whose in ("", ".bank", ".bank.x")],
+        [f"$SRV.{verb}{suffix}" for verb in ("PING", "INFO", "STATS") for suffix in ("", ".bank", ".bank.x")],
     ),
     "services of others": (NOBODY, ["cmd.other.account.deposit.a", "$SRV.PING.other", "$SRV.INFO.other.x"]),
     "inboxes of callers": ({"service"}, ["_INBOX_caller.x.1"]),
@@ -263,7 +263,7 @@ HEARD: dict[str, tuple[set[str], list[str]]] = {
     "commands": ({"service"}, ["cmd.bank.>", "cmd.bank.account.deposit.*"]),
     "what services there are": (
         {"service"},
-        [f"$SRV.{verb}{whose}" for verb in ("PING", "INFO", "STATS") for whose in ("", ".bank", ".bank.x")],
+        [f"$SRV.{verb}{suffix}" for verb in ("PING", "INFO", "STATS") for suffix in ("", ".bank", ".bank.x")],
     ),
     "requests to other services": (NOBODY, ["cmd.>", "cmd.other.>", "$SRV.>", "$SRV.PING.other", "$SRV.INFO.other.x"]),
     "all inboxes": (NOBODY, ["_INBOX.>", "_INBOX*.>", "_R_.>", "_GR_.>"]),

@@ -128,7 +128,7 @@ def replace_reactors(app: App) -> App:
     return App(app.name, aggregates=list(app.aggregates))
 
 
-async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: Settings) -> None:
+async def test_a_worker_without_a_cursor_fails_with_advice(town: Town, settings: Settings) -> None:
     app = app_of(town)
     async with replace_reactors(app).connect(settings) as jet:
         await jet.init()

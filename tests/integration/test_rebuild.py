@@ -30,7 +30,7 @@ async def rebuilt(book: Book, *names: str, **options: Any) -> Any:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine="local", **options)
 
 
-async def test_a_rebuild_equals_the_live_fold_and_a_worker_goes_on_from_there(book: Book) -> None:
+async def test_a_rebuild_equals_the_live_fold_and_a_worker_continues(book: Book) -> None:
     last = book.fill(5_000)
     report = await rebuilt(book, *ALL)
     assert (report.position, report.events) == (last, 5_000)

@@ -227,7 +227,7 @@ async def test_an_incompatible_nats_py_is_refused_and_its_version_named(nats_cli
     assert Tap.of(nats_client) is Tap.of(nats_client)
 
 
-async def test_messages_go_together_in_one_turn_of_the_loop(nats_client: NatsClient) -> None:
+async def test_messages_of_one_loop_turn_arrive_in_order(nats_client: NatsClient) -> None:
     payloads: asyncio.Queue[bytes] = asyncio.Queue()
     subject = fresh_name()
 
