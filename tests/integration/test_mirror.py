@@ -556,7 +556,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
 
 
 class Filing:
-    """An app with a reactor and with events that refer to large bodies; it is where a promotion is interrupted."""
+    """An app with a reactor and with events that refer to large bodies."""
 
     def __init__(self, name: str = "papers") -> None:
         self.filed: list[int] = []
@@ -569,7 +569,7 @@ class Filing:
         self.app = App(name, aggregates=[Document], reactors=[filing])
 
     async def file(self, jet: Jet, number: int) -> bytes:
-        """File a document with a body of its own, and return that."""
+        """File a document with its own body, and return the body."""
         body = f"document {number} ".encode() * 40_000
         blob = await jet.blobs.put(body, media_type="text/plain", name="scan")
         await jet.repository(Document).execute(f"d-{number}", Document.file, blob)

@@ -374,7 +374,7 @@ def test_no_role_can_direct_server_replies_into_a_stream_or_the_api(nats: NatsSe
         for subject in granted
         if subject.startswith("$JS.API.") and not subject.startswith("$JS.API.STREAM.PURGE")
     ]
-    # An event, the refusal of one, a status without a body, and what a request without a body is answered.
+    # Answered by an event, a refusal, a status without a body, and the answer to an empty request.
     bodies = (b'{"seq":1}', b'{"seq":99999}', b'{"last_by_subj":"bank.account.empty"}', b"")
     targets = [
         *("bank.account.victim", "bank._void.1", "$KV.bank_snapshots.account.victim", "$JS.API.STREAM.PURGE.bank"),
@@ -420,7 +420,7 @@ def test_another_account_does_not_see_the_app_at_all(nats: NatsServer) -> None:
     ["$JS.API.STREAM.PURGE.bank", "$JS.API.STREAM.DELETE.KV_bank_snapshots", "$KV.bank_snapshots.account.a"],
 )
 def test_a_consumer_that_pushes_to_a_forbidden_subject_has_no_effect(nats: NatsServer, target: str) -> None:
-    """The server pushes while a client listens, and none does there: its own services count for nothing.
+    """The server pushes only while a client subscribes to the subject; its own services do not count.
 
     An event with an empty body, such as those requests have, waits for it.
     """

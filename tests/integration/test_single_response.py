@@ -24,7 +24,7 @@ from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Deployment,
 from tests.integration.ledger_log import eventually
 from tests.integration.reacting import working
 
-pytestmark = pytest.mark.slow  # each waits for what does not come
+pytestmark = pytest.mark.slow  # every test waits for an answer that does not come
 
 APP = "shop"
 BOUND_S = 60.0

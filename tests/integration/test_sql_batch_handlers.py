@@ -246,7 +246,7 @@ async def test_a_statement_with_too_many_parameters_stops_the_projection(log: Le
 async def _write(log: Ledger, resolved: Any, last: int, epochs_missed: int = 0) -> None:
     """Write the log up to a position as one batch."""
     events = [event for event in log.recorded(last) if not isinstance(event.data, Noted)]
-    engine = log.where.engine(limits=BULK)  # nobody tries again after a pause of the machine
+    engine = log.where.engine(limits=BULK)  # the test does not try again after a pause of the machine
     try:
         async with engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, "ledger", 1)

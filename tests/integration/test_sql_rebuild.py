@@ -195,7 +195,7 @@ async def test_verification_finds_no_difference_after_rolled_back_batches(log: L
         await by_hand.added(event, connection)
         if event.position % 20 == 0 and failures_left:
             failures_left -= 1
-            # The numbers that this batch took from a sequence are gone.
+            # The numbers that this batch took from a sequence are lost.
             raise_transient(connection)
 
     last = log.append(history(200))

@@ -28,7 +28,7 @@ from tests.tables import execute, reading
 
 
 def app_over(nats: NatsServer, database: str) -> Ledger:
-    """An app with `balances` and a log of its own."""
+    """Return an app with `balances` and its own log."""
     app = Ledger(Settings(servers=(nats.url,), database=database))
     app.projections = {"balances": replace(BALANCES, app=app.name)}
     app.create()

@@ -105,7 +105,7 @@ async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
     await rebuilt(book)
     position = book.append([("a", names["Deposited"](amount=Decimal(5)))])
     last = book.append([("b", names["Deposited"](amount=Decimal(1)))])
-    # As a worker would leave it that had skipped one event.
+    # A worker that had skipped one event would leave these values.
     book.execute(
         "update balances set amount = '1.00', events = 2 where account_id = 'b'",
         f"update eventjet_projection set position = {last}, event_id = '{event_id(book, last)}'",
