@@ -341,3 +341,39 @@ async def test_a_status_reader_closes_the_connection_of_a_cancelled_read(
             return bool(opened) and not (await scene.watched.names())["opened late"]
 
         await eventually(is_closed)
+
+
+async def test_a_read_that_was_cancelled_takes_no_connection_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene_of(tmp_path, 1) as scene:
+        opening, may_open, has_opened = threading.Event(), threading.Event(), threading.Event()
+
+        def first_slowly(endpoint: Endpoint) -> NatsConnection:
+            is_first = not opening.is_set()
+            opening.set()
+            assert not is_first or may_open.wait(PATIENT_S)
+            connection = real(endpoint.with_name("of a status reader"))
+            if is_first:
+                has_opened.set()
+            return connection
+
+        async def is_one() -> bool:
+            return (await scene.watched.names())["of a status reader"] == 1
+
+        async def is_none() -> bool:
+            return not (await scene.watched.names())["of a status reader"]
+
+        real = NatsConnection.open
+        async with StatusReader(scene.app, scene.settings) as reader:
+            monkeypatch.setattr(NatsConnection, "open", first_slowly)
+            read = asyncio.create_task(reader.read())
+            assert await asyncio.to_thread(opening.wait, PATIENT_S)
+            read.cancel()
+            await asyncio.wait({read})
+            assert (await reader.read()).projections
+            may_open.set()
+            assert await asyncio.to_thread(has_opened.wait, PATIENT_S)
+            await eventually(is_one)
+            assert (await reader.read()).projections
+        await eventually(is_none)
