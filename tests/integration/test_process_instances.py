@@ -25,7 +25,7 @@ from tests.integration.reacting import eventually, working
 
 
 @asynccontextmanager
-async def requested_transfers(*wanted: tuple[str, str]) -> AsyncGenerator[tuple[Settings, Client]]:
+async def requested_transfers(*names_and_targets: tuple[str, str]) -> AsyncGenerator[tuple[Settings, Client]]:
     """Start a server with requested transfers to these accounts and no worker; the account `cold` is frozen."""
     with NatsServer(sync_interval="1m") as server:
         settings = Settings.load({"servers": server.url, "database": "sqlite:///none.db"}, environ={})
@@ -36,7 +36,7 @@ async def requested_transfers(*wanted: tuple[str, str]) -> AsyncGenerator[tuple[
                 await jet.repository(Account).execute(name, Account.deposit, Decimal(1_000))
             await jet.repository(Account).execute("cold", Account.freeze)
             until = datetime.now(UTC) + timedelta(days=1)
-            for name, target in wanted:
+            for name, target in names_and_targets:
                 repository = jet.repository(Transfer)
                 await repository.execute(name, Transfer.request, name, "ada", target, Decimal(1), until=until)
             yield settings, client

@@ -78,7 +78,7 @@ class Done:
 
 @process("errand")
 class Errand:
-    """One step: it counts in the tower."""
+    """A process with a single step, which counts in the tower."""
 
     stage: str = ""
 
@@ -290,7 +290,7 @@ async def test_a_worker_reads_predecessors_over_its_own_connections(
             await scene.caught_up(*names)
             await scene.watched.wait_for_looks([f"{name}-r1" for name in names], 1)
             before = await scene.watched.dialled()
-            await scene.happens(2)  # of aggregates of which these workers have read nothing
+            await scene.happens(2)  # events of aggregates that these workers have not read
             await scene.caught_up(*names)
             assert await scene.watched.dialled() == before, await scene.watched.names()
 
