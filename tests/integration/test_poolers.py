@@ -92,7 +92,7 @@ async def test_workers_rebuilds_and_verifications_work_behind_a_session_pooler(
 async def test_a_transaction_pooler_is_refused_before_any_write(
     nats: NatsServer, eventjet_database: str, lifo: bool
 ) -> None:
-    """`lifo`: each transaction happens to get the same session, for as long as nobody works beside it."""
+    """`lifo`: each transaction happens to get the same session, as long as there are no others."""
     app = Ledger(Settings(servers=(nats.url,), database=eventjet_database), projections={"balances": BALANCES})
     app.create()
     app.init()
