@@ -284,7 +284,7 @@ def test_a_narrower_number_is_refused_since_deltas_merge_keeps_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("table_format", "placed", "words"),
+    ("table_format", "placed", "messages"),
     [
         (
             "delta",
