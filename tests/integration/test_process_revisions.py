@@ -110,8 +110,8 @@ def app_of(name: str, revision: int, code: Code) -> tuple[App, Any]:
     """Return a release as an app and its process, in a module of its own."""
     module = types.ModuleType(f"{name}_{revision}_{id(code)}")
     sys.modules[module.__name__] = module
-    known = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
-    module.__dict__.update({item.__name__: item for item in known}, code=code)
+    names = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
+    module.__dict__.update({item.__name__: item for item in names}, code=code)
     exec(SOURCE.format(revision=revision), module.__dict__)
     parcel = module.__dict__["Parcel"]
     return App(name, aggregates=[Mail], processes=[parcel]), parcel
@@ -290,11 +290,11 @@ async def test_processes_that_keep_failing_block_no_other_process(settings: Sett
 async def test_failing_deadlines_delay_no_deadline_of_another_process(settings: Settings) -> None:
     code = Code(lapses_s=0.05, cannot_lapse_at=1)
     app, parcel = app_of(fresh_name(), 1, code)
-    stuck = [f"p-{n}" for n in range(20)]
+    stuck_ids = [f"p-{n}" for n in range(20)]
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
-            for parcel_id in stuck:
+            for parcel_id in stuck_ids:
                 await jet.repository(parcel).execute(parcel_id, parcel.send)
             assert jet.client is not None
             cursors = Cursors(jet.client, app.name)
@@ -306,9 +306,9 @@ async def test_failing_deadlines_delay_no_deadline_of_another_process(settings: 
             await jet.repository(parcel).execute("free", parcel.send)
             await jet.repository(parcel).execute("free", parcel.note)
             await eventually(lambda: is_lapsed(jet, parcel, "free"))
-            assert not await are_lapsed(jet, parcel, stuck[:1])
+            assert not await are_lapsed(jet, parcel, stuck_ids[:1])
             code.cannot_lapse_at = 0
-            await eventually(lambda: are_lapsed(jet, parcel, stuck))
+            await eventually(lambda: are_lapsed(jet, parcel, stuck_ids))
 
 
 def test_an_interrupted_pass_continues_and_a_higher_revision_begins_again() -> None:
