@@ -17,7 +17,7 @@ from faststream.nats import NatsBroker
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from tests import javascript
-from tests.integration.test_replies import app, opened, role_settings, served_with_roles  # `app` is a fixture
+from tests.integration.test_replies import app, open_service, role_settings, served_with_roles  # `app` is a fixture
 
 __all__ = ["app"]
 
@@ -74,13 +74,13 @@ def settings(eventjet_nats: NatsServer) -> Settings:
 
 @pytest.mark.parametrize("ask", [by_nats_py, by_faststream, by_javascript])
 async def test_a_client_without_options_is_answered(app: Any, settings: Settings, ask: Ask, tmp_path: Path) -> None:
-    async with opened(app, settings):
+    async with open_service(app, settings):
         answer = await ask(settings.servers[0], f"cmd.{app.name}.account.deposit.a", "", tmp_path)
         assert answer["version"] == 1
 
 
 @pytest.mark.parametrize("ask", [by_nats_py, by_faststream, by_javascript])
 async def test_a_client_with_the_callers_role_is_answered_in_its_inbox(ask: Ask, tmp_path: Path) -> None:
-    async with served_with_roles() as (server, app), opened(app, role_settings(server, "service")):
+    async with served_with_roles() as (server, app), open_service(app, role_settings(server, "service")):
         answer = await ask(server.url, f"cmd.{app.name}.account.deposit.a", "caller", tmp_path)
         assert answer["version"] == 1

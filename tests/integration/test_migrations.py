@@ -1,4 +1,4 @@
-"""eventjet's own tables: made and upgraded, and left alone by an application's Alembic, on both databases."""
+"""eventjet's own tables are created and upgraded on both databases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 
 def differences(engine: Engine) -> list[object]:
-    """What autogenerate would change to make the database as `own_tables` says."""
+    """Return the changes that autogenerate would make to reach `own_tables`."""
     with engine.connect() as connection:
         # Alembic does not know an empty default of SQLite again; the statements there are compared below.
         defaults = engine.dialect.name == "postgresql"
@@ -40,32 +40,32 @@ def differences(engine: Engine) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection, opts=options), own_tables.metadata))
 
 
-def test_the_newest_revision_is_the_one_that_is_looked_for() -> None:
+def test_the_expected_revision_is_the_newest_one() -> None:
     assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_heads() == [migrations.HEAD]
 
 
 def test_the_migrated_tables_are_the_declared_ones(engine: Engine) -> None:
     with engine.begin() as connection:
-        done = migrations.upgrade(connection)
-        assert (done.before, done.after) == (None, migrations.HEAD)
-        assert set(done.tables) == {*own_tables.metadata.tables, migrations.VERSION_TABLE}
+        upgraded = migrations.upgrade(connection)
+        assert (upgraded.before, upgraded.after) == (None, migrations.HEAD)
+        assert set(upgraded.tables) == {*own_tables.metadata.tables, migrations.VERSION_TABLE}
         assert migrations.upgrade(connection) == migrations.Upgraded(migrations.HEAD, migrations.HEAD)
     assert differences(engine) == []
 
 
-def test_each_revision_makes_what_it_made_on_its_day() -> None:
-    """`revision_0001.sql` is what 0001 makes, and every database that is there began with it."""
+def test_the_first_revision_creates_its_original_tables() -> None:
+    """Revision 0001 must create `revision_0001.sql`, with which every existing database began."""
     script = ScriptDirectory(str(Path(migrations.__file__).parent)).get_revision("0001")
     tables = script.module.metadata.sorted_tables
-    made = [CreateTable(table) for table in tables] + [
-        CreateIndex(index) for table in tables for index in table.indexes
-    ]
-    statements = [str(one.compile(dialect=postgresql.dialect())).replace("\t", "    ") for one in made]
-    written = "\n\n".join("\n".join(map(str.rstrip, one.strip().splitlines())) + ";" for one in statements) + "\n"
+    ddl = [CreateTable(table) for table in tables] + [CreateIndex(index) for table in tables for index in table.indexes]
+    statements = [str(statement.compile(dialect=postgresql.dialect())).replace("\t", "    ") for statement in ddl]
+    written = (
+        "\n\n".join("\n".join(map(str.rstrip, statement.strip().splitlines())) + ";" for statement in statements) + "\n"
+    )
     assert written == Path(__file__).with_name("revision_0001.sql").read_text()
 
 
-def test_a_difference_would_be_seen(engine: Engine) -> None:
+def test_an_undeclared_column_is_a_difference(engine: Engine) -> None:
     with engine.begin() as connection:
         migrations.upgrade(connection)
         connection.execute(text("alter table eventjet_projection add column stray text"))
@@ -87,12 +87,12 @@ def tables_made(database: str) -> int:
     return len(create_tables(Database(database).sync_engine()))
 
 
-def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
+def test_concurrent_processes_create_the_tables_once(database: str) -> None:
     context = forked.context()
-    together = context.Barrier(6, timeout=100)
-    with ProcessPoolExecutor(6, mp_context=context, initializer=together.wait) as pool:
-        made = [pool.submit(tables_made, database) for _ in range(6)]
-        assert sorted(one.result(100) for one in made) == [0, 0, 0, 0, 0, 5]
+    barrier = context.Barrier(6, timeout=100)
+    with ProcessPoolExecutor(6, mp_context=context, initializer=barrier.wait) as pool:
+        futures = [pool.submit(tables_made, database) for _ in range(6)]
+        assert sorted(future.result(100) for future in futures) == [0, 0, 0, 0, 0, 5]
 
 
 def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, database: str) -> None:
@@ -102,11 +102,11 @@ def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, datab
         "from eventjet.sql.locations import create_tables;"
         "assert create_tables(Database(sys.argv[1]).sync_engine()) == []; assert 'alembic' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr
 
 
-def test_a_database_of_a_newer_eventjet_is_left_to_that_one(engine: Engine) -> None:
+def test_a_database_of_a_newer_eventjet_is_refused(engine: Engine) -> None:
     create_tables(engine, [BALANCES, MOVEMENTS])
     with engine.begin() as connection:
         connection.execute(text("update eventjet_alembic_version set version_num = '9999'"))
@@ -116,6 +116,6 @@ def test_a_database_of_a_newer_eventjet_is_left_to_that_one(engine: Engine) -> N
         check_tables(connection, [BALANCES])
 
 
-def test_an_empty_database_is_told_from_an_old_one(engine: Engine) -> None:
+def test_an_empty_database_is_refused_with_its_own_advice(engine: Engine) -> None:
     with pytest.raises(Unreachable, match="Run `eventjet init` once"), engine.connect() as connection:
         check_tables(connection, [])

@@ -1,4 +1,4 @@
-"""A log and its mirror in clusters of three, of which servers are missing."""
+"""A log and its mirror in clusters of three servers, some of which fail."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATIENT_S = 240.0
 
 @dataclass(frozen=True)
 class Clusters:
-    """Three servers in each region."""
+    """The three servers of each region."""
 
     east: list[NatsServer]
     west: list[NatsServer]
@@ -46,10 +46,10 @@ class Clusters:
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[Clusters]:
-    """All servers run but the third of the west, so that the west has no leader yet."""
+    """Start all servers but the third of the west, so that the west has no leader yet."""
     with ExitStack() as stack:
         east, west = two_clusters(tmp_path, APP, stack)
-        started(east)
+        start_all(east)
         for server in west[:2]:
             server.start()
         settings = Settings(
@@ -62,24 +62,24 @@ def clusters(tmp_path: Path) -> Iterator[Clusters]:
         yield Clusters(east, west, settings)
 
 
-def started(servers: list[NatsServer]) -> None:
+def start_all(servers: list[NatsServer]) -> None:
     for server in servers:
         server.start()
     wait_agreed(servers, PATIENT_S)
 
 
-async def mirrored(clusters: Clusters) -> int:
+async def create_mirrored_log(clusters: Clusters) -> int:
     """Make a log with some events, and its mirror; return the last position."""
-    await asyncio.to_thread(started, clusters.west)
+    await asyncio.to_thread(start_all, clusters.west)
     async with bank.connect(clusters.settings) as jet:
         await jet.init()
         accounts = jet.repository(Account)
         await accounts.execute("a-1", Account.open, "ada")
-        done = await accounts.execute("a-1", Account.deposit, Decimal(1))
+        result = await accounts.execute("a-1", Account.deposit, Decimal(1))
     create_tables(Database(clusters.settings.database).sync_engine(), bank.projections.values())
     await asyncio.to_thread(mirrors.create, APP, clusters.settings, 3)
-    await asyncio.to_thread(until, lambda: mirrors.status(APP, clusters.settings).last == done.position)
-    return done.position
+    await asyncio.to_thread(until, lambda: mirrors.status(APP, clusters.settings).last == result.position)
+    return result.position
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -90,7 +90,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def await_leaderless(server: NatsServer, stream: str) -> None:
-    """Wait until a replica answers for the leader that the stream has no more."""
+    """Wait until a replica answers that the stream has no leader."""
     deadline = time.monotonic() + PATIENT_S
     while time.monotonic() < deadline:
         with NatsConnection.open(Endpoint((server.url,))) as link:
@@ -103,37 +103,37 @@ def await_leaderless(server: NatsServer, stream: str) -> None:
     raise AssertionError(f"{stream} still has a leader")
 
 
-async def test_a_mirror_that_has_lost_its_leader_is_not_taken_for_a_log(clusters: Clusters) -> None:
-    end = await mirrored(clusters)
+async def test_a_mirror_without_a_leader_is_not_taken_for_a_log(clusters: Clusters) -> None:
+    end = await create_mirrored_log(clusters)
     for server in clusters.west[1:]:
         server.kill()
     await asyncio.to_thread(await_leaderless, clusters.west[0], APP)
-    for look in (
+    for call in (
         lambda: mirrors.status(APP, clusters.settings),
         lambda: promotion.preview(bank, clusters.settings),
         lambda: promotion.promote(bank, clusters.settings),
     ):
         with pytest.raises(StoreError, match=r"the stream has no leader, and what a replica says may be old. .*west1"):
-            await asyncio.to_thread(look)
-    await asyncio.to_thread(started, clusters.west)
+            await asyncio.to_thread(call)
+    await asyncio.to_thread(start_all, clusters.west)
     async with bank.connect(clusters.settings) as jet:  # nothing was sealed
-        done = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
-    assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).end == done.position == end + 1
+        result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+    assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).end == result.position == end + 1
 
 
-async def test_a_log_that_has_lost_its_leader_is_left_for_its_mirror(clusters: Clusters) -> None:
-    """The server that is left may still tell the mirror that it lives, so the user says that the log is gone."""
-    end = await mirrored(clusters)
+async def test_the_mirror_of_a_log_without_a_leader_can_be_promoted(clusters: Clusters) -> None:
+    """The remaining server may still send heartbeats to the mirror, so the user declares the log lost."""
+    end = await create_mirrored_log(clusters)
     for server in clusters.east[1:]:
         server.kill()
     await asyncio.to_thread(await_leaderless, clusters.east[0], APP)
     promoted = await asyncio.to_thread(promotion.promote, bank, clusters.settings, log_is_gone=True)
     assert (promoted.end, promoted.log_last, promoted.sealed) == (end, None, False)
-    await asyncio.to_thread(started, clusters.east)
+    await asyncio.to_thread(start_all, clusters.east)
     assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).sealed
 
 
-async def test_a_mirror_is_made_while_its_cluster_still_chooses_a_leader(clusters: Clusters) -> None:
+async def test_a_mirror_can_be_created_during_an_election(clusters: Clusters) -> None:
     async with bank.connect(clusters.settings) as jet:
         await jet.init()
     with pytest.raises(Unreachable, match="choose the leader of their JetStream once all of them run"):
@@ -143,12 +143,12 @@ async def test_a_mirror_is_made_while_its_cluster_still_chooses_a_leader(cluster
     assert await creating == [APP]
 
 
-async def test_a_promotion_ends_well_though_servers_of_the_mirror_die_at_each_of_its_steps(
+async def test_a_promotion_succeeds_although_servers_of_the_mirror_die_at_each_step(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filing = Filing(APP)
     app = filing.app
-    await asyncio.to_thread(started, clusters.west)
+    await asyncio.to_thread(start_all, clusters.west)
     async with app.connect(clusters.settings) as jet:
         await jet.init()
         assert len(await asyncio.to_thread(mirrors.create, app.name, clusters.settings, 3)) == 3
@@ -159,7 +159,7 @@ async def test_a_promotion_ends_well_though_servers_of_the_mirror_die_at_each_of
 
     def reach(name: str) -> None:
         if name.startswith("promote.") and len(deaths) < 8:
-            started(clusters.west)
+            start_all(clusters.west)
             deaths.append(clusters.west[len(deaths) % 3])
             deaths[-1].kill()
 
@@ -175,11 +175,11 @@ async def test_a_promotion_ends_well_though_servers_of_the_mirror_die_at_each_of
         patch.setattr(failpoints, "reach", reach)
         promoted = await asyncio.to_thread(promote)
     assert (promoted.end, promoted.sealed, promoted.beyond) == (3, True, ())
-    await asyncio.to_thread(started, clusters.west)
-    after = replace(clusters.settings.for_reads(), database=clusters.settings.database, save_timeout_s=PATIENT_S)
-    async with app.connect(after) as jet:
+    await asyncio.to_thread(start_all, clusters.west)
+    new_settings = replace(clusters.settings.for_reads(), database=clusters.settings.database, save_timeout_s=PATIENT_S)
+    async with app.connect(new_settings) as jet:
         await jet.init()
-        async with working(app, after):
+        async with working(app, new_settings):
             bodies.append(await filing.file(jet, 3))
             await asyncio.to_thread(until, lambda: len(filing.filed) == 4)
         assert sorted(filing.filed) == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""A sweep removes what no event refers to, and nothing that an event refers to or is about to."""
+"""A sweep removes only objects to which no event refers, also while commands run."""
 
 from __future__ import annotations
 
@@ -49,45 +49,45 @@ async def jet(app: App, nats: NatsServer) -> AsyncIterator[Jet]:
         yield jet
 
 
-async def swept(
+async def run_sweep(
     link: NatsConnection, endpoint: Endpoint, name: str, age_s: float = 0, *, removes: bool = True
 ) -> Objects:
     return await asyncio.to_thread(sweep_objects, link, endpoint, name, age_s=age_s, removes=removes)
 
 
-async def test_only_what_no_event_refers_to_is_removed(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
+async def test_a_sweep_removes_only_objects_without_a_reference(
+    jet: Jet, link: NatsConnection, endpoint: Endpoint
+) -> None:
     await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT), (Blob.of(b"page"),))
     orphan = await jet.blobs.put(b"orphan")
-    young = await swept(link, endpoint, jet.name, 3_600.0)
+    young = await run_sweep(link, endpoint, jet.name, 3_600.0)
     assert (young.objects, young.referenced, young.young, young.orphans, young.removed) == (3, 2, 1, (), 0)
-    seen = await swept(link, endpoint, jet.name, removes=False)
-    assert ([one.digest for one in seen.orphans], seen.removed) == ([orphan.digest], 0)
+    dry_run = await run_sweep(link, endpoint, jet.name, removes=False)
+    assert ([reference.digest for reference in dry_run.orphans], dry_run.removed) == ([orphan.digest], 0)
     assert await jet.blobs.read(orphan) == b"orphan"
-    outcome = await swept(link, endpoint, jet.name)
+    outcome = await run_sweep(link, endpoint, jet.name)
     assert (outcome.removed, outcome.missing, outcome.orphaned_bytes) == (1, (), 6)
     with pytest.raises(BlobMissing):
         await jet.blobs.read(orphan)
     assert await jet.blobs.read(Blob.of(CONTENT)) == CONTENT
-    assert (await swept(link, endpoint, jet.name)).objects == 2
+    assert (await run_sweep(link, endpoint, jet.name)).objects == 2
     assert await jet.blobs.read(await jet.blobs.put(b"orphan again")) == b"orphan again"
 
 
-async def test_an_upload_that_nobody_goes_on_with_is_removed(
-    jet: Jet, link: NatsConnection, endpoint: Endpoint
-) -> None:
+async def test_an_abandoned_upload_is_removed(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
     bucket = Bucket(jet.name)
     writer = ContentWriter(bucket)
     await asyncio.to_thread(link.run, writer.write(CONTENT), writes=True)
-    assert (await swept(link, endpoint, jet.name, 3_600.0)).unfinished == 0
-    assert (await swept(link, endpoint, jet.name)).removed_uploads == 1
+    assert (await run_sweep(link, endpoint, jet.name, 3_600.0)).unfinished == 0
+    assert (await run_sweep(link, endpoint, jet.name)).removed_uploads == 1
     state = await asyncio.to_thread(link.ask, stream_info(bucket.stream))
     assert state.messages == 0
     with pytest.raises(Refused, match="a sweep took it"):
         await asyncio.to_thread(link.run, writer.finish(), writes=True)
-    assert (await swept(link, endpoint, jet.name)).objects == 0
+    assert (await run_sweep(link, endpoint, jet.name)).objects == 0
 
 
-async def test_a_command_that_refers_to_an_orphan_meanwhile_keeps_it(
+async def test_an_orphan_to_which_a_concurrent_command_refers_is_kept(
     jet: Jet, app: App, nats: NatsServer, link: NatsConnection, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jet.blobs.put(CONTENT)
@@ -95,8 +95,8 @@ async def test_a_command_that_refers_to_an_orphan_meanwhile_keeps_it(
     read = sweep.references_of
 
     async def refer() -> None:
-        async with app.connect(servers=nats.url) as other:
-            await other.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+        async with app.connect(servers=nats.url) as second_jet:
+            await second_jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
 
     def after_reading(*args: object) -> sweep.References:
         """The log is read, and then the command runs before anything is removed."""
@@ -105,7 +105,7 @@ async def test_a_command_that_refers_to_an_orphan_meanwhile_keeps_it(
         return references
 
     monkeypatch.setattr(sweep, "references_of", after_reading)
-    outcome = await swept(link, endpoint, jet.name)
+    outcome = await run_sweep(link, endpoint, jet.name)
     assert (len(outcome.orphans), outcome.removed) == (1, 0)
     (recorded,) = [recorded async for recorded in jet.tail()]
     assert await jet.blobs.read(recorded.data.scan) == CONTENT
@@ -115,22 +115,22 @@ async def test_a_removed_body_is_stored_again_by_the_next_command(
     jet: Jet, app: App, nats: NatsServer, link: NatsConnection, endpoint: Endpoint
 ) -> None:
     await jet.blobs.put(CONTENT)
-    assert (await swept(link, endpoint, jet.name)).removed == 1
-    async with app.connect(servers=nats.url) as other:
-        await other.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
-        assert await other.blobs.read(Blob.of(CONTENT)) == CONTENT
+    assert (await run_sweep(link, endpoint, jet.name)).removed == 1
+    async with app.connect(servers=nats.url) as second_jet:
+        await second_jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
+        assert await second_jet.blobs.read(Blob.of(CONTENT)) == CONTENT
 
 
-async def test_events_that_the_app_does_not_declare_count_as_well(
+async def test_references_of_undeclared_events_count(
     jet: Jet, nats: NatsServer, link: NatsConnection, endpoint: Endpoint
 ) -> None:
     await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
     references = await asyncio.to_thread(references_of, link, endpoint, jet.name)
     assert [reference.where for reference in references.values()] == ["document.filed at position 1"]
-    assert (await swept(link, endpoint, jet.name)).removed == 0
+    assert (await run_sweep(link, endpoint, jet.name)).removed == 0
 
 
-async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archive(
+async def test_missing_or_damaged_bodies_are_reported_and_restored_from_an_archive(
     jet: Jet, link: NatsConnection, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     bucket, bodies = Bucket(jet.name), ArchivedBodies(str(tmp_path / "archive"))
@@ -140,8 +140,8 @@ async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archiv
     references = await asyncio.to_thread(references_of, link, endpoint, jet.name)
     carried = await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
     assert (carried.copied, carried.bytes, carried.missing) == (3, len(CONTENT) + 11, ())
-    again = await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
-    assert (again.copied, again.present) == (0, 3)
+    second = await asyncio.to_thread(archive_bodies, link, jet.name, bodies, references.values())
+    assert (second.copied, second.present) == (0, 3)
     name = blobs[0].digest.removeprefix("sha256:")
     assert (tmp_path / "archive" / "objects" / name[:2] / name).read_bytes() == CONTENT
     assert bodies.read(blobs[1]) == b"second"
@@ -158,8 +158,8 @@ async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archiv
         blobs[0].digest: f"it has {len(chunk[4]):,} of {len(CONTENT):,} bytes",
         blobs[1].digest: f"the object store {bucket.name!r} does not have it",
     }
-    missing = await swept(link, endpoint, jet.name)
-    assert [gone.digest for gone in missing.missing] == [blobs[1].digest]
+    missing = await run_sweep(link, endpoint, jet.name)
+    assert [reference.digest for reference in missing.missing] == [blobs[1].digest]
     restored = await asyncio.to_thread(restore_bodies, link, jet.name, bodies, references.values())
     assert (restored.copied, restored.present, restored.missing) == (2, 1, ())
     assert [await jet.blobs.read(blob) for blob in blobs] == [CONTENT, b"second", b"third"]
@@ -170,17 +170,17 @@ async def test_what_is_missing_or_damaged_is_found_and_comes_back_from_an_archiv
         bodies.read(blobs[0].digest)
 
 
-async def test_a_sweep_refuses_a_log_that_is_not_whole(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
+async def test_a_sweep_refuses_an_incomplete_log(jet: Jet, link: NatsConnection, endpoint: Endpoint) -> None:
     await jet.repository(Document).execute("d-1", Document.file, Blob.of(CONTENT))
     await jet.repository(Document).execute("d-1", Document.note, "later")
     state = await asyncio.to_thread(link.ask, stream_info(jet.name))
     await asyncio.to_thread(link.ask, update_stream({**state.config, "max_msgs": 1, "discard": "old"}))
     with pytest.raises(LogIncomplete):
-        await swept(link, endpoint, jet.name)
+        await run_sweep(link, endpoint, jet.name)
     assert await jet.blobs.read(Blob.of(CONTENT)) == CONTENT
 
 
-async def test_a_sweep_refuses_the_bodies_of_another_log_until_somebody_says_whose_they_are(
+async def test_a_sweep_refuses_the_bodies_of_another_log_until_they_are_assigned(
     jet: Jet, link: NatsConnection, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     bucket, bodies = Bucket(jet.name), ArchivedBodies(str(tmp_path))
@@ -190,9 +190,9 @@ async def test_a_sweep_refuses_the_bodies_of_another_log_until_somebody_says_who
     assert jet.client is not None
     await jet.client.api(f"STREAM.DELETE.{jet.name}")
     topology = await jet.init()
-    assert (await swept(link, endpoint, jet.name, removes=False)).orphans
+    assert (await run_sweep(link, endpoint, jet.name, removes=False)).orphans
     with pytest.raises(LogUnusable, match=f"nats stream edit {bucket.stream}"):
-        await swept(link, endpoint, jet.name)
+        await run_sweep(link, endpoint, jet.name)
     before = await asyncio.to_thread(link.run, bucket.reading(Blob.of(CONTENT).digest))
     restored = await asyncio.to_thread(restore_bodies, link, jet.name, bodies, references.values())
     assert (restored.present, restored.copied) == (1, 0)
@@ -203,10 +203,10 @@ async def test_a_sweep_refuses_the_bodies_of_another_log_until_somebody_says_who
     state = await asyncio.to_thread(link.ask, stream_info(bucket.stream))
     noted = {**state.metadata, "eventjet.log": topology.identity}
     await asyncio.to_thread(link.ask, update_stream({**state.config, "metadata": noted}))
-    assert (await swept(link, endpoint, jet.name)).removed == 1
+    assert (await run_sweep(link, endpoint, jet.name)).removed == 1
 
 
-async def test_a_body_that_is_stored_and_recorded_while_objects_are_counted_is_not_missing(
+async def test_a_body_stored_and_recorded_during_a_sweep_is_not_missing(
     jet: Jet, link: NatsConnection, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, read = asyncio.get_running_loop(), sweep.references_of
@@ -218,11 +218,11 @@ async def test_a_body_that_is_stored_and_recorded_while_objects_are_counted_is_n
         return read(*args)
 
     monkeypatch.setattr(sweep, "references_of", before_reading)
-    counted = await swept(link, endpoint, jet.name, removes=False)
+    counted = await run_sweep(link, endpoint, jet.name, removes=False)
     assert (counted.referenced, counted.missing) == (1, ())
 
 
-async def test_an_object_that_is_claimed_while_the_bucket_is_read_is_among_its_objects(
+async def test_an_object_claimed_during_a_listing_is_listed(
     jet: Jet, link: NatsConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket, blobs = Bucket(jet.name), [await jet.blobs.put(b"%d" % number) for number in range(4)]
@@ -234,7 +234,7 @@ async def test_an_object_that_is_claimed_while_the_bucket_is_read_is_among_its_o
             try:
                 request = conversation.send(answer)
             except StopIteration as stop:
-                return {stored.digest for stored in stop.value}
+                return {meta.digest for meta in stop.value}
             answer = link.run(answered(request))
             if claims:
                 link.run(bucket.claiming(claims.pop().digest), writes=True)
@@ -245,14 +245,14 @@ async def test_an_object_that_is_claimed_while_the_bucket_is_read_is_among_its_o
     assert await asyncio.to_thread(reading) == {blob.digest for blob in blobs}
 
 
-def test_an_age_is_an_hour_at_least() -> None:
+def test_the_minimum_age_is_an_hour() -> None:
     assert [age_in(text) for text in ("90m", "36h", "2d")] == [5_400.0, 129_600.0, 172_800.0]
     for text in ("", "1", "59m", "0d", "d", "-1d", "1w", "1.5h"):
         with pytest.raises(UsageError, match="an hour at least"):
             age_in(text)
 
 
-def test_without_init_the_bucket_is_named(link: NatsConnection) -> None:
+def test_a_missing_bucket_is_reported_with_init(link: NatsConnection) -> None:
     bucket = Bucket(fresh_name())
     with pytest.raises(Exception, match=r"`eventjet init`"):
         link.run(patiently(bucket.reading(f"sha256:{'0' * 64}"), bucket, 5.0))

@@ -1,4 +1,4 @@
-"""A writer that may not write says so at once, and nothing is stored."""
+"""A writer without the right to write fails at once, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_o
                         write("b", 0, 0, new(), new(), aggregate="theirs"),
                         write("b", 0, 0, aggregate="mine"),
                     ])  # fmt: skip
-            found = await client.api("STREAM.INFO.shop")
-            assert found["state"]["last_seq"] == 1
+            info = await client.api("STREAM.INFO.shop")
+            assert info["state"]["last_seq"] == 1
         finally:
             await store.settle()
             await writing.close()
             await client.close()
 
 
-async def test_who_listens_on_an_inbox_of_others_is_told_how_to_name_its_own() -> None:
+async def test_a_forbidden_inbox_is_reported_with_the_setting_for_its_prefix() -> None:
     config = USERS.replace('"_INBOX.>"', '"_INBOX_writer.>"')
     with NatsServer(config=config) as server:
         settings = Settings(servers=(server.url,), user="writer", password="writer", request_timeout_s=60)

@@ -1,4 +1,4 @@
-"""The role that `eventjet nats-config` gives a rebuild is enough for one, and for nothing else."""
+"""The role of `eventjet nats-config` for rebuilds suffices for a rebuild, and for nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def nats() -> Iterator[NatsServer]:
 
 
 @pytest.mark.parametrize("subject", FORBIDDEN)
-def test_the_role_may_not_do_what_a_rebuild_does_not(nats: NatsServer, subject: str) -> None:
+def test_the_role_may_not_use_subjects_that_a_rebuild_does_not_need(nats: NatsServer, subject: str) -> None:
     with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret", inbox_prefix=INBOX)) as link:
         link.publish(subject, b"{}", reply=f"{link.inbox}.x")
         with pytest.raises(Forbidden):
@@ -55,20 +55,20 @@ def test_the_role_may_not_do_what_a_rebuild_does_not(nats: NatsServer, subject: 
 
 
 @pytest.mark.parametrize("subject", ["bank.>", "$JS.ACK.>", "$JS.API.>", ">", "_INBOX.>"])
-def test_the_role_hears_only_its_own_inbox(nats: NatsServer, subject: str) -> None:
+def test_the_role_may_subscribe_only_to_its_own_inbox(nats: NatsServer, subject: str) -> None:
     with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret", inbox_prefix=INBOX)) as link:
         link.subscribe(subject)
         with pytest.raises(Forbidden):
             link.receive(60.0)
 
 
-async def test_the_role_is_enough_for_a_rebuild_and_a_verification(tmp_path: Path) -> None:
+async def test_the_role_suffices_for_a_rebuild_and_a_verification(tmp_path: Path) -> None:
     with NatsServer(sync_interval="1m", config=with_rebuild_role("*", "secret")) as server:
-        given = {"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}
-        book = Book(Settings.load({**given, "user": ADMIN, "password": ADMIN}, {}), tmp_path)
+        options = {"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}
+        book = Book(Settings.load({**options, "user": ADMIN, "password": ADMIN}, {}), tmp_path)
         last = book.fill(1_000)
-        least = replace(book.settings, user="rebuild", password="secret", inbox_prefix=INBOX)
-        report = await rebuild(book.ref, ALL, least, engine="local")
+        rebuild_settings = replace(book.settings, user="rebuild", password="secret", inbox_prefix=INBOX)
+        report = await rebuild(book.ref, ALL, rebuild_settings, engine="local")
         assert (report.events, book.rows()) == (1_000, book.folded(last))
-        assert (await verify(book.ref, "balances", least, engine="local")).differences == 0
+        assert (await verify(book.ref, "balances", rebuild_settings, engine="local")).differences == 0
         assert remains(book.where) == []

@@ -1,4 +1,4 @@
-"""PostgreSQL behind poolers that drop what sessions ask for, or give each transaction another session."""
+"""PostgreSQL behind poolers that drop startup options, or give each transaction another session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTILE = {
     "bytea_output": "escape", "client_encoding": "LATIN1", "default_transaction_isolation": "serializable",
     "standard_conforming_strings": "off",
 }  # fmt: skip
-"""What a role or a database may have otherwise."""
+"""Settings that a role or a database may have by default."""
 SETTINGS = (
     "select current_setting('lock_timeout'), current_setting('statement_timeout'), "
     "current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'), "
@@ -37,8 +37,8 @@ SETTINGS = (
 ALWAYS = ("UTC", "ISO, MDY", "postgres", "1", "hex", "UTF8", "read committed", "on")
 
 
-async def by_async(where: Database) -> tuple[object, ...]:
-    engine = where.engine()
+async def by_async(database: Database) -> tuple[object, ...]:
+    engine = database.engine()
     try:
         async with engine.connect() as connection:
             return tuple((await connection.execute(text(SETTINGS))).one())
@@ -46,38 +46,40 @@ async def by_async(where: Database) -> tuple[object, ...]:
         await engine.dispose()
 
 
-async def by_engine(where: Database) -> tuple[object, ...]:
-    with where.sync_engine(limits=WORKER).connect() as connection:
+async def by_engine(database: Database) -> tuple[object, ...]:
+    with database.sync_engine(limits=WORKER).connect() as connection:
         return tuple(connection.execute(text(SETTINGS)).one())
 
 
-async def by_copy(where: Database) -> tuple[object, ...]:
-    with closing(where.connect(limits=WORKER)) as connection:
+async def by_copy(database: Database) -> tuple[object, ...]:
+    with closing(database.connect(limits=WORKER)) as connection:
         return tuple(connection.execute(SETTINGS).fetchone() or ())
 
 
 @pytest.mark.parametrize("ask", [by_async, by_engine, by_copy])
 @pytest.mark.parametrize("pooled", [False, True])
-async def test_every_session_has_the_settings_it_relies_on_whatever_the_database_and_a_pooler_make_of_them(
+async def test_every_session_has_its_settings_despite_database_defaults_and_poolers(
     eventjet_database: str, ask: Callable[[Database], object], pooled: bool
 ) -> None:
     name = eventjet_database.rpartition("/")[2].partition("?")[0]
-    execute(eventjet_database, *(f"alter database {name} set {one} = '{value}'" for one, value in HOSTILE.items()))
+    execute(
+        eventjet_database, *(f"alter database {name} set {setting} = '{value}'" for setting, value in HOSTILE.items())
+    )
     pooler = Pooler(eventjet_database, by_transaction=False)
-    with pooler.listening() as behind:
-        url = (behind if pooled else eventjet_database) + "?options=-c%20search_path%3D%22shop%5C%20one%22,public"
-        found: object = await ask(Database(url))  # type: ignore[misc]
-    assert found == ("2s", "15s", "2500ms", *ALWAYS, '"shop one",public')
-    assert bool(pooler.asked_for) == pooled
-    assert all("lock_timeout" in one["options"] for one in pooler.asked_for)
+    with pooler.listening() as pooled_url:
+        url = (pooled_url if pooled else eventjet_database) + "?options=-c%20search_path%3D%22shop%5C%20one%22,public"
+        values: object = await ask(Database(url))  # type: ignore[misc]
+    assert values == ("2s", "15s", "2500ms", *ALWAYS, '"shop one",public')
+    assert bool(pooler.startup_parameters) == pooled
+    assert all("lock_timeout" in startup["options"] for startup in pooler.startup_parameters)
 
 
-async def test_a_worker_a_rebuild_and_a_verification_work_behind_a_pool_of_sessions_that_drops_options(
+async def test_workers_rebuilds_and_verifications_work_behind_a_session_pooler(
     nats: NatsServer, eventjet_database: str
 ) -> None:
-    with Pooler(eventjet_database, by_transaction=False).listening() as behind:
-        app = Ledger(Settings(servers=(nats.url,), database=behind))
-        database_with(behind, *app.projections.values())
+    with Pooler(eventjet_database, by_transaction=False).listening() as pooled_url:
+        app = Ledger(Settings(servers=(nats.url,), database=pooled_url))
+        database_with(pooled_url, *app.projections.values())
         app.create()
         last = app.append(history(60))
         async with app.working(options=QUICK):
@@ -87,39 +89,42 @@ async def test_a_worker_a_rebuild_and_a_verification_work_behind_a_pool_of_sessi
 
 
 @pytest.mark.parametrize("lifo", [False, True])
-async def test_a_pooler_that_gives_each_transaction_another_session_is_refused_in_words_before_anything_is_written(
+async def test_a_transaction_pooler_is_refused_before_any_write(
     nats: NatsServer, eventjet_database: str, lifo: bool
 ) -> None:
-    """`lifo`: each transaction happens to get the same session, for as long as nobody works beside it."""
+    """`lifo`: each transaction happens to get the same session, as long as there are no others."""
     app = Ledger(Settings(servers=(nats.url,), database=eventjet_database), projections={"balances": BALANCES})
     app.create()
     app.init()
     before = execute(eventjet_database, "select * from eventjet_projection")
-    with Pooler(eventjet_database, by_transaction=True, lifo=lifo).listening() as behind:
-        app.settings = Settings(servers=(nats.url,), database=behind)
+    with Pooler(eventjet_database, by_transaction=True, lifo=lifo).listening() as pooled_url:
+        app.settings = Settings(servers=(nats.url,), database=pooled_url)
 
-        async def worked() -> None:
+        async def work() -> None:
             async with app.working(options=QUICK):
                 pass
 
-        async def checked() -> None:
-            await asyncio.to_thread(Database(behind).check_sessions)
+        async def check() -> None:
+            await asyncio.to_thread(Database(pooled_url).check_sessions)
 
-        async def rebuilt() -> None:
+        async def rebuild_balances() -> None:
             await rebuild(app, ["balances"], app.settings, engine="local")
 
-        for refused in (checked, worked, rebuilt):
+        for action in (check, work, rebuild_balances):
             with pytest.raises(
                 Unreachable, match=r"a pooler gives its transactions several sessions.*pool_mode = session"
             ):
-                await refused()
+                await action()
     assert execute(eventjet_database, "select * from eventjet_projection") == before
 
 
-async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(
+async def test_a_pooler_with_a_single_session_is_refused_without_a_wait(
     eventjet_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_connections, "_SECOND_S", 1.0)
     pooler = Pooler(eventjet_database, by_transaction=False, sessions_max=1)
-    with pooler.listening() as behind, pytest.raises(Unreachable, match=r"a second connection was given no session"):
-        await asyncio.to_thread(Database(behind).check_sessions)
+    with (
+        pooler.listening() as pooled_url,
+        pytest.raises(Unreachable, match=r"a second connection was given no session"),
+    ):
+        await asyncio.to_thread(Database(pooled_url).check_sessions)

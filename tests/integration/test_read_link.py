@@ -1,4 +1,4 @@
-"""Histories over their own connection: many at once, over TLS, denied, and from a server that falls silent or goes."""
+"""Histories are read over their own connection, also concurrently, without rights, and after a server's failure."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def app() -> App:
 
 
 def deposits() -> list[Imported]:
-    one = Deposited(amount=Decimal(1))
-    short = [Imported(Account, f"a-{number}", one) for number in range(ACCOUNTS) for _ in range(number % 7)]
-    return short + [Imported(Account, "long", one) for _ in range(LONG)]
+    deposit = Deposited(amount=Decimal(1))
+    short = [Imported(Account, f"a-{number}", deposit) for number in range(ACCOUNTS) for _ in range(number % 7)]
+    return short + [Imported(Account, "long", deposit) for _ in range(LONG)]
 
 
 async def lengths(app: App, reads: PageReader) -> list[int]:
     async def length(name: str) -> int:
-        records = [one async for page in reads.pages(f"{app.name}.account.{name}", 1) for one in page]
-        assert [one[0] for one in records] == sorted({one[0] for one in records})
-        assert {one[2] for one in records} <= {f"{app.name}.account.{name}".encode()}
+        records = [record async for page in reads.pages(f"{app.name}.account.{name}", 1) for record in page]
+        assert [record[0] for record in records] == sorted({record[0] for record in records})
+        assert {record[2] for record in records} <= {f"{app.name}.account.{name}".encode()}
         return len(records)
 
     return await asyncio.gather(*(length(f"a-{number}") for number in range(ACCOUNTS)), length("long"))
@@ -69,7 +69,7 @@ async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> Non
         await client.close()
 
 
-async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: App) -> None:
+async def test_a_lost_connection_is_opened_again_for_its_requests(app: App) -> None:
     with NatsServer() as server:
         async with app.connect(servers=server.url) as jet:
             await jet.init()
@@ -78,12 +78,12 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()
-        # The loop has not seen the end of the connection yet: this is asked over it.
+        # The loop has not seen the end of the connection yet, so the requests go over it.
         assert await lengths(app, reads) == EXPECTED
         await client.close()
 
 
-async def test_who_may_not_read_is_told(app: App) -> None:
+async def test_a_reader_without_rights_is_forbidden(app: App) -> None:
     config = (
         'authorization { timeout: 30, users = [ {user: "all", password: "x"}, {user: "some", password: "x", '
         'permissions: { publish: { deny: ["$JS.API.DIRECT.GET.>"] } } } ] }'
@@ -105,8 +105,8 @@ async def test_reads_and_decisions_wait_for_a_server_that_comes_back(app: App) -
             await accounts.execute("a", Account.deposit, Decimal(1))
             server.kill()
             reads = [
-                asyncio.ensure_future(each)
-                for each in (
+                asyncio.ensure_future(operation)
+                for operation in (
                     accounts.load("a"),
                     accounts.load("a", version=1),
                     accounts.history("a"),
@@ -121,13 +121,13 @@ async def test_reads_and_decisions_wait_for_a_server_that_comes_back(app: App) -
                 await asyncio.gather(*reads)
 
 
-async def test_a_log_that_is_not_there_is_an_error_of_the_store_at_once(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_missing_log_is_an_error_at_once(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url, save_timeout_s=600) as jet:
         accounts = jet.repository(Account)
         async with asyncio.timeout(60):
-            for work in (accounts.load("a"), accounts.execute("a", Account.deposit, Decimal(1)), jet.log()):
+            for operation in (accounts.load("a"), accounts.execute("a", Account.deposit, Decimal(1)), jet.log()):
                 with pytest.raises(StoreError, match="eventjet init") as caught:
-                    await work
+                    await operation
                 assert isinstance(caught.value, LogUnusable)
 
 
@@ -182,11 +182,9 @@ asyncio.run(main())
 """
 
 
-def test_a_process_without_file_descriptors_is_told_so_by_an_error_of_the_store(
-    app: App, eventjet_nats: NatsServer
-) -> None:
-    """And goes on once it has some."""
-    run = subprocess.run(
+def test_a_process_without_file_descriptors_gets_a_store_error(app: App, eventjet_nats: NatsServer) -> None:
+    """The process works again once it has file descriptors."""
+    process = subprocess.run(
         [sys.executable, "-c", STARVED, eventjet_nats.url, app.name], capture_output=True, text=True, timeout=200
     )
-    assert (run.stdout.split(), run.stderr) == (["told", "done"], "")
+    assert (process.stdout.split(), process.stderr) == (["told", "done"], "")

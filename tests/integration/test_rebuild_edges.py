@@ -1,4 +1,4 @@
-"""Logs of unusual shapes, rebuilt on Spark: every table is what the local engine and the live fold make of them."""
+"""Logs of unusual shapes rebuilt on Spark give the tables of the local engine and the live fold."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = 300
 HEADERS = 2_000
-"""More than the headers of a message take."""
+"""A size above that of a message's headers."""
 
 
 def types(book: Book) -> dict[str, Any]:
-    return {one.__name__: one for one in book.projections["balances"].events}
+    return {event_type.__name__: event_type for event_type in book.projections["balances"].events}
 
 
 def nothing(_: Book) -> None:
-    """A stream without one event."""
+    """Leave the stream without an event."""
 
 
 def every_shape(book: Book) -> None:
@@ -45,7 +45,7 @@ def every_shape(book: Book) -> None:
 
 
 @pytest.mark.parametrize("fill", [nothing, every_shape])
-async def test_a_log_of_unusual_shape_is_rebuilt_right(
+async def test_a_log_of_unusual_shape_is_rebuilt_correctly(
     book: Book, spark: Started, fill: Callable[[Book], None]
 ) -> None:
     fill(book)
@@ -55,7 +55,7 @@ async def test_a_log_of_unusual_shape_is_rebuilt_right(
     assert bool(on_spark["balances"]) == (fill is not nothing)
     for name in names:
         assert (await verify(book.ref, name, book.settings)).differences == 0, name
-    there = await rebuild(book.ref, names, book.settings, engine="local")
+    local_report = await rebuild(book.ref, names, book.settings, engine="local")
     assert {name: book.rows(name) for name in names} == on_spark
-    assert (report.events, report.position) == (there.events, there.position)
+    assert (report.events, report.position) == (local_report.events, local_report.position)
     assert remains(book.where) == []

@@ -1,4 +1,4 @@
-"""`eventjet rebuild --dry-run`: what a rebuild would do, and what would refuse it, and nothing at all is changed."""
+"""`eventjet rebuild --dry-run` shows what a rebuild would do or refuse, and changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.rebuild_log import ALL, Book, remains
 
 
 def run(book: Book, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The real program on the book's app."""
+    """Run the real program on the book's app."""
     environ = {
         **os.environ,
         "EVENTJET_SERVERS": book.settings.servers[0],
@@ -30,18 +30,18 @@ def run(book: Book, *arguments: str, **more: str) -> subprocess.CompletedProcess
     return forked.run("eventjet.cli", [*arguments, *where], folder=Path.cwd(), environ=environ, timeout_s=100)
 
 
-def everything(book: Book) -> Any:
-    """What a database holds: every row of the catalogue and of eventjet's tables, or the bytes of the files."""
+def contents(book: Book) -> Any:
+    """Return the tables and row counts of a database, or the digests of its files."""
     if book.where.dialect.name == "sqlite":
         folder = Path(book.ref.path[0])
-        return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.glob("read.db*")}
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("read.db*")}
     queries = (
         "select nspname from pg_namespace order by 1",
         "select schemaname, tablename from pg_tables order by 1, 2",
         "select n_tup_ins, n_tup_upd, n_tup_del, relname from pg_stat_user_tables order by relid",
     )
     with book.where.sync_engine().connect() as connection:
-        # A session counts what it wrote as late as at its end.
+        # A session adds its writes to the statistics only at its end.
         others = (
             "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
             "and backend_type = 'client backend'"
@@ -55,39 +55,52 @@ def everything(book: Book) -> Any:
         return [[tuple(row) for row in connection.execute(text(query))] for query in queries]
 
 
-async def test_it_changes_nothing_in_a_database_that_has_everything_or_nothing(book: Book) -> None:
+async def test_a_preview_changes_nothing_in_an_empty_or_complete_database(book: Book) -> None:
     last = book.fill(200)
-    before = everything(book)
+    before = contents(book)
     first = await preview(book.ref, ALL, book.settings, engine="local")
-    assert everything(book) == before
-    assert (first.upgrades, first.refusals, {one.position for one in first.candidates}) == (True, [], {None})
+    assert contents(book) == before
+    assert (first.upgrades, first.refusals, {candidate.position for candidate in first.candidates}) == (
+        True,
+        [],
+        {None},
+    )
     await rebuild(book.ref, ALL, book.settings, engine="local")
-    before = everything(book)
-    then = await preview(book.ref, ALL, book.settings, engine="local")
-    assert everything(book) == before
-    assert (then.upgrades, then.refusals, {one.position for one in then.candidates}) == (False, [], {last})
-    assert (then.plan.events, then.leftovers, remains(book.where)) == (200, (), [])
+    before = contents(book)
+    second = await preview(book.ref, ALL, book.settings, engine="local")
+    assert contents(book) == before
+    assert (second.upgrades, second.refusals, {candidate.position for candidate in second.candidates}) == (
+        False,
+        [],
+        {last},
+    )
+    assert (second.plan.events, second.leftovers, remains(book.where)) == (200, (), [])
 
 
-async def test_it_shows_how_events_travel_and_what_shares_a_reading_of_the_log(book: Book) -> None:
+async def test_a_preview_shows_routes_and_shared_passes(book: Book) -> None:
     book.fill(100)
-    shown = await preview(book.ref, ALL, book.settings, engine=EngineOptions("spark", "local[2]"))
-    assert [one.route.value for one in shown.candidates] == ["by aggregate", "by key", "by key", "as read"]
-    together = [one.projections for one in shown.plan.passes]
-    assert together == [("balances", "movements"), ("owners",), ("turnover",)]
-    here = await preview(book.ref, ALL, book.settings, engine="local")
-    assert (len(here.plan.passes), here.master, shown.master) == (1, None, "local[2]")
+    spark_preview = await preview(book.ref, ALL, book.settings, engine=EngineOptions("spark", "local[2]"))
+    assert [candidate.route.value for candidate in spark_preview.candidates] == [
+        "by aggregate",
+        "by key",
+        "by key",
+        "as read",
+    ]
+    shared = [log_pass.projections for log_pass in spark_preview.plan.passes]
+    assert shared == [("balances", "movements"), ("owners",), ("turnover",)]
+    local_preview = await preview(book.ref, ALL, book.settings, engine="local")
+    assert (len(local_preview.plan.passes), local_preview.master, spark_preview.master) == (1, None, "local[2]")
 
 
-async def test_what_would_refuse_a_rebuild_is_named_beforehand(book: Book) -> None:
+async def test_a_preview_names_what_would_refuse_the_rebuild(book: Book) -> None:
     book.fill(100)
     await rebuild(book.ref, ["balances", "owners"], book.settings, engine="local")
     with book.where.sync_engine().begin() as connection:
         connection.execute(text("create index by_hand on balances (events)"))
-    done = run(book, "rebuild", "balances", "owners", "--engine", "local", "--dry-run")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "the index by_hand, which the table does not declare" in " ".join(done.stdout.split())
-    assert all(len(line) <= 80 or " " not in line for line in done.stdout.splitlines())
-    shown = json.loads(run(book, "rebuild", "balances", "owners", "--engine", "local", "--dry-run", "--json").stdout)
-    assert [bool(one["refusal"]) for one in shown["projections"]] == [True, False]
-    assert (shown["events"], shown["first"], shown["last"], len(shown["refusals"])) == (100, 1, 100, 1)
+    process = run(book, "rebuild", "balances", "owners", "--engine", "local", "--dry-run")
+    assert (process.returncode, process.stderr) == (1, "")
+    assert "the index by_hand, which the table does not declare" in " ".join(process.stdout.split())
+    assert all(len(line) <= 80 or " " not in line for line in process.stdout.splitlines())
+    report = json.loads(run(book, "rebuild", "balances", "owners", "--engine", "local", "--dry-run", "--json").stdout)
+    assert [bool(projection["refusal"]) for projection in report["projections"]] == [True, False]
+    assert (report["events"], report["first"], report["last"], len(report["refusals"])) == (100, 1, 100, 1)

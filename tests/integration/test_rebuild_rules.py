@@ -1,4 +1,4 @@
-"""Rules of the database that rows from the log break: a rebuild names the rule and the row, and the way out."""
+"""A rebuild whose rows break a rule of the database names the rule, the row and the way out."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ IMPORT = ("import String, Table", "import String, Table, UniqueConstraint")
     ],
     ids=["check", "unique index", "unique constraint"],
 )
-async def test_a_rule_that_the_rows_break_is_named_with_a_row(
+async def test_a_rule_that_rows_break_is_named_with_a_row(
     book: Book, change: list[tuple[str, str]], rule: str, row: str
 ) -> None:
-    types = {one.__name__: one for one in book.projections["balances"].events}
+    types = {event_type.__name__: event_type for event_type in book.projections["balances"].events}
     book.append([(name, types["Opened"](owner="ada")) for name in ("a-1", "a-2")])
     book.append([("a-busy", types["Deposited"](amount=Decimal(1)))] * 3)
     with pytest.raises(RowsRefused) as caught:
         await rebuild(book.altered(*change), ["balances"], book.settings, engine="local")
-    said = str(caught.value)
-    assert re.search(rule, said), said
-    assert re.search(row, said), said
-    assert "The live table is untouched." in said
-    assert "Traceback" not in said
+    problem = str(caught.value)
+    assert re.search(rule, problem), problem
+    assert re.search(row, problem), problem
+    assert "The live table is untouched." in problem
+    assert "Traceback" not in problem
     assert remains(book.where) == []

@@ -1,4 +1,4 @@
-"""Where answers go: whoever asks chooses the reply subject, and must not write with the service's rights by it."""
+"""A caller chooses the reply subject of a request, and must not write with the service's rights by it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.logs import fresh_name
 BODY = b'{"amount": "1"}'
 
 
-def elsewhere(app: str) -> list[bytes]:
-    """Reply subjects of every kind that is no inbox of a caller's."""
-    named = [
+def forbidden_replies(app: str) -> list[bytes]:
+    """Return reply subjects of every kind that is not an inbox of a caller."""
+    subjects = [
         f"{app}.account.victim",
         f"{app}._void.1",
         f"{app}.eventjet_unique.x",
@@ -61,7 +61,7 @@ def elsewhere(app: str) -> list[bytes]:
         f"_INBOX.{'x' * 1_500}",
         "_INBOX.\u00e9",
     ]
-    return [subject.encode() for subject in named]
+    return [subject.encode() for subject in subjects]
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def settings(eventjet_nats: NatsServer) -> Settings:
 
 
 @asynccontextmanager
-async def opened(app: App, settings: Settings) -> AsyncIterator[Client]:
-    """A service of the app; the client that it serves over."""
+async def open_service(app: App, settings: Settings) -> AsyncIterator[Client]:
+    """Open a service of the app, and yield its client."""
     async with open_repositories(app, settings) as (repositories, client):
         service = Service(repositories, client, app.served)
         await service.open()
@@ -81,12 +81,12 @@ async def opened(app: App, settings: Settings) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def app(settings: Settings) -> App:
-    """With deposits served, and streams that take whatever is published beside the log."""
+    """Return an app that serves deposits, with streams for whatever is published beside the log."""
     app = App(fresh_name(), aggregates=[Account], served=[served(Account, Account.deposit)])
     async with app.connect(settings) as jet:
         await jet.init()
         assert jet.client is not None
-        # `_EJ` and the buckets lie in streams of their own, so that what is stored there is seen.
+        # `_EJ` and the buckets have their own streams, so that stored messages are counted.
         for name, subjects in (
             ("cursors", [f"$KV.{app.name}_cursors.>"]),
             ("timers", [f"_EJ.{app.name}.>"]),
@@ -98,8 +98,8 @@ async def app(settings: Settings) -> App:
     return app
 
 
-async def stored(client: Client, app: App) -> int:
-    """How many messages all streams of the test hold."""
+async def count_stored(client: Client, app: App) -> int:
+    """Return the number of messages in all streams of the test."""
     names = (app.name, f"KV_{app.name}_snapshots", *(f"{app.name}-{name}" for name in ("cursors", "timers", "public")))
     return sum([(await client.api(f"STREAM.INFO.{name}"))["state"]["messages"] for name in names])
 
@@ -112,43 +112,43 @@ async def caller(settings: Settings) -> AsyncGenerator[Client]:
 
 
 async def ask(caller: Client, subject: str, reply: bytes, body: bytes = BODY) -> None:
-    """Send a request with any reply subject; the server has dealt with it afterwards."""
+    """Send a request with any reply subject; return once the server has processed it."""
     assert caller.nats is not None
     send(caller.nats, subject, body, reply=reply)
     await caller.api("INFO")
 
 
-async def answered(caller: Client, app: App, aggregate_id: str) -> Frame:
-    """A deposit as any caller asks for it: the service took what came before it."""
+async def deposit(caller: Client, app: App, aggregate_id: str) -> Frame:
+    """Request a deposit as any caller does; the service has taken all earlier requests afterwards."""
     return await caller.request(f"cmd.{app.name}.account.deposit.{aggregate_id}", BODY)
 
 
-@pytest.mark.parametrize("asked", ["cmd.{app}.account.deposit.a", "$SRV.PING", "$SRV.INFO.{app}", "$SRV.STATS.{app}"])
-async def test_no_answer_goes_where_it_would_be_more_than_an_answer(
-    app: App, settings: Settings, caller: Client, asked: str
+@pytest.mark.parametrize("command", ["cmd.{app}.account.deposit.a", "$SRV.PING", "$SRV.INFO.{app}", "$SRV.STATS.{app}"])
+async def test_no_reply_is_sent_to_a_subject_that_is_not_an_inbox(
+    app: App, settings: Settings, caller: Client, command: str
 ) -> None:
-    async with opened(app, settings) as service:
-        own = f"{service._exchanges.inbox}.".encode()
-        heard: list[Frame] = []
-        for subject in ("$JS.FC.>", "$SYS.>", "other.>", "_INBOXES.>", "_INBOX_service.>", f"{own.decode()}none"):
-            await caller.serve(subject, heard.append)
-        for reply in (*elsewhere(app.name), own + b"1", own + b"none", b""):
-            await ask(caller, asked.format(app=app.name), reply)
-        assert b'"version":1' in (await answered(caller, app, "b"))[4]
-        assert heard == []
-        assert await stored(caller, app) == 1
+    async with open_service(app, settings) as service:
+        inbox = f"{service._exchanges.inbox}.".encode()
+        frames: list[Frame] = []
+        for subject in ("$JS.FC.>", "$SYS.>", "other.>", "_INBOXES.>", "_INBOX_service.>", f"{inbox.decode()}none"):
+            await caller.serve(subject, frames.append)
+        for reply in (*forbidden_replies(app.name), inbox + b"1", inbox + b"none", b""):
+            await ask(caller, command.format(app=app.name), reply)
+        assert b'"version":1' in (await deposit(caller, app, "b"))[4]
+        assert frames == []
+        assert await count_stored(caller, app) == 1
         async with app.connect(settings) as jet:
             assert await jet.repository(Account).history("a") == []
 
 
-async def test_what_names_no_inbox_is_told_to_the_log_once_and_counted(
+async def test_a_reply_that_is_not_an_inbox_is_logged_once_and_counted(
     app: App, settings: Settings, caller: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(app, settings):
+    async with open_service(app, settings):
         with caplog.at_level(logging.WARNING):
             for _ in range(20):
                 await ask(caller, f"cmd.{app.name}.account.deposit.a", b"bank.account.victim")
-            await answered(caller, app, "b")
+            await deposit(caller, app, "b")
         stats = await caller.request(f"$SRV.STATS.{app.name}")
     (line,) = [record for record in caplog.records if record.__dict__.get("event") == "eventjet.unanswered"]
     assert "account-deposit: a request names the reply 'bank.account.victim'" in line.getMessage()
@@ -156,13 +156,13 @@ async def test_what_names_no_inbox_is_told_to_the_log_once_and_counted(
     assert b'"num_requests":21,"num_errors":20,"last_error":"400:Reply"' in stats[4]
 
 
-async def test_a_stored_message_that_the_server_sends_to_a_command_is_not_carried_out(
+async def test_a_stored_message_that_the_server_sends_to_a_command_is_not_executed(
     app: App, settings: Settings, caller: Client
 ) -> None:
-    """Whoever may read chooses where the server sends what it reads: an event's body is a command's, often enough."""
+    """A reader chooses where the server sends a stored message, and an event's body may be a valid command."""
     command = f"cmd.{app.name}.account.deposit"
-    async with opened(app, settings), app.connect(settings) as jet:
-        await answered(caller, app, "a")
+    async with open_service(app, settings), app.connect(settings) as jet:
+        await deposit(caller, app, "a")
         config = {"name": "mine", "ack_policy": "none"}
         await caller.api(f"CONSUMER.CREATE.{app.name}.mine", {"stream_name": app.name, "config": config})
         await ask(caller, f"$JS.API.DIRECT.GET.{app.name}", f"{command}.direct".encode(), b'{"seq": 1}')
@@ -177,13 +177,15 @@ async def test_a_stored_message_that_the_server_sends_to_a_command_is_not_carrie
 
 @pytest.mark.parametrize("prefix", ["_INBOX", "_INBOX_caller", "_INBOX_caller.shop"])
 async def test_callers_of_the_agreed_prefixes_are_answered(app: App, settings: Settings, prefix: str) -> None:
-    async with opened(app, settings), app.client(replace(settings, inbox_prefix=prefix)) as remote:
+    async with open_service(app, settings), app.client(replace(settings, inbox_prefix=prefix)) as remote:
         assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 1
 
 
-async def test_another_prefix_is_agreed_on_by_a_setting_of_both(app: App, settings: Settings, caller: Client) -> None:
+async def test_service_and_callers_may_be_configured_with_another_prefix(
+    app: App, settings: Settings, caller: Client
+) -> None:
     shop = replace(settings, caller_inboxes=("_INBOX_shop", "_INBOX_bank"))
-    async with opened(app, shop):
+    async with open_service(app, shop):
         async with app.client(replace(shop, inbox_prefix="_INBOX_bank")) as remote:
             assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 1
         await ask(caller, f"cmd.{app.name}.account.deposit.a", b"_INBOX.x.1")
@@ -191,7 +193,7 @@ async def test_another_prefix_is_agreed_on_by_a_setting_of_both(app: App, settin
             assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 2
 
 
-async def test_a_caller_that_no_service_would_answer_is_told_at_once(app: App, settings: Settings) -> None:
+async def test_a_caller_that_no_service_would_answer_is_refused(app: App, settings: Settings) -> None:
     with pytest.raises(
         UsageError, match=r"below _INBOX_mine, where no service .* EVENTJET_INBOX_PREFIX to _INBOX_call"
     ):
@@ -202,14 +204,14 @@ async def test_a_caller_that_no_service_would_answer_is_told_at_once(app: App, s
 @pytest.mark.parametrize(
     "prefix", ["bank", "$JS.API", "_EJ.bank", "cmd", "_R_", "_INBOX.>", "_INBOX.*", "_INBOX x", ""]
 )
-def test_only_inboxes_can_be_agreed_on(prefix: str) -> None:
+def test_only_inboxes_can_be_configured_for_callers(prefix: str) -> None:
     with pytest.raises(UsageError, match="begin with _INBOX"):
         Settings.load({"caller_inboxes": ["_INBOX_shop", prefix]}, {})
 
 
-def test_the_inboxes_of_callers_are_set_by_the_environment_too() -> None:
-    given = Settings.load(environ={"EVENTJET_CALLER_INBOXES": "_INBOX_shop, _INBOX"})
-    assert given.caller_inboxes == Endpoint.of(given).caller_inboxes == ("_INBOX_shop", "_INBOX")
+def test_the_inboxes_of_callers_can_be_set_by_the_environment() -> None:
+    settings_read = Settings.load(environ={"EVENTJET_CALLER_INBOXES": "_INBOX_shop, _INBOX"})
+    assert settings_read.caller_inboxes == Endpoint.of(settings_read).caller_inboxes == ("_INBOX_shop", "_INBOX")
     assert Endpoint.of(Settings()).caller_inboxes == ("_INBOX", "_INBOX_caller")
 
 
@@ -222,11 +224,11 @@ def role_settings(server: NatsServer, name: str, inbox: str = "") -> Settings:
 
 @asynccontextmanager
 async def served_with_roles(*inboxes: str) -> AsyncGenerator[tuple[NatsServer, App]]:
-    """A server with an app's roles and its log; another account, `shop`, imports the app's commands."""
+    """Start a server with an app's roles and log; another account, `shop`, imports the app's commands."""
     app = App(fresh_name(), aggregates=[Account], served=[served(Account, Account.deposit)])
     roles = roles_of(app.name, ("account",), ())
     roles += serving_roles(app.name, roles, *([inboxes] if inboxes else []))
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     clients, commands = f"{app.name.upper()}_CLIENTS", json.dumps(f"cmd.{app.name}.>")
     shop = f"imports: [ {{ service: {{ account: {clients}, subject: {commands} }} }} ]"
     config = accounts(app.name, roles)
@@ -238,20 +240,20 @@ async def served_with_roles(*inboxes: str) -> AsyncGenerator[tuple[NatsServer, A
         yield server, app
 
 
-async def test_a_service_that_would_answer_anywhere_is_held_by_the_server(
+async def test_the_server_denies_replies_outside_of_inboxes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Were its own check wrong, or gone: nothing is stored, and what could not be answered is logged."""
+    """Without the service's own check the server denies the replies, and the service logs them."""
     monkeypatch.setattr(Client, "may_answer", lambda self, reply, subject=b"": bool(reply))
     async with served_with_roles() as (server, app):
         caller = Client(Endpoint.of(role_settings(server, "caller")), 60.0)
         await caller.connect()
         with caplog.at_level(logging.WARNING):
-            async with opened(app, role_settings(server, "service")):
+            async with open_service(app, role_settings(server, "service")):
                 for reply in ("victim.account.x", f"$KV.{app.name}_cursors.c.x", "$JS.API.INFO", f"{app.name}._void.1"):
                     assert caller.nats is not None
                     send(caller.nats, "$SRV.PING", b"", reply=reply.encode())
-                assert b'"version":1' in (await answered(caller, app, "b"))[4]
+                assert b'"version":1' in (await deposit(caller, app, "b"))[4]
         await caller.close()
         async with app.connect(role_settings(server, "reader")) as jet:
             assert (await jet.store.state()).last == 1
@@ -259,17 +261,17 @@ async def test_a_service_that_would_answer_anywhere_is_held_by_the_server(
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX", "_INBOX_shop"])
-async def test_with_roles_callers_hear_below_the_prefix_that_was_agreed(prefix: str) -> None:
+async def test_with_roles_callers_are_answered_below_the_configured_prefix(prefix: str) -> None:
     async with served_with_roles(prefix) as (server, app):
         service = replace(role_settings(server, "service"), caller_inboxes=(prefix,))
         caller = replace(service, user="caller", password="caller", inbox_prefix=prefix)
-        async with opened(app, service), app.client(caller) as remote:
+        async with open_service(app, service), app.client(caller) as remote:
             assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 1
 
 
 async def test_callers_of_another_account_are_answered() -> None:
-    """The server makes the reply subject of what comes through an import, and takes such a one from no client."""
-    async with served_with_roles() as (server, app), opened(app, role_settings(server, "service")):
+    """The server makes the reply subjects of imported requests, and accepts such subjects from no client."""
+    async with served_with_roles() as (server, app), open_service(app, role_settings(server, "service")):
         async with app.client(role_settings(server, "shop", "_INBOX")) as remote:
             assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 1
         caller = Client(Endpoint.of(role_settings(server, "caller")), 60.0)
@@ -278,18 +280,18 @@ async def test_callers_of_another_account_are_answered() -> None:
         caller.on_denied.append(lambda fault: denied.append(fault.subject))
         assert caller.nats is not None
         send(caller.nats, "$SRV.PING", b"", reply=b"_R_.abc.def")
-        await answered(caller, app, "b")
+        await deposit(caller, app, "b")
         await caller.close()
         assert denied == ["_R_.abc.def"]
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX_worker", "_INBOX_service", "_INBOX_service.x"])
-def test_no_role_hears_its_answers_where_a_service_may_write(prefix: str) -> None:
+def test_no_role_has_its_inbox_where_a_service_may_write(prefix: str) -> None:
     with pytest.raises(UsageError, match=f"names {prefix}, and "):
         serving_roles("bank", roles_of("bank", ("account",), ()), ("_INBOX_shop", prefix))
 
 
-def test_the_command_prints_the_inboxes_that_were_agreed(
+def test_nats_config_prints_the_configured_inboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tills.py").write_text(

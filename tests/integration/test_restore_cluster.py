@@ -22,7 +22,7 @@ def leader_of(urls: list[str]) -> str:
 
 
 @pytest.mark.slow
-def test_the_leader_may_be_killed_on_the_way() -> None:
+def test_a_restore_survives_a_kill_of_the_leader() -> None:
     records: list[RawRecord] = []
     places: dict[int, int] = {}
     for position in range(1, EVENTS + 1):
@@ -33,15 +33,15 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
     killed: list[str] = []
     with NatsCluster(sync_interval="1m") as cluster:
 
-        def told(phase: str, done: int, _total: int) -> None:
+        def kill_leader(phase: str, done: int, _total: int) -> None:
             if phase == "publish" and done == 2 * BATCH_MAX:
                 killed.append(leader_of(cluster.urls))
                 cluster.named(killed[0]).kill()
 
         endpoint = Endpoint(tuple(cluster.urls))
-        report = Restore(endpoint, archive_of(records), replicas=3, progress=told, timeout_s=2.0).run()
+        report = Restore(endpoint, archive_of(records), replicas=3, progress=kill_leader, timeout_s=2.0).run()
         assert len(killed) == 1
         assert (report.published, report.events) == (EVENTS, EVENTS)
-        alive = next(one.url for one in cluster.servers if one.running)
-        assert [lasting(one) for one in records_of(alive)] == [lasting(one) for one in records]
-        cluster.kill()  # in good order it would take some seconds
+        alive = next(server.url for server in cluster.servers if server.running)
+        assert [lasting(record) for record in records_of(alive)] == [lasting(record) for record in records]
+        cluster.kill()  # an orderly stop would take some seconds

@@ -1,4 +1,4 @@
-"""An archive that `eventjet archive` sealed on another file system, restored: the same log."""
+"""An archive on another file system restores the same log."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ REF = AppRef.parse("tests.integration.restored_bank:bank", Path(__file__).parent
 
 
 @pytest.fixture
-def elsewhere(spark: Started) -> str:
-    """A folder as `viewfs` has it, which only Spark reaches."""
+def folder(spark: Started) -> str:
+    """Return a folder on `viewfs`, which only Spark reaches."""
     return f"viewfs://archives/there/{fresh_name()}"
 
 
-async def test_a_log_goes_round_unchanged(elsewhere: str) -> None:
+async def test_a_log_is_archived_and_restored_unchanged(folder: str) -> None:
     with NatsServer(sync_interval="1m") as first, NatsServer(sync_interval="1m") as second:
         await fill(bank, first.url, 900)
         records = records_of(first.url)
-        await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)), to=700)
-        sealed = await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)))
+        await archive(REF, f"{folder}/past", Settings(servers=(first.url,)), to=700)
+        sealed = await archive(REF, f"{folder}/past", Settings(servers=(first.url,)))
         assert len(sealed.sealed) == 1
-        report = await restore(REF, f"{elsewhere}/past", Settings(servers=(second.url,)))
+        report = await restore(REF, f"{folder}/past", Settings(servers=(second.url,)))
         assert (report.events, report.log) == (len(records), sealed.log)
         restored = records_of(second.url)
-    assert [lasting(one) for one in restored] == [lasting(one) for one in records]
-    assert [recorded_at(one) for one in restored] == [recorded_at(one) for one in records]
+    assert [lasting(record) for record in restored] == [lasting(record) for record in records]
+    assert [recorded_at(record) for record in restored] == [recorded_at(record) for record in records]

@@ -1,4 +1,4 @@
-"""Rows that declare their tables, with times, decimals and enums as keys: live, rebuilt, verified, and shown."""
+"""Row classes with times, decimals and enums as keys are projected, rebuilt, verified and shown."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rows_of(database: Database) -> dict[str, set[Any]]:
         return {name: set(map(tuple, connection.execute(select(table)))) for name, table in tables.items()}
 
 
-async def shows_and_takes_its_keys(database: Database) -> None:
-    """A page of each table gives keys that find their rows, and the next page."""
+async def assert_keys_are_shown_and_accepted(database: Database) -> None:
+    """Assert that the keys on a page of each table lead to their rows and to the next page."""
     with database.sync_engine().connect() as connection:
         for name in NAMES:
             page = revision_tables(connection, visits, name, 1).page
@@ -70,9 +70,9 @@ async def test_times_decimals_and_enums_are_keys_in_every_engine(postgres: bool,
     async with running(visits, postgres=postgres) as jet:
         repository = jet.repository(Visit)
         for number, arguments in enumerate(BOOKED):
-            done = await repository.execute(f"v-{number}", Visit.book, *arguments)
+            result = await repository.execute(f"v-{number}", Visit.book, *arguments)
             for name in NAMES:
-                await jet.caught_up(name, position=done.position, timeout_s=PATIENT_S)
+                await jet.caught_up(name, position=result.position, timeout_s=PATIENT_S)
         database = Database(jet.settings.database)
         live = rows_of(database)
         assert live["slots"] == {
@@ -89,12 +89,12 @@ async def test_times_decimals_and_enums_are_keys_in_every_engine(postgres: bool,
         assert {price for price, _ in live["prices"]} == {
             Decimal(price) for price in ("10", "-10", "100.25", "-100.25")
         }
-        await shows_and_takes_its_keys(database)
+        await assert_keys_are_shown_and_accepted(database)
 
         await rebuild(REF, NAMES, jet.settings, engine=engine)
         assert rows_of(database) == live
         if engine == "spark":
-            return  # which of its sessions compares the rows makes no difference
+            return  # the verification is the same in every session
         for name in NAMES:
             assert (await verify(REF, name, jet.settings, engine="local")).differences == 0
 
@@ -118,9 +118,9 @@ async def test_times_decimals_and_enums_are_keys_in_every_engine(postgres: bool,
             assert report.differences == len(keys)
 
 
-def test_an_event_says_which_rows_it_touches_by_keys_that_can_be_typed() -> None:
+def test_the_rows_that_an_event_touches_have_readable_keys() -> None:
     (event,) = on("v", Booked(slot=NINE, kind=Kind.van, size=Size.large, price=Decimal(3)))
-    touched = {one.model: one.keys for one in rows_touched(visits, event)}
+    touched = {touch.model: touch.keys for touch in rows_touched(visits, event)}
     assert touched["kinds"] == ['["van", "large", "2030-07-01 07:00:00"]']
     assert touched["prices"] == ['["3.00"]', '["-3.00"]']
     assert touched["slots"] == ['["2030-07-01 07:00:00+00:00"]']

@@ -1,4 +1,4 @@
-"""`running`: an app on servers of its own, with its workers, and nothing left of it afterwards."""
+"""`running` runs an app with workers on its own servers, and leaves nothing of it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from eventjet.testing import running
 PATIENT_S = 120.0
 
 
-async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwards() -> None:
+async def test_an_app_runs_with_its_read_models_on_servers_that_end_with_it() -> None:
     async with running(bank) as jet:
-        done = await jet.repository(Account).execute("a-1", Account.open, "ada")
-        await jet.caught_up("balances", position=done.position, timeout_s=PATIENT_S)
+        result = await jet.repository(Account).execute("a-1", Account.open, "ada")
+        await jet.caught_up("balances", position=result.position, timeout_s=PATIENT_S)
         with create_engine(jet.settings.database, poolclass=NullPool).connect() as connection:
             assert connection.execute(select(balances.table.c.owner)).scalars().all() == ["ada"]
     with pytest.raises(Unreachable):
@@ -37,27 +37,27 @@ async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwa
 
 
 class Mails:
-    """Stands in for what the app opens."""
+    """A substitute for the mail server of the app."""
 
     def __init__(self) -> None:
         self.mails = self
         self.texts: list[str] = []
-        self.came = asyncio.Event()
+        self.is_sent = asyncio.Event()
 
     async def send(self, text: str, *, key: str) -> None:
         self.texts.append(text)
-        self.came.set()
+        self.is_sent.set()
 
 
-async def test_processes_and_reactors_run_with_what_stands_in_for_their_deps() -> None:
+async def test_processes_and_reactors_run_with_substituted_deps() -> None:
     fakes = Mails()
     async with running(transfers, deps=fakes) as jet:
-        accounts, asked = jet.repository(Frozen), jet.repository(Transfer)
+        accounts, transfer_repository = jet.repository(Frozen), jet.repository(Transfer)
         await accounts.execute("ada", Frozen.deposit, Decimal(10))
         until = datetime.now(UTC) + timedelta(hours=1)
-        await asked.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
+        await transfer_repository.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
         async with asyncio.timeout(PATIENT_S):
-            await fakes.came.wait()
+            await fakes.is_sent.wait()
         assert (await accounts.load("bob")).balance == 4
     assert len(fakes.texts) == 1
     assert transfers.deps is not None, "the app itself is as it was"
@@ -88,7 +88,7 @@ async def no_mail_server() -> AsyncGenerator[None]:
     yield
 
 
-async def test_deps_that_do_not_open_keep_handlers_from_work_and_nothing_else(
+async def test_deps_that_do_not_open_stop_handlers_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = App("bells", aggregates=[Bell], reactors=[ringer], deps=no_mail_server)
@@ -97,7 +97,7 @@ async def test_deps_that_do_not_open_keep_handlers_from_work_and_nothing_else(
     assert "no mail server" in caplog.text
 
 
-async def test_an_app_with_nothing_to_work_on_runs_without_workers() -> None:
+async def test_an_app_without_subscriptions_runs_without_workers() -> None:
     async with running(App("bells", aggregates=[Bell])) as jet:
         assert (await jet.repository(Bell).execute("b", Bell.ring)).position == 1
 
@@ -113,14 +113,14 @@ def bells(event: Recorded[Rung]) -> Heard:
 
 
 async def test_the_streams_of_publications_and_inboxes_are_created() -> None:
-    heard = asyncio.Event()
+    is_heard = asyncio.Event()
 
     @inbox("listener", stream="town", subject="town.bells.>")
     async def listener(message: Incoming[Heard], to: Reaction) -> None:
         assert message.data == Heard(by="b")
-        heard.set()
+        is_heard.set()
 
     async with running(App("bells", aggregates=[Bell], reactors=[listener], publications=[bells])) as jet:
         await jet.repository(Bell).execute("b", Bell.ring)
         async with asyncio.timeout(PATIENT_S):
-            await heard.wait()
+            await is_heard.wait()

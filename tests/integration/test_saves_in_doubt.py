@@ -1,6 +1,6 @@
-"""A save whose first try had no answer, over a server that takes less, or lets nothing be heard, meanwhile.
+"""A save without an answer to its first try continues over a server with stricter limits or permissions.
 
-What such a server refuses says nothing of the first try, so the save goes on until its log is looked at.
+A refusal by such a server says nothing about the first try, so the save continues until it can read the log.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def reload(server: NatsServer, config: str) -> None:
 async def saving(
     fate: Callable[[NatsServer], Fate],
 ) -> AsyncGenerator[tuple[NatsServer, Client, asyncio.Task[int], list[str]]]:
-    """A save of 30 KB whose first try has this fate, and the subjects of what is asked after it."""
-    asked: list[str] = []
+    """Start a save of 30 KB whose first try has this fate; yield it with the subjects of the later requests."""
+    subjects: list[str] = []
 
     def choose(publish: Publish) -> Fate:
-        is_first = not asked and publish.subject.startswith(f"{store.app}.")
-        if is_first or asked:
-            asked.append(publish.subject)
+        is_first = not subjects and publish.subject.startswith(f"{store.app}.")
+        if is_first or subjects:
+            subjects.append(publish.subject)
         return fate(server) if is_first else PASS
 
     with NatsServer(config=USUAL) as server:
@@ -67,7 +67,7 @@ async def saving(
             new = NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, b'"%b"' % (b"x" * 30_000)))
             save = asyncio.create_task(store.append([Append("thing", "a", 0, 0, (new,))]))
             try:
-                yield server, client, save, asked
+                yield server, client, save, subjects
                 async with asyncio.timeout(60):
                     assert await save == 1
                     assert await direct.last("thing", "a") == 1
@@ -78,7 +78,7 @@ async def saving(
 
 
 async def until(condition: Callable[[], bool], save: asyncio.Task[int]) -> None:
-    """Wait for what happens while the save goes on; raises what ended it before."""
+    """Wait for a condition while the save continues; raise the error of a save that ended before."""
     async with asyncio.timeout(60):
         while not condition():
             if save.done():
@@ -86,21 +86,21 @@ async def until(condition: Callable[[], bool], save: asyncio.Task[int]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_save_in_doubt_goes_on_where_the_account_may_send_less_meanwhile() -> None:
+async def test_a_save_in_doubt_continues_under_a_smaller_limit_of_the_account() -> None:
     def fate(server: NatsServer) -> Fate:
         async def first() -> None:
             restart(server, LESS_OF_THE_ACCOUNT)
 
         return Fate("cut", first=first)
 
-    async with saving(fate) as (server, client, save, asked):
-        # The second look is after the second try, which is refused for its size before it is sent.
-        await until(lambda: sum("MSG.GET" in subject for subject in asked) > 1, save)
+    async with saving(fate) as (server, client, save, subjects):
+        # The second read of the log follows the second try, which is refused for its size before it is sent.
+        await until(lambda: sum("MSG.GET" in subject for subject in subjects) > 1, save)
         assert client.info["max_payload"] == 20_000
         restart(server, USUAL)
 
 
-async def test_a_save_in_doubt_goes_on_where_the_server_takes_too_little_meanwhile() -> None:
+async def test_a_save_in_doubt_continues_under_a_smaller_limit_of_the_server() -> None:
     def fate(server: NatsServer) -> Fate:
         async def then() -> None:
             restart(server, LESS_OF_ALL)
@@ -115,7 +115,7 @@ async def test_a_save_in_doubt_goes_on_where_the_server_takes_too_little_meanwhi
 
 
 @pytest.mark.usefixtures("hang_ups")
-async def test_a_save_in_doubt_goes_on_where_no_answer_may_be_heard_meanwhile() -> None:
+async def test_a_save_in_doubt_continues_without_the_right_to_receive_answers() -> None:
     def fate(server: NatsServer) -> Fate:
         async def then() -> None:
             reload(server, NOTHING_HEARD)

@@ -1,4 +1,4 @@
-"""A save that began on the log, over a connection that leads to the promoted mirror from then on."""
+"""A save begins on the log, and its connection leads to the promoted mirror afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.two_regions import Regions, two_regions
 
 @dataclass
 class Moving:
-    """An app that reaches the log in the east over a proxy, and its mirror in the west, which has all of it."""
+    """An app that reaches the log in the east over a proxy, and a complete mirror in the west."""
 
     regions: Regions
     proxy: NatsProxy
@@ -38,11 +38,11 @@ class Moving:
     """Last position of log and mirror."""
 
     async def deposit(self, jet: Jet | None = None) -> int:
-        done = await (jet or self.jet).repository(Account).execute("a-1", Account.deposit, Decimal(1))
-        return done.position
+        result = await (jet or self.jet).repository(Account).execute("a-1", Account.deposit, Decimal(1))
+        return result.position
 
     def lose_next_save(self, *steps: Callable[[], Awaitable[object]], is_stored: bool = False) -> None:
-        """Let the connection end with the next save, before or after that is stored; then the steps are taken."""
+        """End the connection with the next save, before or after it is stored, and then run the steps."""
 
         async def begin() -> None:
             # The connection ends with the server, and with it what the proxy still does for it.
@@ -58,22 +58,22 @@ class Moving:
         self.proxy.choose = choose
 
     async def promote(self) -> None:
-        """The east is lost; the proxy leads to the west, which is promoted."""
+        """Kill the east, promote the west, and let the proxy lead there."""
         self.regions.east.kill()
         promoted = await asyncio.to_thread(promotion.promote, bank, self.settings, log_is_gone=True)
         assert promoted.end == self.end
         self.proxy.server_url = self.regions.west.url
 
     async def promote_without(self, count: int) -> None:
-        """The mirror lacks that many events at its end, and others are recorded in their place."""
+        """Promote a mirror that lacks events at its end, and record as many others in their place."""
         self.regions.west.start()
         await self.promote()
         async with bank.connect(self.settings.for_reads()) as jet:
             for number in range(count):
                 assert await self.deposit(jet) == self.end + number + 1
 
-    async def in_the_west(self) -> tuple[int, Decimal]:
-        """Last position of the log in the west, and the balance there."""
+    async def position_and_balance_in_the_west(self) -> tuple[int, Decimal]:
+        """Return the last position of the log in the west, and the balance there."""
         async with bank.connect(self.settings.for_reads()) as jet:
             account = await jet.repository(Account).load("a-1")
             return (await jet.log()).last, account.balance
@@ -90,11 +90,11 @@ async def moving(folder: Path) -> AsyncGenerator[Moving]:
                 await asyncio.to_thread(mirrors.create, bank.name, settings, 1)
                 accounts = jet.repository(Account)
                 await accounts.execute("a-1", Account.open, "ada")
-                moved = Moving(regions, proxy, jet, settings, 0)
+                scene = Moving(regions, proxy, jet, settings, 0)
                 for _ in range(4):
-                    moved.end = await moved.deposit()
-                await eventually(lambda: mirror_has(settings, moved.end))
-                yield moved
+                    scene.end = await scene.deposit()
+                await eventually(lambda: mirror_has(settings, scene.end))
+                yield scene
 
 
 async def mirror_has(settings: Settings, position: int) -> bool:
@@ -107,38 +107,42 @@ async def _all_of(steps: Sequence[Callable[[], Awaitable[object]]]) -> None:
 
 
 async def test_a_save_is_sent_to_the_promoted_log_that_has_its_history(tmp_path: Path) -> None:
-    async with moving(tmp_path) as at:
-        at.lose_next_save(at.promote)
-        assert await at.deposit() == at.end + 1
-        assert await at.in_the_west() == (at.end + 1, 5)
-        assert await at.deposit() == at.end + 2  # the connection knows its log again
+    async with moving(tmp_path) as scene:
+        scene.lose_next_save(scene.promote)
+        assert await scene.deposit() == scene.end + 1
+        assert await scene.position_and_balance_in_the_west() == (scene.end + 1, 5)
+        assert await scene.deposit() == scene.end + 2  # the connection knows its log again
 
 
 async def test_a_save_that_the_mirror_had_received_is_not_stored_twice(tmp_path: Path) -> None:
-    async with moving(tmp_path) as at:
-        at.end += 1
-        at.lose_next_save(lambda: eventually(lambda: mirror_has(at.settings, at.end)), at.promote, is_stored=True)
-        assert await at.deposit() == at.end
-        assert await at.in_the_west() == (at.end, 5)
+    async with moving(tmp_path) as scene:
+        scene.end += 1
+        scene.lose_next_save(
+            lambda: eventually(lambda: mirror_has(scene.settings, scene.end)), scene.promote, is_stored=True
+        )
+        assert await scene.deposit() == scene.end
+        assert await scene.position_and_balance_in_the_west() == (scene.end, 5)
 
 
 async def test_a_save_is_not_sent_to_a_promoted_log_without_its_history(tmp_path: Path) -> None:
-    async with moving(tmp_path) as at:
-        at.regions.west.kill()
-        assert await at.deposit() == at.end + 1
-        at.lose_next_save(lambda: at.promote_without(1))
-        with pytest.raises(LogReplaced, match=rf"events up to position {at.end} only.*has not stored it.*decide again"):
-            await at.deposit()
-        assert await at.in_the_west() == (at.end + 1, 5)
-        assert await at.deposit() == at.end + 2
+    async with moving(tmp_path) as scene:
+        scene.regions.west.kill()
+        assert await scene.deposit() == scene.end + 1
+        scene.lose_next_save(lambda: scene.promote_without(1))
+        with pytest.raises(
+            LogReplaced, match=rf"events up to position {scene.end} only.*has not stored it.*decide again"
+        ):
+            await scene.deposit()
+        assert await scene.position_and_balance_in_the_west() == (scene.end + 1, 5)
+        assert await scene.deposit() == scene.end + 2
 
 
-async def test_a_save_that_was_sent_before_the_log_was_known_is_told(tmp_path: Path) -> None:
-    async with moving(tmp_path) as at:
-        at.regions.west.kill()
-        expected = await at.deposit()
-        await at.promote_without(1)
-        store, client = at.jet.store, at.jet.client
+async def test_a_save_sent_to_a_replaced_log_is_reported_with_its_position(tmp_path: Path) -> None:
+    async with moving(tmp_path) as scene:
+        scene.regions.west.kill()
+        expected = await scene.deposit()
+        await scene.promote_without(1)
+        store, client = scene.jet.store, scene.jet.client
         assert isinstance(store, JetStreamStore)
         assert client is not None
         await client.wait_for_room("bank", 60.0)
@@ -150,21 +154,23 @@ async def test_a_save_that_was_sent_before_the_log_was_known_is_told(tmp_path: P
 
 @pytest.mark.parametrize("lacking", [0, 1])
 async def test_an_unknown_outcome_is_resolved_on_the_log_that_has_its_history(tmp_path: Path, lacking: int) -> None:
-    async with moving(tmp_path) as at:
-        at.regions.west.kill()
+    async with moving(tmp_path) as scene:
+        scene.regions.west.kill()
         for _ in range(lacking):
-            await at.deposit()
-        async with bank.connect(replace(at.settings.for_log(), servers=(at.proxy.url,), save_timeout_s=5.0)) as jet:
+            await scene.deposit()
+        async with bank.connect(
+            replace(scene.settings.for_log(), servers=(scene.proxy.url,), save_timeout_s=5.0)
+        ) as jet:
             await jet.repository(Account).load("a-1")
-            at.proxy.choose = lambda publish: Fate("lose" if publish.subject.startswith("bank.account.") else "pass")
+            scene.proxy.choose = lambda publish: Fate("lose" if publish.subject.startswith("bank.account.") else "pass")
             with pytest.raises(OutcomeUnknown) as caught:
-                await at.deposit(jet)
-            at.proxy.choose = lambda _: PASS
-        await at.promote_without(lacking)
-        async with bank.connect(at.settings.for_reads()) as jet:
+                await scene.deposit(jet)
+            scene.proxy.choose = lambda _: PASS
+        await scene.promote_without(lacking)
+        async with bank.connect(scene.settings.for_reads()) as jet:
             if lacking:
                 with pytest.raises(LogReplaced, match="has not stored it"):
                     await jet.resolve(caught.value)
             else:
-                assert await jet.resolve(caught.value) == at.end + 1
-        assert (await at.in_the_west())[0] == at.end + 1
+                assert await jet.resolve(caught.value) == scene.end + 1
+        assert (await scene.position_and_balance_in_the_west())[0] == scene.end + 1

@@ -1,4 +1,4 @@
-"""`Jet.settled` waits for the outcome of a process, and says where it is when it does not come."""
+"""`Jet.settled` waits for the outcome of a process, and reports its state after a timeout."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Expired:
 
 @process("wish")
 class Wish:
-    """Takes the slot, and gives it up when nobody confirms it in time."""
+    """A wish takes the slot, and gives it up without a confirmation in time."""
 
     by: str = ""
     minutes: float = 0.0
@@ -103,55 +103,57 @@ async def jet(clinic: App, settings: Settings) -> AsyncGenerator[Jet]:
         yield jet
 
 
-async def test_the_end_is_waited_for_and_its_state_comes_back(clinic: App, jet: Jet, settings: Settings) -> None:
+async def test_settled_waits_for_the_end_and_returns_the_state(clinic: App, jet: Jet, settings: Settings) -> None:
     wishes = jet.repository(Wish)
     waiting = asyncio.create_task(jet.settled(Wish, "w", timeout_s=PATIENT_S))  # it has not begun
     async with working(clinic, settings):
         await wishes.execute("w", Wish.make, "ada", 0.01)
-        given = await jet.settled(Wish, "w", until=lambda wish: wish.stage != "made", timeout_s=PATIENT_S)
-        assert given.stage in ("given", "ended")
+        wish = await jet.settled(Wish, "w", until=lambda wish: wish.stage != "made", timeout_s=PATIENT_S)
+        assert wish.stage in ("given", "ended")
         ended = await waiting
     assert (ended.by, ended.stage) == ("ada", "ended")
     assert await jet.settled(Wish, "w", timeout_s=0) == ended  # at once, without a worker
 
 
-async def test_what_does_not_settle_says_where_it_is_and_why(clinic: App, jet: Jet, settings: Settings) -> None:
+async def test_a_process_that_does_not_settle_is_reported_with_its_reason(
+    clinic: App, jet: Jet, settings: Settings
+) -> None:
     assert jet.client is not None
     wishes, cursors = jet.repository(Wish), Cursors(jet.client, jet.name)
 
-    async def told(process_id: str = "w") -> NotSettled:
+    async def not_settled(process_id: str = "w") -> NotSettled:
         with pytest.raises(NotSettled) as caught:
             await jet.settled(Wish, process_id, timeout_s=0.01)
         return caught.value
 
     await wishes.execute("w", Wish.make, "ada", 60)
-    error = await told()
+    error = await not_settled()
     assert (error.version, error.last_event) == (1, "wish.made")
     assert error.reason.startswith("no worker runs processes of this type")
     await cursor_control.pause(cursors, ["wish"])
-    assert (await told()).reason.startswith("processes of this type are paused")
+    assert (await not_settled()).reason.startswith("processes of this type are paused")
     await cursor_control.resume(cursors, ["wish"])
     async with working(clinic, settings):
         await jet.settled(Wish, "w", until=lambda wish: wish.stage == "given", timeout_s=PATIENT_S)
-        error = await told()
+        error = await not_settled()
         assert (error.version, error.last_event) == (2, "wish.given")
         assert error.reason.startswith("it waits for its deadline expired at 2")
-        assert "has not begun" in str(await told("other"))
+        assert "has not begun" in str(await not_settled("other"))
         await wishes.execute("n", Wish.make, "nobody", 60)
         await eventually(lambda: cursors.parked("wish"))
-        assert "is quarantined (nobody cannot take it)" in (await told("n")).reason
+        assert "is quarantined (nobody cannot take it)" in (await not_settled("n")).reason
     with pytest.raises(UsageError, match="Slot is not a process"):
         await jet.settled(Slot, "s")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 
-async def test_in_memory_the_world_runs_what_is_waited_for(clinic: App) -> None:
-    async with world(clinic, now=datetime(2030, 1, 1, tzinfo=UTC)) as there:
-        await there.jet.repository(Wish).execute("w", Wish.make, "ada", 60)
+async def test_settled_works_in_memory_with_a_world(clinic: App) -> None:
+    async with world(clinic, now=datetime(2030, 1, 1, tzinfo=UTC)) as test_world:
+        await test_world.jet.repository(Wish).execute("w", Wish.make, "ada", 60)
         waits = "has not settled: it waits for its deadline expired at 2030-01-01T01:00:00Z"
         with pytest.raises(NotSettled, match=waits):
-            await there.jet.settled(Wish, "w", timeout_s=5)
-        await there.pass_time(timedelta(hours=1))
-        assert (await there.jet.settled(Wish, "w")).stage == "ended"
+            await test_world.jet.settled(Wish, "w", timeout_s=5)
+        await test_world.pass_time(timedelta(hours=1))
+        assert (await test_world.jet.settled(Wish, "w")).stage == "ended"
     async with clinic.in_memory() as jet:
         await jet.repository(Wish).execute("w", Wish.make, "ada", 60)
         with pytest.raises(NotSettled, match=r"slot 's'|Slot 's': take; .* run in `eventjet.testing.world`"):

@@ -99,12 +99,12 @@ def settings(nats: NatsServer) -> Settings:
 
 @pytest.fixture
 async def app(settings: Settings, tmp_path: Path) -> App:
-    """An app with a log that holds what logs come to hold."""
+    """Return an app with a log of valid, retired, undeclared and invalid events."""
     name = fresh_name()
     (tmp_path / f"{name}.py").write_text(APP.substitute(name=name))
-    wired: Any = AppRef.parse(f"{name}:app", tmp_path).load()
+    loaded_app: Any = AppRef.parse(f"{name}:app", tmp_path).load()
     module = sys.modules[name]
-    async with wired.connect(servers=settings.servers) as jet:
+    async with loaded_app.connect(servers=settings.servers) as jet:
         await jet.init()
         accounts = jet.repository(module.Account)
         command = accounts.command(
@@ -115,19 +115,24 @@ async def app(settings: Settings, tmp_path: Path) -> App:
         await accounts.execute(
             "a-2", module.Account.do, module.Deposited(amount=Decimal("0.10"), kind=module.Kind.WIRE, due=at)
         )
-    put(settings, f"{name}.account.a-2", stored("account.deposited", 1, 2), b'{"cents": 25}')
-    put(settings, f"{name}.account.a-2", stored("account.paid_in", 2, 3), b'{"amount": "1.50", "new": 1}')
-    put(settings, f"{name}.account.a-2", stored("account.frozen", 1, 4), b"{}")
-    put(settings, f"{name}.account.a-2", stored("account.unheard_of", 3, 5), b"not json")
+    put(settings, f"{name}.account.a-2", headers_of("account.deposited", 1, 2), b'{"cents": 25}')
+    put(settings, f"{name}.account.a-2", headers_of("account.paid_in", 2, 3), b'{"amount": "1.50", "new": 1}')
+    put(settings, f"{name}.account.a-2", headers_of("account.frozen", 1, 4), b"{}")
+    put(settings, f"{name}.account.a-2", headers_of("account.unheard_of", 3, 5), b"not json")
     put(settings, f"{name}.account.=zz", b"", b"\xff")
-    put(settings, f"{name}.account.a-9", stored("account.opened", 1, 1, told="2001-02-03T04:05:06Z"), b'{"owner":"o"}')
-    return wired
+    put(
+        settings,
+        f"{name}.account.a-9",
+        headers_of("account.opened", 1, 1, recorded_at="2001-02-03T04:05:06Z"),
+        b'{"owner":"o"}',
+    )
+    return loaded_app
 
 
-def stored(type_name: str, schema: int, version: int, told: str | None = None) -> bytes:
+def headers_of(type_name: str, schema: int, version: int, recorded_at: str | None = None) -> bytes:
     pairs = [("Nats-Msg-Id", f"{type_name}-{version}-{fresh_name()}"), ("Ej-Type", type_name)]
     pairs += [("Ej-Schema", str(schema)), ("Ej-Version", str(version))]
-    return header_block([*pairs, ("Ej-Recorded-At", told)] if told else pairs)
+    return header_block([*pairs, ("Ej-Recorded-At", recorded_at)] if recorded_at else pairs)
 
 
 def put(settings: Settings, subject: str, headers: bytes, body: bytes) -> None:
@@ -139,7 +144,7 @@ def put(settings: Settings, subject: str, headers: bytes, body: bytes) -> None:
         assert b"error" not in frame[4], frame[4]
 
 
-def test_the_whole_log_is_shown_as_it_is_stored(spark: Started, app: App, settings: Settings) -> None:
+def test_the_frame_of_a_log_has_every_stored_record(spark: Started, app: App, settings: Settings) -> None:
     frame = events(spark.spark, app, settings=settings)
     assert dict(frame.dtypes) == {name: form.ddl for name, form in stored_columns().items()}
     rows = [row.asDict() for row in frame.orderBy("position").collect()]
@@ -169,9 +174,7 @@ def test_the_whole_log_is_shown_as_it_is_stored(spark: Started, app: App, settin
     assert rows[7]["recorded_at"].astimezone(UTC) == datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
-def test_one_event_type_has_its_fields_as_columns_upcast_and_under_all_its_names(
-    spark: Started, app: App, settings: Settings
-) -> None:
+def test_one_event_type_has_its_upcast_fields_as_columns(spark: Started, app: App, settings: Settings) -> None:
     deposited = sys.modules[app.name].Deposited
     frame = events(spark.spark, app, deposited, settings=settings)
     assert frame.dtypes[-3:] == [("amount", "decimal(12,2)"), ("kind", "string"), ("due", "timestamp")]
@@ -186,45 +189,45 @@ def test_one_event_type_has_its_fields_as_columns_upcast_and_under_all_its_names
     assert spark.spark.sql("select sum(amount) from deposits").collect()[0][0] == Decimal("1.85")
 
 
-def test_as_of_a_position_or_a_time_later_events_are_not_there(spark: Started, app: App, settings: Settings) -> None:
+def test_a_frame_as_of_a_position_or_time_has_no_later_events(spark: Started, app: App, settings: Settings) -> None:
     deposited = sys.modules[app.name].Deposited
     assert events(spark.spark, app, as_of=5, settings=settings).count() == 5
     assert events(spark.spark, app, deposited, as_of=2, settings=settings).count() == 1
     assert events(spark.spark, app, as_of=0, settings=settings).count() == 0
     (third,) = events(spark.spark, app, settings=settings).where("position = 3").collect()
-    then = third.recorded_at.astimezone(UTC)
-    found = events(spark.spark, app, as_of=then, settings=settings).collect()
+    third_time = third.recorded_at.astimezone(UTC)
+    rows = events(spark.spark, app, as_of=third_time, settings=settings).collect()
     # The last one was imported, with the time at which it happened.
-    assert sorted(row.position for row in found) == [1, 2, 3, 8]
-    assert events(spark.spark, app, deposited, as_of=then, settings=settings).count() == 2
+    assert sorted(row.position for row in rows) == [1, 2, 3, 8]
+    assert events(spark.spark, app, deposited, as_of=third_time, settings=settings).count() == 2
 
 
-def test_a_frame_is_the_log_as_it_was_when_it_was_made(spark: Started, app: App, settings: Settings) -> None:
+def test_a_frame_is_the_log_at_the_time_of_its_creation(spark: Started, app: App, settings: Settings) -> None:
     frame = events(spark.spark, app, settings=settings)
-    put(settings, f"{app.name}.account.a-3", stored("account.opened", 1, 1), b'{"owner": "late"}')
+    put(settings, f"{app.name}.account.a-3", headers_of("account.opened", 1, 1), b'{"owner": "late"}')
     assert frame.count() == frame.count() == 8
     assert events(spark.spark, app, settings=settings).count() == 9
 
 
 @pytest.mark.parametrize(
-    ("schema", "body", "told"),
+    ("schema", "body", "problem"),
     [
         (3, b"{}", "position 9 is 'account.deposited' schema 3"),
         (2, b'{"amount": "1.001"}', "position 9 .'account.deposited'"),
     ],
 )
 def test_an_event_of_the_type_that_cannot_be_read_fails_the_query(
-    spark: Started, app: App, settings: Settings, schema: int, body: bytes, told: str
+    spark: Started, app: App, settings: Settings, schema: int, body: bytes, problem: str
 ) -> None:
-    put(settings, f"{app.name}.account.a-2", stored("account.deposited", schema, 6), body)
+    put(settings, f"{app.name}.account.a-2", headers_of("account.deposited", schema, 6), body)
     frame = events(spark.spark, app, sys.modules[app.name].Deposited, settings=settings)
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=problem):
         frame.count()
     assert events(spark.spark, app, settings=settings).count() == 9
 
 
 def test_a_value_that_its_column_cannot_hold_fails_the_query(spark: Started, app: App, settings: Settings) -> None:
-    put(settings, f"{app.name}.account.a-2", stored("account.counted", 1, 6), b'{"number": "9223372036854775808"}')
+    put(settings, f"{app.name}.account.a-2", headers_of("account.counted", 1, 6), b'{"number": "9223372036854775808"}')
     frame = events(spark.spark, app, sys.modules[app.name].Counted, settings=settings)
     with pytest.raises(Exception, match=r"number of the event at position 9 .*does not fit"):
         frame.count()
@@ -232,19 +235,19 @@ def test_a_value_that_its_column_cannot_hold_fails_the_query(spark: Started, app
     assert text.selectExpr("get_json_object(body, '$.number')").collect()[0][0] == "9223372036854775808"
 
 
-async def test_an_empty_log_is_an_empty_frame(spark: Started, settings: Settings, tmp_path: Path) -> None:
+async def test_the_frame_of_an_empty_log_is_empty(spark: Started, settings: Settings, tmp_path: Path) -> None:
     name = fresh_name()
     (tmp_path / f"{name}.py").write_text(APP.substitute(name=name))
-    wired: Any = AppRef.parse(f"{name}:app", tmp_path).load()
+    loaded_app: Any = AppRef.parse(f"{name}:app", tmp_path).load()
     with pytest.raises(Unreachable, match="eventjet init"):
-        events(spark.spark, wired, settings=settings)
-    async with wired.connect(servers=settings.servers) as jet:
+        events(spark.spark, loaded_app, settings=settings)
+    async with loaded_app.connect(servers=settings.servers) as jet:
         await jet.init()
-    assert events(spark.spark, wired, settings=settings).collect() == []
-    assert events(spark.spark, wired, sys.modules[name].Opened, as_of=0, settings=settings).collect() == []
+    assert events(spark.spark, loaded_app, settings=settings).collect() == []
+    assert events(spark.spark, loaded_app, sys.modules[name].Opened, as_of=0, settings=settings).collect() == []
 
 
-def test_what_cannot_be_asked_is_refused_at_once(spark: Started, app: App, settings: Settings) -> None:
+def test_invalid_arguments_are_refused_at_once(spark: Started, app: App, settings: Settings) -> None:
     with pytest.raises(UsageError, match="ends at position 8"):
         events(spark.spark, app, as_of=9, settings=settings)
     with pytest.raises(UsageError, match="no time zone"):
@@ -259,7 +262,7 @@ def test_what_cannot_be_asked_is_refused_at_once(spark: Started, app: App, setti
         events(spark.spark, nameless, sys.modules[app.name].Opened, settings=settings)
 
 
-async def test_a_password_reaches_the_tasks_and_is_in_no_plan(
+async def test_a_password_is_passed_to_tasks_and_is_in_no_plan(
     spark: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, canary = fresh_name(), "canary-that-sings"
@@ -269,20 +272,20 @@ async def test_a_password_reaches_the_tasks_and_is_in_no_plan(
     ) as server:
         settings = Settings.load({"servers": server.url, "user": "ada", "password": canary}, {})
         reference = AppRef.parse(f"{name}:app", tmp_path)
-        wired: Any = reference.load()
-        async with wired.connect(servers=settings.servers, user="ada", password=canary) as jet:
+        loaded_app: Any = reference.load()
+        async with loaded_app.connect(servers=settings.servers, user="ada", password=canary) as jet:
             await jet.init()
             module = sys.modules[name]
             await jet.repository(module.Account).execute("a", module.Account.do, module.Opened(owner="o"))
         frame = events(spark.spark, reference, module.Opened, settings=settings)
         assert [row.owner for row in frame.collect()] == ["o"]
         frame.explain(extended=True)
-        shown = capsys.readouterr().out
-        assert "jetstream" in shown.lower()
-        assert canary not in shown
+        plan = capsys.readouterr().out
+        assert "jetstream" in plan.lower()
+        assert canary not in plan
 
 
-async def test_nested_fields_that_differ_by_case_only_are_reached_where_spark_minds_the_case(
+async def test_nested_fields_that_differ_in_case_can_be_read_with_case_sensitivity(
     spark: Started, app: App, settings: Settings
 ) -> None:
     module: Any = sys.modules[app.name]
@@ -317,7 +320,7 @@ with spark_session() as started:
 )
 def test_spark_connect_shows_the_same(app: App, settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(RUN)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "run.py", app.name],
         cwd=tmp_path,
         env={**os.environ, "EVENTJET_SERVERS": settings.servers[0], "SPARK_REMOTE": "local[2]", **OWN_PORT},
@@ -325,8 +328,8 @@ def test_spark_connect_shows_the_same(app: App, settings: Settings, tmp_path: Pa
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == [
         "[(2, Decimal('0.10')), (3, Decimal('0.25')), (4, Decimal('1.50'))]",
         "8 pyspark.sql.connect.dataframe",
     ]

@@ -1,4 +1,4 @@
-"""A Spark session of eventjet's own leaves the process as it was."""
+"""A Spark session of eventjet leaves the environment and loggers of the process unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fail_without_jvm(spark: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_the_environment_and_the_loggers_stay_as_they_are_and_a_master_precedes_spark_remote(
+def test_environment_and_loggers_are_unchanged_and_a_master_precedes_spark_remote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""A rebuild on Spark: the same rows as the local engine's and the live fold's, from the same log."""
+"""A rebuild on Spark gives the same rows as the local engine and the live fold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_SPARK_EVENTS", "10000"))
 SLOW_EVENTS = 50_000
-"""So many that a run over them is met in the middle."""
+"""The number of events with which a run takes long enough to be interrupted."""
 LARGE = pytest.mark.skipif("EVENTJET_TEST_SPARK_EVENTS" not in os.environ, reason="every day one database is enough")
 
 
@@ -47,11 +47,13 @@ async def test_spark_the_local_engine_and_the_live_worker_make_the_same_tables(b
     assert {name: book.rows(name) for name in ALL} == live
     assert live["balances"] == book.folded(last)
     assert (on_spark.events, on_spark.position) == (EVENTS, last)
-    assert {one.projection: one.rows for one in on_spark.projections} == {name: len(live[name]) for name in ALL}
+    assert {projection.projection: projection.rows for projection in on_spark.projections} == {
+        name: len(live[name]) for name in ALL
+    }
     assert remains(book.where) == []
 
 
-async def test_a_verification_on_spark_finds_nothing_in_a_true_table(book: Book, spark: Started) -> None:
+async def test_a_verification_on_spark_finds_no_difference_in_a_correct_table(book: Book, spark: Started) -> None:
     book.fill(2_000)
     await rebuild(book.ref, ["balances"], book.settings, engine="local")
     report = await verify(book.ref, "balances", book.settings, engine="spark")
@@ -59,9 +61,9 @@ async def test_a_verification_on_spark_finds_nothing_in_a_true_table(book: Book,
 
 
 @pytest.mark.parametrize("name", ["balances", "owners"])
-async def test_an_event_that_the_projection_cannot_take_is_named_once(book: Book, spark: Started, name: str) -> None:
+async def test_a_failing_event_is_named_once(book: Book, spark: Started, name: str) -> None:
     book.fill(100)
-    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+    opened = next(event_type for event_type in book.projections["balances"].events if event_type.__name__ == "Opened")
     position = book.append([("a-1", opened(owner="x" * 61))])
     with pytest.raises(RebuildError, match=rf"(?s)position {position}\b") as caught:
         await rebuild(book.ref, [name], book.settings, engine="spark")
@@ -69,7 +71,7 @@ async def test_an_event_that_the_projection_cannot_take_is_named_once(book: Book
     assert remains(book.where) == []
 
 
-async def test_a_task_whose_process_is_killed_is_done_again(book: Book, spark: Started, tmp_path: Path) -> None:
+async def test_a_task_whose_process_is_killed_is_repeated(book: Book, spark: Started, tmp_path: Path) -> None:
     last = book.fill(5_000)
     marker = tmp_path / "killed"
     first = "    row = replace(row, events=row.events + 1,"
@@ -85,7 +87,7 @@ async def test_a_task_whose_process_is_killed_is_done_again(book: Book, spark: S
         assert book.rows(name) == book.folded(last, name)
 
 
-async def test_a_session_of_the_users_stays_as_it_was_and_its_pages_name_the_job(book: Book, spark: Started) -> None:
+async def test_a_session_of_the_user_is_unchanged_and_its_pages_name_the_job(book: Book, spark: Started) -> None:
     last = book.fill(200)
     session, context = spark.spark, spark.spark.sparkContext
     session.range(3).createOrReplaceTempView("theirs")
@@ -93,7 +95,9 @@ async def test_a_session_of_the_users_stays_as_it_was_and_its_pages_name_the_job
     loggers = [logging.getLogger(name) for name in ("", "py4j", "pyspark")]
 
     def state() -> list[Any]:
-        logging_state = [(one.level, list(one.handlers), list(one.filters), one.disabled) for one in loggers]
+        logging_state = [
+            (logger.level, list(logger.handlers), list(logger.filters), logger.disabled) for logger in loggers
+        ]
         views = [table.name for table in session.catalog.listTables()]
         description = context.getLocalProperty("spark.job.description")
         return [
@@ -108,8 +112,8 @@ async def test_a_session_of_the_users_stays_as_it_was_and_its_pages_name_the_job
     before = state()
     try:
         # In this thread, as a notebook would.
-        with spark_session() as found:
-            assert found.spark is session
+        with spark_session() as started:
+            assert started.spark is session
         await rebuild(book.ref, ["balances"], book.settings, engine="spark")
         assert state() == before
     finally:
@@ -120,9 +124,7 @@ async def test_a_session_of_the_users_stays_as_it_was_and_its_pages_name_the_job
     assert f"Some(eventjet: fold balances up to position {last})" in names
 
 
-def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(
-    nats: NatsServer, spark: Started, tmp_path: Path
-) -> None:
+def test_ranges_are_read_as_the_data_source_reads_them(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
     book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     last = book.fill(3_000)
     options = {"servers": nats.url, "stream": book.name}
@@ -134,7 +136,7 @@ def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(
     rows: list[Any] = frame.withColumn("part", F.spark_partition_id()).collect()
     assert sorted(tuple(row)[:-1] for row in rows) == sorted(tuple(row) for row in source.collect())
     read = {number: [row.position for row in rows if row.part == number] for number in range(3)}
-    assert read == {number: list(range(one.start, one.end)) for number, one in enumerate(cut)}
+    assert read == {number: list(range(part_range.start, part_range.end)) for number, part_range in enumerate(cut)}
     with pytest.raises(PySparkException, match=rf"the log ends at {last}|position {last + 1}\b"):
         log_frame(spark.spark, options, [Range(last - 5, last + 6)]).collect()
 
@@ -166,16 +168,16 @@ def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book
         "EVENTJET_SERVERS": book.settings.servers[0],
         "EVENTJET_DATABASE": book.settings.database,
     }
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [5_000, len(book.rows())]
+    process = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == [5_000, len(book.rows())]
     assert book.rows() == book.folded(last)
-    assert done.stderr == ""
+    assert process.stderr == ""
     assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=LARGE)], indirect=True)
-def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Book, tmp_path: Path) -> None:
+def test_an_interrupted_rebuild_ends_soon_and_leaves_no_process_or_shadow(book: Book, tmp_path: Path) -> None:
     book.fill(SLOW_EVENTS)
     (tmp_path / "run.py").write_text(RUN.replace("print(", "print(1, "))
     command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
@@ -200,13 +202,13 @@ def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Bo
 
 
 def commands_of(session: int) -> str:
-    """What runs in a session, as text; what has ended and nobody asked for does not count."""
-    shown = subprocess.run(["ps", "-o", "args=", "-s", str(session)], capture_output=True, text=True).stdout
-    return "".join(line for line in shown.splitlines(keepends=True) if "<defunct>" not in line)
+    """Return the commands of a session's processes, without defunct ones."""
+    listing = subprocess.run(["ps", "-o", "args=", "-s", str(session)], capture_output=True, text=True).stdout
+    return "".join(line for line in listing.splitlines(keepends=True) if "<defunct>" not in line)
 
 
 def path_without_java(folder: Path) -> Path:
-    """The programs of this machine, without its Java."""
+    """Link the programs of this machine except Java into a folder, and return the folder."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).glob("*") if Path(place).is_dir() else ():

@@ -34,7 +34,7 @@ def spark(spark: Started) -> Iterator[Any]:
         yield session
 
 
-def test_columns_say_what_the_events_are(nats: NatsServer, spark: Any) -> None:
+def test_columns_describe_the_events(nats: NatsServer, spark: Any) -> None:
     log = bank_log(nats)
     log.append([("a-1", Deposited(amount=Decimal(1)))])
     log.append_raw([("=C3=A9", b"", b"{}")])
@@ -50,7 +50,7 @@ def test_columns_say_what_the_events_are(nats: NatsServer, spark: Any) -> None:
     assert (second.version, second.type, second.aggregate_id) == (None, None, "é")
 
 
-def test_a_schema_of_the_user_chooses_columns_too(nats: NatsServer, spark: Any) -> None:
+def test_a_schema_of_the_user_selects_columns(nats: NatsServer, spark: Any) -> None:
     log = bank_log(nats, 3)
     reader = spark.read.format("jetstream").options(servers=nats.url, stream=log.name)
     assert reader.schema("version bigint, position bigint").load().where("version = 1").count() == 3
@@ -58,14 +58,14 @@ def test_a_schema_of_the_user_chooses_columns_too(nats: NatsServer, spark: Any) 
         reader.schema("position int").load().collect()
 
 
-def test_one_aggregate_and_one_id_are_selected_by_the_server(nats: NatsServer, spark: Any) -> None:
+def test_the_server_selects_one_aggregate_type_or_one_id(nats: NatsServer, spark: Any) -> None:
     log = bank_log(nats, 500)
     hostile = "a.*>é"
     log.append_raw([("a=2E=2A=3E=C3=A9", b"", b"1"), ("a-1x", b"", b"2")])
     everything = frame_of(spark, nats, log.name, columns="position,aggregate_id").collect()
-    wanted = sorted(row.position for row in everything if row.aggregate_id == "a-1")
-    assert len(wanted) > 5
-    assert positions_of(frame_of(spark, nats, log.name, aggregate="ledger", id="a-1", partitions="3")) == wanted
+    expected = sorted(row.position for row in everything if row.aggregate_id == "a-1")
+    assert len(expected) > 5
+    assert positions_of(frame_of(spark, nats, log.name, aggregate="ledger", id="a-1", partitions="3")) == expected
     assert positions_of(frame_of(spark, nats, log.name, aggregate="ledger", id=hostile)) == [501]
     assert positions_of(frame_of(spark, nats, log.name, aggregate="ledger", id="nobody")) == []
     assert positions_of(frame_of(spark, nats, log.name, aggregate="other")) == []
@@ -81,7 +81,7 @@ def test_a_frame_reads_the_same_positions_however_often_it_is_used(nats: NatsSer
     assert positions_of(frame_of(spark, nats, log.name)) == [1, 2]
 
 
-def test_a_log_need_not_begin_at_one_and_what_is_gone_is_not_passed_over(nats: NatsServer, spark: Any) -> None:
+def test_a_log_may_begin_after_position_one_and_missing_events_are_an_error(nats: NatsServer, spark: Any) -> None:
     stream = make_log(Endpoint((nats.url,)), [b"{}"] * 10)
     api(nats, f"STREAM.PURGE.{stream}", {"seq": 5})
     assert positions_of(frame_of(spark, nats, stream)) == [5, 6, 7, 8, 9, 10]
@@ -124,7 +124,7 @@ def test_a_log_need_not_begin_at_one_and_what_is_gone_is_not_passed_over(nats: N
         "subject <> '{log}.ledger.a-3' and position < 40",
     ],
 )
-def test_pushed_filters_leave_the_rows_that_they_describe(
+def test_pushed_filters_return_the_rows_that_they_describe(
     nats: NatsServer, spark: Any, filtered: str, filtered_rows: Any, condition: str
 ) -> None:
     where = condition.format(log=filtered)
@@ -139,29 +139,29 @@ def filtered(nats: NatsServer) -> str:
 
 @pytest.fixture(scope="module")
 def filtered_rows(nats: NatsServer, spark: Any, filtered: str) -> Any:
-    """The same rows, of which Spark knows no source."""
+    """Return the same rows as a DataFrame without a data source."""
     read = frame_of(spark, nats, filtered, columns="position,subject,type,version")
     return spark.createDataFrame(read.collect(), read.schema)
 
 
-def test_what_is_pushed_is_not_read(nats: NatsServer, spark: Any, filtered: str) -> None:
+def test_positions_excluded_by_a_pushed_filter_are_not_read(nats: NatsServer, spark: Any, filtered: str) -> None:
     frame = frame_of(spark, nats, filtered, pushFilters="true").where("position > 98 and position < 100")
     assert "Filter (" not in plan_of(frame)
     assert frame.rdd.getNumPartitions() == 1
     assert positions_of(frame) == [99]
     spark.conf.set(PUSHDOWN, "false")
     try:
-        kept = frame_of(spark, nats, filtered, pushFilters="true").where("position > 98 and position < 100")
-        assert "Filter (" in plan_of(kept)
-        assert positions_of(kept) == [99]
+        unpushed = frame_of(spark, nats, filtered, pushFilters="true").where("position > 98 and position < 100")
+        assert "Filter (" in plan_of(unpushed)
+        assert positions_of(unpushed) == [99]
     finally:
         spark.conf.set(PUSHDOWN, "true")
 
 
-def test_a_frame_that_is_used_twice_is_right_unless_it_asked_for_pushed_filters(
+def test_a_frame_that_is_used_twice_is_correct_unless_filters_are_pushed(
     nats: NatsServer, spark: Any, filtered: str
 ) -> None:
-    """The second half is Spark's fault: when it fails with a new Spark, pushing can be the default."""
+    """The second assertion shows a fault of Spark: once it fails, filters can be pushed by default."""
 
     def twice(**options: str) -> int:
         frame = frame_of(spark, nats, filtered, **options)
@@ -172,7 +172,7 @@ def test_a_frame_that_is_used_twice_is_right_unless_it_asked_for_pushed_filters(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"columns": "position,amount"}, "no column 'amount'"),
         ({"stream": "nobody_s"}, "The stream 'nobody_s': it does not exist"),
@@ -180,10 +180,10 @@ def test_a_frame_that_is_used_twice_is_right_unless_it_asked_for_pushed_filters(
         ({"pushFilters": "maybe"}, "pushFilters is 'maybe'"),
     ],
 )
-def test_what_cannot_be_read_is_said_to_the_user(
-    nats: NatsServer, spark: Any, filtered: str, options: dict[str, str], said: str
+def test_invalid_options_are_refused(
+    nats: NatsServer, spark: Any, filtered: str, options: dict[str, str], problem: str
 ) -> None:
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=problem):
         spark.read.format("jetstream").options(**{"servers": nats.url, "stream": filtered, **options}).load().collect()
 
 
@@ -199,10 +199,10 @@ def test_no_secret_is_in_a_plan_or_a_checkpoint(spark: Any, tmp_path: Path, capf
         frame = spark.read.format("jetstream").options(**options).load()
         assert frame.count() == 20
         frame.where("position > 3").explain("extended")
-        seen: list[int] = []
+        positions: list[int] = []
         streamed = spark.readStream.format("jetstream").options(**options).load()
-        run_stream(streamed, tmp_path / "checkpoint", lambda batch, _: seen.extend(positions_of(batch)))
-        assert len(seen) == 20
+        run_stream(streamed, tmp_path / "checkpoint", lambda batch, _: positions.extend(positions_of(batch)))
+        assert len(positions) == 20
         streamed.explain("extended")
         options["passwordFile"] = seal(tmp_path / "secrets", "password", "wrong" + secret)
         with pytest.raises(Exception, match="Authorization Violation") as refused:
@@ -243,9 +243,9 @@ with spark_session(conf={"spark.sql.python.filterPushdown.enabled": "true"}) as 
 def test_spark_connect_reads_and_follows_the_log(nats: NatsServer, filtered: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CONNECT, nats.url, filtered, str(tmp_path / "checkpoint")]
     environ = {**os.environ, "SPARK_REMOTE": "local[2]", **OWN_PORT}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:3] == ["100", "10", "100"]
+    process = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split()[:3] == ["100", "10", "100"]
 
 
 def plan_of(frame: Any) -> str:

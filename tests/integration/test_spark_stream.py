@@ -1,4 +1,4 @@
-"""The data source `jetstream` as a stream: what a micro-batch holds, which checkpoints it refuses, and the sink."""
+"""The data source `jetstream` as a stream: contents of micro-batches, refused checkpoints, and the sink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spark(spark: Started) -> Iterator[Any]:
 
 
 class Batches:
-    """What a query was given."""
+    """The positions of each batch that a query was given."""
 
     def __init__(self) -> None:
         self.positions: list[list[int]] = []
@@ -40,87 +40,89 @@ class Batches:
         self.positions.append(positions_of(batch))
 
 
-def test_micro_batches_are_bounded_and_a_restart_goes_on_after_the_last(
+def test_micro_batches_are_bounded_and_a_restart_continues_after_the_last(
     nats: NatsServer, spark: Any, tmp_path: Path
 ) -> None:
     log = bank_log(nats, 50)
     identity = api(nats, f"STREAM.INFO.{log.name}")["config"]["metadata"]["eventjet.log"]
     options = {"fromPosition": "11", "maxPositionsPerTrigger": "15", "partitions": "3", "columns": "position"}
-    seen = Batches()
-    run_stream(frame_of(spark, nats, log.name, streaming=True, **options), tmp_path / "checkpoint", seen)
-    assert seen.positions == [list(range(11, 26)), list(range(26, 41)), list(range(41, 51))]
+    batches = Batches()
+    run_stream(frame_of(spark, nats, log.name, streaming=True, **options), tmp_path / "checkpoint", batches)
+    assert batches.positions == [list(range(11, 26)), list(range(26, 41)), list(range(41, 51))]
     assert last_offset(tmp_path / "checkpoint") == {"position": 50, "log": identity}
     fill(log, 3)
-    run_stream(frame_of(spark, nats, log.name, streaming=True, **options), tmp_path / "checkpoint", seen)
-    assert seen.positions[3:] == [[51, 52, 53]]
+    run_stream(frame_of(spark, nats, log.name, streaming=True, **options), tmp_path / "checkpoint", batches)
+    assert batches.positions[3:] == [[51, 52, 53]]
 
 
-def test_a_batch_that_failed_comes_again_with_the_same_events(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
+def test_a_failed_batch_is_repeated_with_the_same_events(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     log = bank_log(nats, 20)
-    seen = Batches()
+    batches = Batches()
 
-    def failing(batch: Any, number: int) -> None:
-        seen(batch, number)
+    def fail_after_batch(batch: Any, number: int) -> None:
+        batches(batch, number)
         fill(log, 1)
         raise RuntimeError("not today")
 
     with pytest.raises(Exception, match="not today"):
-        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", failing)
-    run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
-    assert seen.positions == [list(range(1, 21)), list(range(1, 21)), [21]]
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", fail_after_batch)
+    run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", batches)
+    assert batches.positions == [list(range(1, 21)), list(range(1, 21)), [21]]
 
 
 def test_one_aggregate_can_be_followed(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     log = bank_log(nats, 200)
-    wanted = positions_of(frame_of(spark, nats, log.name, columns="position,aggregate_id").where("aggregate_id='a-3'"))
-    seen = Batches()
-    one = {"aggregate": "ledger", "id": "a-3", "maxPositionsPerTrigger": "100"}
-    run_stream(frame_of(spark, nats, log.name, streaming=True, **one), tmp_path / "checkpoint", seen)
-    assert [position for batch in seen.positions for position in batch] == wanted
-    assert len(seen.positions) == 2
+    expected = positions_of(
+        frame_of(spark, nats, log.name, columns="position,aggregate_id").where("aggregate_id='a-3'")
+    )
+    batches = Batches()
+    selection = {"aggregate": "ledger", "id": "a-3", "maxPositionsPerTrigger": "100"}
+    run_stream(frame_of(spark, nats, log.name, streaming=True, **selection), tmp_path / "checkpoint", batches)
+    assert [position for batch in batches.positions for position in batch] == expected
+    assert len(batches.positions) == 2
 
 
-def test_a_log_made_again_under_a_checkpoint_is_refused(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
+def test_a_recreated_log_is_refused_by_its_checkpoint(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     log = bank_log(nats, 10)
     run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", Batches())
     log.delete()
     log.create()
     fill(log, 20)
-    seen = Batches()
+    batches = Batches()
     with pytest.raises(Exception, match="checkpoint was made from the log"):
-        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
-    assert seen.positions == []
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", batches)
+    assert batches.positions == []
 
 
-def test_a_query_goes_on_over_a_promoted_mirror_up_to_its_end(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
+def test_a_query_continues_over_a_promoted_mirror_up_to_its_end(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     log = bank_log(nats, 10)
-    seen = Batches()
+    batches = Batches()
     for promoted_at in (None, 10, 15):
         if promoted_at is not None:
             log.promote(promoted_at)
             fill(log, 5)
-        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
-    assert [position for batch in seen.positions for position in batch] == list(range(1, 21))
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", batches)
+    assert [position for batch in batches.positions for position in batch] == list(range(1, 21))
     log.promote(18)
     with pytest.raises(Exception, match=r"up to position 18 only.*another checkpoint location"):
-        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", seen)
+        run_stream(frame_of(spark, nats, log.name, streaming=True), tmp_path / "checkpoint", batches)
 
 
-def test_without_an_identity_a_log_that_got_shorter_is_refused(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
+def test_a_shorter_log_without_an_identity_is_refused(nats: NatsServer, spark: Any, tmp_path: Path) -> None:
     endpoint = Endpoint((nats.url,))
     stream = make_log(endpoint, [b"{}"] * 10)
-    seen = Batches()
-    run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", seen)
+    batches = Batches()
+    run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", batches)
     append(endpoint, stream, [b"{}"])
-    run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", seen)
-    assert seen.positions == [list(range(1, 11)), [11]]
+    run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", batches)
+    assert batches.positions == [list(range(1, 11)), [11]]
     assert last_offset(tmp_path / "checkpoint") == {"position": 11}
     api(nats, f"STREAM.DELETE.{stream}")
     api(nats, f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.*.*"]})
     append(endpoint, stream, [b"{}"] * 10)
     with pytest.raises(Exception, match=r"position 11 was read, and the log ends at 10"):
-        run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", seen)
-    assert len(seen.positions) == 2
+        run_stream(frame_of(spark, nats, stream, streaming=True), tmp_path / "checkpoint", batches)
+    assert len(batches.positions) == 2
 
 
 @pytest.mark.parametrize("selected", [{}, {"aggregate": "account"}])
@@ -130,24 +132,24 @@ def test_a_missing_position_fails_the_query(
     stream = make_log(Endpoint((nats.url,)), [b"{}"] * 10)
     api(nats, f"STREAM.MSG.DELETE.{stream}", {"seq": 7})
     frame = frame_of(spark, nats, stream, streaming=True, maxPositionsPerTrigger="5", **selected)
-    seen = Batches()
+    batches = Batches()
     with pytest.raises(Exception, match="broken at position 7: it is missing"):
-        run_stream(frame, tmp_path / "checkpoint", seen)
-    assert seen.positions == [[1, 2, 3, 4, 5]]
+        run_stream(frame, tmp_path / "checkpoint", batches)
+    assert batches.positions == [[1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"fromPosition": "12"}, "fromPosition is 12, and the log ends at 10"),
         ({"toPosition": "5"}, "A stream has no end"),
     ],
 )
 def test_a_stream_that_cannot_begin_is_refused(
-    nats: NatsServer, spark: Any, tmp_path: Path, options: dict[str, str], said: str
+    nats: NatsServer, spark: Any, tmp_path: Path, options: dict[str, str], problem: str
 ) -> None:
     log = bank_log(nats, 10)
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=problem):
         run_stream(frame_of(spark, nats, log.name, streaming=True, **options), tmp_path / "checkpoint", Batches())
 
 
@@ -174,45 +176,45 @@ with spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"}) as st
 """
 
 
-def test_the_sink_counts_once_after_a_kill_between_the_two_commits_and_a_deleted_checkpoint(
+def test_the_sink_counts_once_after_a_kill_and_a_deleted_checkpoint(
     nats: NatsServer, spark: Any, tmp_path: Path, eventjet_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = bank_log(nats, 1_000)
     checkpoint = tmp_path / "checkpoint"
     command = [sys.executable, "-c", CRASHING, eventjet_database, log.name, str(checkpoint)]
     monkeypatch.setenv("EVENTJET_SERVERS", nats.url)
-    died = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert died.returncode == -9, died.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert process.returncode == -9, process.stderr
     assert sorted(path.name for path in (checkpoint / "offsets").glob("[0-9]*")) == ["0", "1"]
     assert sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*")) == ["0"]
     engine = create_engine(eventjet_database)
-    assert kept(engine) == (600, turnover(log, 600))
+    assert sink_state(engine) == (600, turnover(log, 600))
 
     options = {"servers": nats.url, "maxPositionsPerTrigger": "300"}
-    again: list[int] = []
+    batch_numbers: list[int] = []
 
     def take(events: Any, number: int) -> None:
-        again.append(number)
+        batch_numbers.append(number)
         turnover_sink.take(engine, events)
 
     run_stream(turnover_sink.log_of(spark, engine, log.name, **options), checkpoint, take)
-    assert again == [1, 2, 3]
-    assert kept(engine) == (1_000, turnover(log, 1_000))
+    assert batch_numbers == [1, 2, 3]
+    assert sink_state(engine) == (1_000, turnover(log, 1_000))
 
     shutil.rmtree(checkpoint)
     last = fill(log, 450)
     run_stream(turnover_sink.log_of(spark, engine, log.name, **options), checkpoint, take)
-    assert again == [1, 2, 3, 0, 1]
-    assert kept(engine) == (last, turnover(log, last))
+    assert batch_numbers == [1, 2, 3, 0, 1]
+    assert sink_state(engine) == (last, turnover(log, last))
 
-    # From the very beginning, as if the option that saves the work were not there.
+    # From the beginning of the log, without the option that skips known positions.
     shutil.rmtree(checkpoint)
     fill(log, 50)
     options["fromPosition"] = "1"
     run_stream(turnover_sink.log_of(spark, engine, log.name, **options), checkpoint, take)
-    assert kept(engine) == (last + 50, turnover(log, last + 50))
+    assert sink_state(engine) == (last + 50, turnover(log, last + 50))
 
-    # A database from a backup, older than the checkpoint: nothing may be left out in silence.
+    # A database from a backup, older than the checkpoint: no event may be skipped silently.
     with engine.begin() as connection:
         connection.execute(text("update turnover_position set position = 100"))
     fill(log, 10)
@@ -221,8 +223,8 @@ def test_the_sink_counts_once_after_a_kill_between_the_two_commits_and_a_deleted
     engine.dispose()
 
 
-def kept(engine: Engine) -> tuple[int, dict[str, int]]:
-    """(position, cents by account) as the sink's tables have it."""
+def sink_state(engine: Engine) -> tuple[int, dict[str, int]]:
+    """Return (position, cents by account) of the sink's tables."""
     with engine.connect() as connection:
         rows = connection.execute(text("select account_id, cents from turnover")).all()
         return connection.execute(turnover_sink.POSITION).scalar_one(), {str(name): int(cents) for name, cents in rows}

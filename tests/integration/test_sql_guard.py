@@ -1,4 +1,4 @@
-"""What a handler must not do is refused before it takes effect, and faults of the database are told from its own."""
+"""Forbidden actions of a handler are refused before they take effect, and told apart from database errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def writes_elsewhere(event: Recorded[Added], connection: AsyncConnection) 
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    ("handler", "problem"),
     [
         (commits, "commits must not call connection.commit()"),
         (commits_and_hides_it, "must not call connection.commit()"),
@@ -106,20 +106,20 @@ async def writes_elsewhere(event: Recorded[Added], connection: AsyncConnection) 
     ],
 )
 async def test_a_handler_may_not_end_the_transaction_it_is_given(
-    log: Ledger, handler: Callable[..., Any], said: str
+    log: Ledger, handler: Callable[..., Any], problem: str
 ) -> None:
     log.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(5)])
     bad = log.append([("a-1", Added(amount=Decimal(1)))])
     log.append([("a-2", Added(amount=Decimal(1)))])
     async with changed(log, bound_with(by_hand.opened, handler, by_hand.closed)).working(options=QUICK):
         stopped = await log.failed()
-    assert said in str(stopped.reason), stopped.reason
+    assert problem in str(stopped.reason), stopped.reason
     assert f"position {bad} of 'a-1'" in str(stopped.reason)
     assert stopped.position == bad - 1
     assert table_rows(log.where) == expected(log.recorded(bad - 1))
 
 
-async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that_it_may_be_half_written(
+async def test_a_transaction_ended_by_the_driver_stops_the_projection_as_half_written(
     log: Ledger,
 ) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
@@ -133,7 +133,7 @@ async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that
     assert "eventjet rebuild ledger" in str(stopped.reason)
 
 
-async def test_savepoints_of_a_handler_may_fail_and_be_passed_over(log: Ledger) -> None:
+async def test_savepoints_of_a_handler_may_fail(log: Ledger) -> None:
     async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
         try:
             async with connection.begin_nested():
@@ -149,7 +149,7 @@ async def test_savepoints_of_a_handler_may_fail_and_be_passed_over(log: Ledger) 
     assert rows["totals"] == [("opened", 2), ("refused", 1)]
 
 
-async def test_a_handler_that_goes_on_after_an_error_without_a_savepoint_is_named(log: Ledger) -> None:
+async def test_a_handler_that_ignores_an_error_without_a_savepoint_is_stopped(log: Ledger) -> None:
     async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
         try:
             await by_hand.opened(event, connection)
@@ -159,7 +159,7 @@ async def test_a_handler_that_goes_on_after_an_error_without_a_savepoint_is_name
     log.append([("a", Opened(owner="ada")), ("b", Opened(owner="ada")), ("c", Opened(owner="carl"))])
     async with changed(log, bound_with(opened, by_hand.added, by_hand.closed)).working(options=QUICK):
         if log.settings.database.startswith("sqlite"):
-            # There a statement that fails undoes itself alone, and the transaction goes on.
+            # On SQLite a failed statement undoes only itself, and the transaction continues.
             await log.caught_up(3, LEDGER)
             return
         stopped = await log.failed()
@@ -169,17 +169,15 @@ async def test_a_handler_that_goes_on_after_an_error_without_a_savepoint_is_name
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-async def test_a_fault_of_the_connection_is_tried_again_whatever_the_handler_makes_of_it(
-    log: Ledger, wrapped: bool
-) -> None:
-    left = 3
+async def test_a_connection_error_is_tried_again_even_if_the_handler_wraps_it(log: Ledger, wrapped: bool) -> None:
+    faults_left = 3
 
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
-        nonlocal left
+        nonlocal faults_left
         await by_hand.added(event, connection)
-        if not left or event.position < 20:
+        if not faults_left or event.position < 20:
             return
-        left -= 1
+        faults_left -= 1
         try:
             if connection.dialect.name == "sqlite":
                 await connection.exec_driver_sql("pragma max_page_count = 1")
@@ -194,11 +192,11 @@ async def test_a_fault_of_the_connection_is_tried_again_whatever_the_handler_mak
     last = log.append([("a-1", Added(amount=Decimal(1)))] * 50)
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert left == 0
+    assert faults_left == 0
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_constraint_checked_at_commit_is_bisected_to_its_event(log: Ledger) -> None:
+async def test_a_violation_of_a_deferred_constraint_is_bisected_to_its_event(log: Ledger) -> None:
     if not log.settings.database.startswith("postgresql"):
         pytest.skip("SQLite checks its constraints at once, unless foreign keys are deferred")
     log.execute("alter table lines add constraint positive check (amount > 0) not valid")

@@ -1,4 +1,4 @@
-"""SQL by hand, live: handlers and checkpoint in one transaction, on both databases."""
+"""A worker commits the writes of SQL handlers and the checkpoint in one transaction, on both databases."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ async def test_batches_of_any_size_give_identical_tables_and_stop_at_the_same_ev
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     log.append(history(20))
     async with log.working(options=replace(QUICK, batch_max=size)):
-        found_state = await log.failed()
+        failed_status = await log.failed()
     before = log.recorded(bad - 1)
     assert table_rows(log.where) == expected(before)
-    assert f"position {bad} of 'a-1'" in str(found_state.reason)
-    assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found_state.position < bad
+    assert f"position {bad} of 'a-1'" in str(failed_status.reason)
+    assert max(event.position for event in before if not isinstance(event.data, Noted)) <= failed_status.position < bad
 
 
-async def test_a_handler_that_fails_leaves_what_precedes_its_event_and_goes_on_once_mended(log: Ledger) -> None:
+async def test_a_failing_handler_leaves_earlier_events_and_continues_after_a_correction(log: Ledger) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await by_hand.added(event, connection)
         if event.data.amount == Decimal("13.13"):
@@ -78,7 +78,7 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log: Ledger) -> None:
+async def test_a_worker_cut_off_within_a_batch_writes_nothing_of_it(log: Ledger) -> None:
     reached = threading.Event()
 
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
@@ -98,7 +98,7 @@ async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_worker_that_stops_commits_the_transaction_in_hand_and_begins_no_other(
+async def test_a_stopping_worker_commits_its_transaction_and_begins_no_other(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(projection_session, "_FIRST_PART", 1)  # so that one batch takes several transactions
@@ -116,7 +116,7 @@ async def test_a_worker_that_stops_commits_the_transaction_in_hand_and_begins_no
     assert table_rows(log.where) == expected(log.recorded(1))
 
 
-async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) -> None:
+async def test_a_table_with_rows_and_no_checkpoint_is_refused(log: Ledger) -> None:
     log.execute("insert into totals (name, n) values ('x', 1)")
     log.append(history(3))
     async with log.working(options=QUICK):
@@ -124,13 +124,13 @@ async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) ->
     assert "totals holds rows that no checkpoint knows of" in str(stopped.reason)
 
 
-async def test_tables_are_made_with_their_keys_and_constraints(log: Ledger) -> None:
+async def test_tables_are_created_with_their_keys_and_constraints(log: Ledger) -> None:
     assert [table.name for table in LEDGER.tables] == ["totals", "accounts", "lines"]
     engine = log.where.sync_engine()
-    there = inspect(engine)
-    assert [key["referred_table"] for key in there.get_foreign_keys("lines")] == ["accounts"]
-    assert [one["column_names"] for one in there.get_unique_constraints("accounts")] == [["owner"]]
-    assert "ix_lines_account" in {one["name"] for one in there.get_indexes("lines")}
+    inspector = inspect(engine)
+    assert [key["referred_table"] for key in inspector.get_foreign_keys("lines")] == ["accounts"]
+    assert [constraint["column_names"] for constraint in inspector.get_unique_constraints("accounts")] == [["owner"]]
+    assert "ix_lines_account" in {index["name"] for index in inspector.get_indexes("lines")}
     engine.dispose()
 
 

@@ -1,4 +1,4 @@
-"""Revisions of SQL by hand beside each other: on PostgreSQL in schemas of their own, on SQLite under other names."""
+"""Revisions of SQL projections run beside each other: in schemas on PostgreSQL, under other names on SQLite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOME = "ej_ledger_r1"
 
 
 async def _twice(event: Recorded[Added], connection: AsyncConnection) -> None:
-    """What revision 2 does otherwise."""
+    """Handle the event as revision 2 does."""
     await by_hand.added(event, connection)
     await by_hand._count(connection, "again")
 
@@ -44,20 +44,20 @@ _HANDLERS = (by_hand.opened, _twice, by_hand.closed)
 
 
 def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Sequence[Any] = _HANDLERS) -> ResolvedSql:
-    made = SqlProjection("ledger", tables=tables, revision=2)
-    for one in handlers:
-        made.handler(one)
-    return by_hand.resolved(made)
+    declaration = SqlProjection("ledger", tables=tables, revision=2)
+    for handler in handlers:
+        declaration.handler(handler)
+    return by_hand.resolved(declaration)
 
 
 REVISED = _revised()
 
 
 def revised(events: list[Recorded[Any]]) -> TableRows:
-    """What the tables of revision 2 must hold."""
-    made = expected(events)
-    count = sum(isinstance(one.data, Added) for one in events)
-    return {**made, "totals": sorted([*made["totals"], *([("again", count)] if count else [])])}
+    """Return the expected rows of revision 2."""
+    tables = expected(events)
+    count = sum(isinstance(event.data, Added) for event in events)
+    return {**tables, "totals": sorted([*tables["totals"], *([("again", count)] if count else [])])}
 
 
 def init(log: Ledger, resolved: ResolvedSql) -> list[str]:
@@ -73,16 +73,16 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
 
 
 def rows(log: Ledger, resolved: ResolvedSql) -> TableRows:
-    """The rows of a revision, wherever they are."""
-    place = checkpoint(log, resolved.revision).location
-    return table_rows(log.where, tables=located_tables(resolved, place, log.where.dialect))
+    """Return the rows of a revision, wherever its tables are."""
+    location = checkpoint(log, resolved.revision).location
+    return table_rows(log.where, tables=located_tables(resolved, location, log.where.dialect))
 
 
-async def took_over(log: Ledger) -> None:
-    async def has() -> bool:
+async def wait_taken_over(log: Ledger) -> None:
+    async def has_taken_over() -> bool:
         return (await asyncio.to_thread(checkpoint, log, 2)).location == ""
 
-    await eventually(has, "revision 2 to take over", 60)
+    await eventually(has_taken_over, "revision 2 to take over", 60)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def sqlite_log(eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
 
 
 class Reader:
-    """Reads two of the declared tables all the time, with the checkpoint they belong to, in one statement each time."""
+    """A reader that polls two of the declared tables together with their checkpoint, in one statement."""
 
     _QUERY = text(
         "select p.revision, p.position, "
@@ -105,7 +105,7 @@ class Reader:
     )
 
     def __init__(self, log: Ledger) -> None:
-        self.seen: list[tuple[int, int, str, int]] = []
+        self.snapshots: list[tuple[int, int, str, int]] = []
         self._engine = log.where.sync_engine()
         self._stop = threading.Event()
         self._fault: Exception | None = None
@@ -114,10 +114,10 @@ class Reader:
         try:
             with self._engine.connect().execution_options(**{READ_ONLY: True}) as connection:
                 while not self._stop.is_set():
-                    one = tuple(connection.execute(self._QUERY).one())
+                    snapshot = tuple(connection.execute(self._QUERY).one())
                     connection.rollback()
-                    if not self.seen or self.seen[-1][:2] != one[:2]:
-                        self.seen.append(one)
+                    if not self.snapshots or self.snapshots[-1][:2] != snapshot[:2]:
+                        self.snapshots.append(snapshot)
                     time.sleep(0.01)
         except Exception as error:  # noqa: BLE001 - raised where it is checked
             self._fault = error
@@ -134,23 +134,23 @@ class Reader:
             self._engine.dispose()
 
     async def has_seen(self, revision: int) -> bool:
-        return any(one[0] == revision for one in self.seen)
+        return any(snapshot[0] == revision for snapshot in self.snapshots)
 
     def check(self, log: Ledger) -> set[int]:
-        """Each look showed the tables of one revision at one position; which revisions were seen."""
+        """Assert that each read showed one revision at one position; return the revisions."""
         assert self._fault is None, self._fault
-        assert [one[:2] for one in self.seen] == sorted(one[:2] for one in self.seen)
-        positions = [position for _, position, _, _ in self.seen]
+        assert [snapshot[:2] for snapshot in self.snapshots] == sorted(snapshot[:2] for snapshot in self.snapshots)
+        positions = [position for _, position, _, _ in self.snapshots]
         assert positions == sorted(positions)
         events = log.recorded(positions[-1])
-        for revision, position, totals, lines in self.seen:
-            due = (expected if revision == 1 else revised)([one for one in events if one.position <= position])
+        for revision, position, totals, lines in self.snapshots:
+            due = (expected if revision == 1 else revised)([event for event in events if event.position <= position])
             assert sorted(map(tuple, json.loads(totals))) == due["totals"], (revision, position)
             assert lines == len(due["lines"]), (revision, position)
-        return {revision for revision, *_ in self.seen}
+        return {revision for revision, *_ in self.snapshots}
 
 
-async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_one_that_serves(
+async def test_a_revision_builds_in_its_own_schema_and_takes_over(
     postgres_log: Ledger,
 ) -> None:
     log, newer = postgres_log, changed(postgres_log, REVISED)
@@ -167,11 +167,11 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
                 for number in range(650, 1_100, 45):
                     log.append(events[number : number + 45])
                     await asyncio.sleep(0.05)
-                await took_over(log)
+                await wait_taken_over(log)
                 last = log.append(events[1_100:])
                 await log.caught_up(last, REVISED)
 
-                # The older one is still listed by a process: it goes on in a schema of its own.
+                # A worker still runs the older revision, which continues in its own schema.
                 async def follows() -> bool:
                     return (await asyncio.to_thread(checkpoint, log, 1)).position >= last - 10
 
@@ -183,10 +183,10 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
     assert table_rows(log.where) == rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
     granted = "select has_table_privilege('public', 'public.accounts', 'select'), has_sequence_privilege('public', "
-    assert asked(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
+    assert query_rows(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
 
 
-def asked(log: Ledger, query: str) -> list[Any]:
+def query_rows(log: Ledger, query: str) -> list[Any]:
     engine = log.where.sync_engine()
     try:
         with engine.begin() as connection:
@@ -195,40 +195,40 @@ def asked(log: Ledger, query: str) -> list[Any]:
         engine.dispose()
 
 
-async def both_built(log: Ledger) -> int:
-    """Revision 1 aside, revision 2 declared; the last position."""
+async def build_both_revisions(log: Ledger) -> int:
+    """Let revision 2 take over from revision 1; return the last position."""
     last = log.append(history(300))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
     newer = changed(log, REVISED)
     init(newer, REVISED)
     async with newer.working(options=QUICK):
-        await took_over(log)
+        await wait_taken_over(log)
     return last
 
 
-async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_alone(postgres_log: Ledger) -> None:
-    log, last = postgres_log, await both_built(postgres_log)
+async def test_each_revision_is_rebuilt_verified_and_dropped_by_itself(postgres_log: Ledger) -> None:
+    log, last = postgres_log, await build_both_revisions(postgres_log)
     for revision, resolved in ((1, LEDGER), (2, REVISED)):
-        place = HOME if revision == 1 else ""
-        log.execute(f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
-        there = changed(log, resolved)
-        assert (await verify(there, "ledger", log.settings)).differences == 1
-        report = await rebuild(there, ["ledger"], log.settings, engine="local")
-        assert report.projections[0].location == checkpoint(log, revision).location == place
-        assert (await verify(there, "ledger", log.settings)).differences == 0
+        location = HOME if revision == 1 else ""
+        log.execute(f"update {location or 'public'}.totals set n = n + 1 where name = 'added'")
+        deployed = changed(log, resolved)
+        assert (await verify(deployed, "ledger", log.settings)).differences == 1
+        report = await rebuild(deployed, ["ledger"], log.settings, engine="local")
+        assert report.projections[0].location == checkpoint(log, revision).location == location
+        assert (await verify(deployed, "ledger", log.settings)).differences == 0
     assert rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(last))
     engine = log.where.sync_engine()
     with engine.begin() as connection:
-        assert [(one.revision, len(one.tables)) for one in unused(connection, [REVISED])] == [(1, 3)]
+        assert [(table.revision, len(table.tables)) for table in unused(connection, [REVISED])] == [(1, 3)]
         retire(connection, "ledger", 1, [REVISED])
     engine.dispose()
-    assert asked(log, f"select nspname from pg_namespace where nspname = '{HOME}'") == []
+    assert query_rows(log, f"select nspname from pg_namespace where nspname = '{HOME}'") == []
     assert rows(log, REVISED) == revised(log.recorded(last))
 
 
-async def test_a_session_that_was_replaced_goes_on_in_the_revisions_own_schema(postgres_log: Ledger) -> None:
+async def test_a_replaced_session_works_in_the_schema_of_its_revision(postgres_log: Ledger) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await _twice(event, connection)
         if event.position > 150:
@@ -238,32 +238,34 @@ async def test_a_session_that_was_replaced_goes_on_in_the_revisions_own_schema(p
     last = log.append(history(300))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    wrong = _revised(handlers=(by_hand.opened, added, by_hand.closed))
-    init(log, wrong)
+    committing = _revised(handlers=(by_hand.opened, added, by_hand.closed))
+    init(log, committing)
 
     async def failed() -> bool:
         return (await asyncio.to_thread(checkpoint, log, 2)).state == "failed"
 
-    async with changed(log, wrong).working(options=QUICK):
+    async with changed(log, committing).working(options=QUICK):
         await eventually(failed, "the handler that commits to be stopped")
-    at = checkpoint(log, 2).position
-    assert 140 < at < 160
-    assert rows(log, wrong) == revised(log.recorded(at))
+    position = checkpoint(log, 2).position
+    assert 140 < position < 160
+    assert rows(log, committing) == revised(log.recorded(position))
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sqlite_log: Ledger) -> None:
+async def test_on_sqlite_a_revision_with_the_same_tables_is_refused(sqlite_log: Ledger) -> None:
     log, newer = sqlite_log, changed(sqlite_log, REVISED)
     last = log.append(history(100))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    words = "Revision 2 of projection 'ledger' .* Declare tables of other names for it, or leave the revision as it was"
-    with pytest.raises(LocationTaken, match=words):
+    refusal = (
+        "Revision 2 of projection 'ledger' .* Declare tables of other names for it, or leave the revision as it was"
+    )
+    with pytest.raises(LocationTaken, match=refusal):
         init(newer, REVISED)
-    with pytest.raises(LocationTaken, match=words):
+    with pytest.raises(LocationTaken, match=refusal):
         async with newer.working(options=QUICK):
             pass
-    with pytest.raises(LocationTaken, match=words):
+    with pytest.raises(LocationTaken, match=refusal):
         await rebuild(newer, ["ledger"], log.settings, engine="local")
     assert table_rows(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
@@ -282,7 +284,7 @@ async def _counted(event: Recorded[Opened | Added | Closed], connection: AsyncCo
 
 
 @pytest.mark.parametrize("kind", ["postgres_log", "sqlite_log"])
-async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
+async def test_a_revision_with_other_table_names_needs_no_schema_of_its_own(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     log: Ledger = request.getfixturevalue(kind)
@@ -297,7 +299,7 @@ async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
         await log.caught_up(last, resolved)
         await log.caught_up(last, LEDGER)
     assert [checkpoint(log, revision).location for revision in (1, 2)] == ["", ""]
-    due = expected(log.recorded(last))
-    assert table_rows(log.where) == due
+    expected_rows = expected(log.recorded(last))
+    assert table_rows(log.where) == expected_rows
     with reading(log.settings.database) as connection:
-        assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == due["totals"]
+        assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == expected_rows["totals"]

@@ -19,7 +19,7 @@ from tests.integration.by_hand import QUICK, accounts_table, bound_with, kinds_t
 from tests.integration.projecting import Added, Opened
 
 
-async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
+async def test_values_of_every_type_are_read_back_equal_through_the_declared_table(
     eventjet_nats: NatsServer, database: str
 ) -> None:
     values: dict[str, Any] = {
@@ -48,12 +48,12 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
         await log.caught_up(last, resolved)
     rows = table_rows(log.where, tables=[kinds_table])["kinds"]
     assert len(rows) == 4
-    nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
-    seen = {one.position: one.recorded_at for one in log.recorded(last)}
-    kept = tuple(value for name, value in values.items() if name != "id")
+    nothing = (None,) * (len(values) - 1)  # `table_rows` leaves ids out
+    recorded_times = {event.position: event.recorded_at for event in log.recorded(last)}
+    stored_values = tuple(value for name, value in values.items() if name != "id")
     assert rows == [
-        *[(-position, *nothing, seen[position]) for position in (2, 1)],
-        *[(position, *kept, seen[position]) for position in (1, 2)],
+        *[(-position, *nothing, recorded_times[position]) for position in (2, 1)],
+        *[(position, *stored_values, recorded_times[position]) for position in (1, 2)],
     ]
     assert rows[2][3].utcoffset() == timedelta(0)
 
@@ -62,7 +62,7 @@ LONG = "x" * 25
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "problem"),
     [
         (insert(totals_table).values(name=LONG, n=1), "totals.name holds 20 characters, and 25 were given"),
         (
@@ -84,8 +84,8 @@ LONG = "x" * 25
     ],
     ids=["a row", "several rows", "a change", "computed", "text by hand"],
 )
-async def test_a_text_that_is_too_long_is_told_with_its_column(
-    eventjet_nats: NatsServer, eventjet_database: str, statement: Any, told: str
+async def test_a_text_that_is_too_long_is_reported_with_its_column(
+    eventjet_nats: NatsServer, eventjet_database: str, statement: Any, problem: str
 ) -> None:
     async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
         await connection.execute(insert(totals_table).values(name="seen", n=1))
@@ -97,12 +97,12 @@ async def test_a_text_that_is_too_long_is_told_with_its_column(
     async with log.working(options=QUICK):
         stopped = await log.failed()
     assert "position 1 of 'a': StringDataRightTruncation: " in str(stopped.reason)
-    assert told in str(stopped.reason)
+    assert problem in str(stopped.reason)
     assert LONG not in str(stopped.reason)
 
 
 @pytest.mark.parametrize("value", [Decimal("0.00005"), Decimal("1e20")])
-async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
+async def test_a_value_that_sqlite_cannot_store_exactly_is_refused(
     eventjet_nats: NatsServer, tmp_path: Path, value: Any
 ) -> None:
     async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
@@ -117,14 +117,12 @@ async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
     assert f"position 1 of 'a': UnfitValue: {kinds_table.name}.money: it " in str(stopped.reason)
 
 
-async def test_sums_that_sqlite_makes_of_text_are_refused_and_never_rounded(
-    eventjet_nats: NatsServer, tmp_path: Path
-) -> None:
+async def test_inexact_sums_of_sqlite_are_refused(eventjet_nats: NatsServer, tmp_path: Path) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         own = accounts_table.c.account_id == event.aggregate_id
         by = accounts_table.c.amount + event.data.amount
-        done = await connection.execute(update(accounts_table).where(own).values(amount=by))
-        assert done.rowcount == 1
+        result = await connection.execute(update(accounts_table).where(own).values(amount=by))
+        assert result.rowcount == 1
 
     log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", bound_with(by_hand.opened, added, by_hand.closed))
     amounts = [Decimal("0.11"), Decimal("0.22"), Decimal("0.07")]

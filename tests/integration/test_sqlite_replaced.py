@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(nats: NatsServer, path: Path) -> Ledger:
-    """On SQLite."""
+    """Return an app with its tables on SQLite."""
     url = f"sqlite:///{path}"
     database_with(url, BALANCES, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=url))
@@ -43,7 +43,7 @@ def ledger(nats: NatsServer, path: Path) -> Ledger:
     return ledger
 
 
-def backed_up(path: Path) -> Path:
+def back_up(path: Path) -> Path:
     backup = path.with_name("backup.db")
     with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(backup)) as copy:
         live.backup(copy)
@@ -62,13 +62,15 @@ def add(connection: Connection, rows: int) -> None:
 
 
 @pytest.mark.parametrize("replace", [lambda backup, path: backup.replace(path), lambda _, path: path.unlink()])
-def test_no_transaction_begins_on_a_file_that_is_gone(path: Path, replace: Callable[[Path, Path], object]) -> None:
+def test_no_transaction_begins_on_a_replaced_or_deleted_file(
+    path: Path, replace: Callable[[Path, Path], object]
+) -> None:
     engine = Database(f"sqlite:///{path}").sync_engine()
     with engine.connect() as connection, connection.begin():
         connection.execute(text("create table kept (n integer)"))
     with engine.connect() as first, engine.connect() as second:
         add(first, 3)
-        backup = backed_up(path)
+        backup = back_up(path)
         add(first, 4)
         assert count(second) == 7
         replace(backup, path)
@@ -80,14 +82,14 @@ def test_no_transaction_begins_on_a_file_that_is_gone(path: Path, replace: Calla
     engine.dispose()
 
 
-def test_what_was_written_to_the_file_that_is_gone_does_not_get_into_the_other_one(path: Path) -> None:
+def test_writes_to_a_replaced_file_do_not_get_into_the_new_file(path: Path) -> None:
     engine = Database(f"sqlite:///{path}").sync_engine()
     with engine.connect() as connection, connection.begin():
         connection.execute(text("create table kept (n integer)"))
     with ExitStack() as stack:
         olds = [stack.enter_context(engine.connect()) for _ in range(2)]
         add(olds[0], 3)
-        backup = backed_up(path)
+        backup = back_up(path)
         add(olds[1], 40)
         backup.replace(path)
         with pytest.raises(OperationalError):
@@ -95,7 +97,7 @@ def test_what_was_written_to_the_file_that_is_gone_does_not_get_into_the_other_o
         with engine.connect() as new:
             assert count(new) == 3
             add(new, 2)
-            # The one who notices later leaves alone what belongs to the new file.
+            # A connection that notices later does not touch the files of the new database.
             with pytest.raises(OperationalError):
                 count(olds[1])
             for old in olds:
@@ -103,12 +105,12 @@ def test_what_was_written_to_the_file_that_is_gone_does_not_get_into_the_other_o
             add(new, 2)
             with engine.connect() as other:
                 assert count(other) == count(new) == 7
-    with closing(sqlite3.connect(path)) as plain:
-        assert plain.execute("pragma integrity_check").fetchone() == ("ok",)
-        assert plain.execute("select count(*) from kept").fetchone() == (7,)
+    with closing(sqlite3.connect(path)) as reopened:
+        assert reopened.execute("pragma integrity_check").fetchone() == ("ok",)
+        assert reopened.execute("select count(*) from kept").fetchone() == (7,)
 
 
-def test_a_log_that_somebody_removed_is_not_written_on(path: Path) -> None:
+def test_a_database_with_a_deleted_wal_file_is_not_written(path: Path) -> None:
     engine = Database(f"sqlite:///{path}").sync_engine()
     with engine.connect() as connection:
         with connection.begin():
@@ -118,46 +120,46 @@ def test_a_log_that_somebody_removed_is_not_written_on(path: Path) -> None:
             add(connection, 1)
 
 
-async def test_a_worker_goes_on_from_a_backup_that_its_file_was_replaced_by(
+async def test_a_worker_continues_from_a_backup_that_replaced_its_file(
     ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    look = Checkpoints(ledger.settings.database)
-    waiting = Waiting("", look)
+    checkpoints = Checkpoints(ledger.settings.database)
+    waiting = Waiting("", checkpoints)
     async with ledger.working("balances", options=QUICK):
         first = ledger.append(history(300))
         await waiting.caught_up(BALANCES, first, 30)
-        backup = backed_up(path)
+        backup = back_up(path)
         last = ledger.append(history(300, seed=8))
         await waiting.caught_up(BALANCES, last, 30)
         backup.replace(path)
 
-        async def told() -> bool:
+        async def is_logged() -> bool:
             return "was replaced or deleted while it was open" in caplog.text
 
-        await eventually(told, "the worker to notice")
+        await eventually(is_logged, "the worker to notice")
         # The waiter has the old file open, too.
         await waiting.caught_up(BALANCES, last, 30)
         last = ledger.append(history(50, seed=9))
         await waiting.caught_up(BALANCES, last, 30)
     await waiting.close()
-    await look.close()
+    await checkpoints.close()
     with reading(ledger.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
 
 
-async def test_a_deleted_file_ends_the_term_and_is_told_until_there_is_another(
+async def test_a_deleted_file_is_reported_until_there_is_another(
     ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ledger.working("balances", options=QUICK):
         last = ledger.append(history(100))
         await ledger.caught_up(last)
-        backup = backed_up(path)
+        backup = back_up(path)
         path.unlink()
 
-        async def told() -> bool:
+        async def is_logged() -> bool:
             return "was replaced or deleted while it was open" in caplog.text
 
-        await eventually(told, "the worker to notice")
+        await eventually(is_logged, "the worker to notice")
         with pytest.raises(Unreachable, match="eventjet's tables are not in it"):
             await ledger.status()
         await asyncio.to_thread(backup.replace, path)
@@ -172,7 +174,7 @@ async def test_a_deleted_file_ends_the_term_and_is_told_until_there_is_another(
         await eventually(caught_up, "the worker to go on with the backup")
 
 
-async def test_a_connection_whose_opening_is_cancelled_twice_is_closed(tmp_path: Path) -> None:
+async def test_a_connection_is_closed_when_its_opening_is_cancelled_twice(tmp_path: Path) -> None:
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(sqlite3.Connection):

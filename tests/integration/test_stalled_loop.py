@@ -1,4 +1,4 @@
-"""A loop that stands still while the server answers: that is not the server's silence, which still has its end."""
+"""A stalled loop is not taken for a silent server, and a silent server still ends requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.stores import retry_for
 
 TIMEOUT_S = 0.5
 STILL_S = 3.0
-"""Many times as long."""
+"""Many times the timeout."""
 PATIENT_S = 60.0
 LARGE = 60_000
-"""Bytes of a body: a page of them is more than one read of the socket."""
+"""The size of a body: a page of such bodies takes more than one read of the socket."""
 
 
 def endpoint_of(server: NatsServer) -> Endpoint:
@@ -43,22 +43,22 @@ async def client(nats: NatsServer) -> AsyncIterator[Client]:
 
 
 async def test_a_request_that_was_not_sent_yet_is_not_late(client: Client) -> None:
-    asked = asyncio.create_task(client.api("INFO"))
-    await asyncio.sleep(0)  # it is written, and goes with what else this turn of the loop sends
+    request = asyncio.create_task(client.api("INFO"))
+    await asyncio.sleep(0)  # the request is written, and sent at the end of this turn of the loop
     time.sleep(STILL_S)
-    assert "streams" in await asked
+    assert "streams" in await request
 
 
-async def test_an_answer_that_came_while_the_loop_stood_still_is_heard(client: Client) -> None:
+async def test_an_answer_that_came_while_the_loop_stalled_is_received(client: Client) -> None:
     for _ in range(3):
-        asked = asyncio.create_task(client.api("INFO"))
+        request = asyncio.create_task(client.api("INFO"))
         for _ in range(3):
             await asyncio.sleep(0)  # it is sent
         time.sleep(STILL_S)
-        assert "streams" in await asked
+        assert "streams" in await request
 
 
-async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsServer) -> None:
+async def test_all_received_data_is_read_before_a_request_is_late(nats: NatsServer) -> None:
     name, events = fresh_name(), 20
     create(endpoint_of(nats), name, allow_direct=True)
     body = b'"%b"' % (b"x" * LARGE)
@@ -70,71 +70,71 @@ async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsSe
         return sum([len(page) async for page in reads.pages(f"{name}.account.a", 1)])
 
     assert await length() == events  # over a connection that is there
-    asked = [asyncio.create_task(length()) for _ in range(REQUESTS_MAX)]
+    requests = [asyncio.create_task(length()) for _ in range(REQUESTS_MAX)]
     for _ in range(10):
         await asyncio.sleep(0)
     time.sleep(STILL_S)
-    assert await asyncio.gather(*asked) == [events] * REQUESTS_MAX
+    assert await asyncio.gather(*requests) == [events] * REQUESTS_MAX
     await reader.close()
 
 
-async def test_a_server_that_is_silent_ends_a_request_though_the_loop_stood_still() -> None:
+async def test_a_silent_server_ends_a_request_of_a_stalled_loop() -> None:
     with NatsServer() as server:
         client = Client(endpoint_of(server), TIMEOUT_S)
         await client.connect()
         server.pause()
-        asked = asyncio.create_task(client.api("INFO"))
+        request = asyncio.create_task(client.api("INFO"))
         await asyncio.sleep(0)
         time.sleep(STILL_S)
         async with asyncio.timeout(PATIENT_S):
             with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
-                await asked
+                await request
         await client.close()
 
 
-async def test_a_server_that_is_silent_ends_a_request_of_a_loop_that_is_always_late() -> None:
-    """Each look is late: what is given back is what was lost, and no more."""
+async def test_a_silent_server_ends_a_request_of_a_loop_that_is_always_late() -> None:
+    """Every check of the deadline is late; a request gets back the lost time, and no more."""
     with NatsServer() as server:
         client = Client(endpoint_of(server), TIMEOUT_S)
         await client.connect()
         server.pause()
-        asked = asyncio.create_task(client.api("INFO"))
+        request = asyncio.create_task(client.api("INFO"))
         for _ in range(round(PATIENT_S / 0.3)):
             await asyncio.sleep(0.1)
-            if asked.done():
+            if request.done():
                 break
             time.sleep(0.2)
-        assert asked.done()
+        assert request.done()
         with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
-            await asked
+            await request
         await client.close()
 
 
-async def test_what_others_are_answered_does_not_keep_a_late_request_alive(nats: NatsServer) -> None:
+async def test_other_messages_do_not_keep_a_late_request_alive(nats: NatsServer) -> None:
     client = Client(endpoint_of(nats), TIMEOUT_S)
     await client.connect()
-    heard = 0
+    received = 0
 
     def hear(_: object) -> None:
-        nonlocal heard
-        heard += 1
+        nonlocal received
+        received += 1
 
     subject = fresh_name("silent")
     await client.serve(f"{subject}.others", hear)
-    # Nobody answers on it, and somebody listens.
+    # This subject has a subscriber that does not answer.
     await client.serve(f"{subject}.never", lambda _: None)
-    asked = asyncio.create_task(client.request(f"{subject}.never"))
+    request = asyncio.create_task(client.request(f"{subject}.never"))
     async with asyncio.timeout(PATIENT_S):
-        while not asked.done():
+        while not request.done():
             client.publish(f"{subject}.others", b"x" * 1_000)
             await asyncio.sleep(0)
-    assert heard
+    assert received
     with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
-        await asked
+        await request
     await client.close()
 
 
-async def test_an_import_goes_on_in_a_loop_that_stands_still_at_every_turn(nats: NatsServer) -> None:
+async def test_an_import_succeeds_in_a_loop_that_stalls_at_every_turn(nats: NatsServer) -> None:
     app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     events = [
         Imported(Account, f"a-{number}", event)

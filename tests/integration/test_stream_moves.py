@@ -1,4 +1,4 @@
-"""Streams that are moved or scaled while commands, a read model, a reactor and a process with deadlines go on."""
+"""Streams are moved or scaled while commands, a read model, a reactor and a process with deadlines work."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ DURABLES = {"deposits-r1", "receipts", "transfer"}
 
 @dataclass
 class Load:
-    """Deposits, and transfers that wait for two deadlines each; it knows all that was acknowledged."""
+    """Deposits and transfers with two deadlines each, and the positions of all acknowledged deposits."""
 
     jet: Jet
     positions: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Of each account, where its acknowledged deposits are."""
+    """The positions of the acknowledged deposits of each account."""
     transfers: int = 0
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,8 +58,8 @@ class Load:
 
     async def deposit(self, account: str) -> None:
         while not self.stop.is_set():
-            done = await self.jet.repository(Account).execute(account, Account.deposit, Decimal(1))
-            self.positions[account].append(done.position)
+            result = await self.jet.repository(Account).execute(account, Account.deposit, Decimal(1))
+            self.positions[account].append(result.position)
             await asyncio.sleep(0.02)
 
     async def transfer(self) -> None:
@@ -84,14 +84,14 @@ class Moving:
         assert self.jet.client is not None
         return [await self.jet.client.ask(stream_info(name), 30.0) for name in STREAMS]
 
-    async def placed(self, **placement: Any) -> None:
+    async def place_streams(self, **placement: Any) -> None:
         """Begin to move every stream, as `nats stream edit` does."""
         assert self.jet.client is not None
         for state in await self.states():
             await self.jet.client.api(f"STREAM.UPDATE.{state.name}", {**state.config, "placement": placement})
 
-    async def arrived(self, servers: set[str] | None = None, replicas: int = 3) -> None:
-        """Look with doctor until every stream has copies there, or anywhere; nothing wrong is said meanwhile."""
+    async def wait_arrived(self, servers: set[str] | None = None, replicas: int = 3) -> None:
+        """Wait until every stream has its copies on these servers, or anywhere; doctor must report no fault."""
 
         def is_there(state: StreamState) -> bool:
             copies: Sequence[dict[str, Any]] = state.cluster.get("replicas") or ()
@@ -99,7 +99,7 @@ class Moving:
             is_right = members == servers if servers else len(members) == replicas
             return is_right and not state.cluster.get("desired") and all(copy.get("current") for copy in copies)
 
-        async def all_there() -> bool:
+        async def all_arrived() -> bool:
             for finding in await self.sick.findings():
                 if finding.check in ("move", "copies"):
                     assert finding.level is NOTE, finding
@@ -111,7 +111,7 @@ class Moving:
                 return False
 
         async with asyncio.timeout(BOUND_S):
-            while not await all_there():
+            while not await all_arrived():
                 await asyncio.sleep(0.1)
 
     async def init(self, *options: str) -> None:
@@ -132,7 +132,7 @@ class Moving:
 async def at_work(
     cluster: NatsCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, replicas: int = 3
 ) -> AsyncGenerator[Moving]:
-    """An app at work; at the end every acknowledged event is there once, and all that follows the log has followed."""
+    """Run an app; at the end assert that every acknowledged event is stored once and handled by all subscriptions."""
     settings = Settings(tuple(cluster.urls), f"sqlite:///{folder}/models.db", replicas=replicas)
     sick = await Deployment(settings, folder, app=APP).init()
     monkeypatch.setattr(process_waking, "_LATE_LOOK_S", 1.0)
@@ -168,7 +168,7 @@ async def check_all(jet: Jet, load: Load) -> None:
     assert (await jet.repository(Book).load("all")).notes == load.transfers
     for account, positions in load.positions.items():
         history = await jet.repository(Account).history(account)
-        stored = [each.position for each in history if not getattr(each.data, "transfer", "")]
+        stored = [event.position for event in history if not getattr(event.data, "transfer", "")]
         assert stored == positions, account  # each once, and no other
     await jet.caught_up("deposits", position=(await jet.log()).last, timeout_s=BOUND_S)
     assert jet.client is not None
@@ -176,44 +176,44 @@ async def check_all(jet: Jet, load: Load) -> None:
     assert Counter(names) == Counter(DURABLES)
 
 
-async def test_streams_move_by_their_tags_while_all_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_move_by_their_tags_while_an_app_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tags = ["rack:a", "rack:a", "rack:a rack:b", "rack:b", "rack:b"]
     with NatsCluster(sizes=[5], tags=tags) as cluster:
         async with at_work(cluster, tmp_path, monkeypatch) as moving:
             for rack, servers in (("rack:a", {"n1", "n2", "n3"}), ("rack:b", {"n3", "n4", "n5"})):
-                await moving.placed(tags=[rack])
+                await moving.place_streams(tags=[rack])
                 await moving.init()
                 await moving.init("--repair")
-                await moving.arrived(servers)
+                await moving.wait_arrived(servers)
             await moving.init("--repair")
             assert [state.config["placement"] for state in await moving.states()] == [{"tags": ["rack:b"]}] * 4
 
 
-async def test_streams_move_to_another_cluster_while_all_goes_on(
+async def test_streams_move_to_another_cluster_while_an_app_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with NatsCluster(sizes=[3, 3]) as cluster:
         async with at_work(cluster, tmp_path, monkeypatch) as moving:
-            await moving.placed(cluster="eventjet2")
+            await moving.place_streams(cluster="eventjet2")
             await moving.init()
             await moving.init("--repair")
-            await moving.arrived({"n4", "n5", "n6"})
+            await moving.wait_arrived({"n4", "n5", "n6"})
             await moving.init("--repair")
             assert [state.config["placement"] for state in await moving.states()] == [{"cluster": "eventjet2"}] * 4
 
 
-async def test_streams_are_scaled_while_all_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timers that come due meanwhile are among what nats-server 2.15.1 loses, and a worker sets them again."""
+async def test_streams_are_scaled_while_an_app_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nats-server 2.15.1 loses timers that come due meanwhile, and a worker sets them again."""
     with NatsCluster() as cluster:
         async with at_work(cluster, tmp_path, monkeypatch, replicas=1) as moving:
             for replicas in (3, 1, 3):
                 moving.sick.settings = replace(moving.sick.settings, replicas=replicas)
                 monkeypatch.setenv("EVENTJET_REPLICAS", str(replicas))
                 await moving.init("--repair")
-                await moving.arrived(replicas=replicas)
+                await moving.wait_arrived(replicas=replicas)
 
 
-async def test_a_server_is_emptied_while_all_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_is_evacuated_while_an_app_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsCluster(sizes=[4]) as cluster:
         async with at_work(cluster, tmp_path, monkeypatch) as moving:
             (log, *_) = await moving.states()
@@ -221,15 +221,15 @@ async def test_a_server_is_emptied_while_all_goes_on(tmp_path: Path, monkeypatch
             system = Settings(tuple(cluster.urls), user=SYSTEM, password=SYSTEM)
             with NatsConnection.open(Endpoint.of(system)) as link:
                 assert link.api("SERVER.EVACUATE", {"peer": leader})["success"]
-            await moving.arrived({"n1", "n2", "n3", "n4"} - {leader})
+            await moving.wait_arrived({"n1", "n2", "n3", "n4"} - {leader})
             cluster.named(leader).stop()
             await moving.more()
             cluster.named(leader).start()
             await moving.init("--repair")
-            await moving.arrived({"n1", "n2", "n3", "n4"} - {leader})
+            await moving.wait_arrived({"n1", "n2", "n3", "n4"} - {leader})
 
 
-async def test_a_move_that_waits_refuses_to_be_scaled_and_is_taken_back(
+async def test_a_waiting_move_refuses_scaling_and_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with NatsCluster(sizes=[5], tags=["a", "a", "a b", "b", "b"]) as cluster:
@@ -241,7 +241,7 @@ async def test_a_move_that_waits_refuses_to_be_scaled_and_is_taken_back(
             monkeypatch.setenv(f"EVENTJET_{name}", value)
 
         async def moves(config: dict[str, Any] | None = None) -> bool:
-            """Whether a move is under way; it is begun with the configuration, if there is one."""
+            """Begin a move with a configuration, if one is given, and return whether a move is under way."""
             try:
                 if config is not None:
                     sick.api("STREAM.UPDATE.bank", config)
@@ -260,8 +260,8 @@ async def test_a_move_that_waits_refuses_to_be_scaled_and_is_taken_back(
 
         async def is_refused() -> bool:
             status = await asyncio.to_thread(main, ["init", "--repair"])
-            said = " ".join(capsys.readouterr().err.split())
-            return status == 3 and "Run it again once `eventjet doctor` no longer says that the stream" in said
+            error = " ".join(capsys.readouterr().err.split())
+            return status == 3 and "Run it again once `eventjet doctor` no longer says that the stream" in error
 
         await eventually(is_refused)
         await sick.deposit(Decimal(5))
@@ -272,23 +272,23 @@ async def test_a_move_that_waits_refuses_to_be_scaled_and_is_taken_back(
             server.resume()
 
 
-async def test_the_console_says_where_a_stream_is_moved(
+async def test_the_console_shows_where_a_stream_is_moved(
     eventjet_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings((eventjet_nats.url,), f"sqlite:///{tmp_path}/models.db")
     sick = await Deployment(settings, tmp_path).init()
     move = Move(["n4", "n5"], "2026-11-27T22:48:19Z", "waiting for desired peers to catch up", False, False)
 
-    async def moving(*of: Any) -> LogStatus:
+    async def moving_status(*of: Any) -> LogStatus:
         return replace(await log_now(*of), move=move)
 
-    monkeypatch.setattr(status_poller, "log_now", moving)
+    monkeypatch.setattr(status_poller, "log_now", moving_status)
     site = console(sick.app, settings=settings)
     browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url="http://localhost")
     async with site.router.lifespan_context(site), browser:
 
-        async def is_said() -> bool:
-            said = "on its way to n4, n5, since 2026-11-27T22:48:19Z (waiting for desired peers to catch up)"
-            return said in (await browser.get("/")).text
+        async def is_shown() -> bool:
+            notice = "on its way to n4, n5, since 2026-11-27T22:48:19Z (waiting for desired peers to catch up)"
+            return notice in (await browser.get("/")).text
 
-        await eventually(is_said)
+        await eventually(is_shown)

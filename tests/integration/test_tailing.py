@@ -1,4 +1,4 @@
-"""The log in its order: where a reading of it ends, with and without following, in memory and on a server."""
+"""A tail of the log ends at its bounds, with and without following, in memory and on a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVENTS = 7
 
 @aggregate("account")
 class Shut:
-    """Of which nothing but openings is left."""
+    """An account of which only openings are declared."""
 
     def evolve(self, event: Opened) -> Shut:
         return self
@@ -56,19 +56,19 @@ async def deposit(jet: Jet, times: int) -> None:
 
 async def positions(jet: Jet, **bounds: Any) -> list[int]:
     async with asyncio.timeout(PATIENT_S):
-        return [one.position async for one in jet.tail(**bounds)]
+        return [event.position async for event in jet.tail(**bounds)]
 
 
 @pytest.mark.parametrize("follow", [False, True])
-async def test_a_tail_ends_behind_a_position_and_after_so_many_events(jet: Jet, follow: bool) -> None:
+async def test_a_tail_ends_after_a_position_or_a_number_of_events(jet: Jet, follow: bool) -> None:
     await deposit(jet, EVENTS)
-    every = list(range(1, EVENTS + 1))
-    assert await positions(jet, until=EVENTS, follow=follow) == every
+    all_positions = list(range(1, EVENTS + 1))
+    assert await positions(jet, until=EVENTS, follow=follow) == all_positions
     assert await positions(jet, until=3, follow=follow) == [1, 2, 3]
     assert await positions(jet, position=3, until=3, follow=follow) == [3]
     assert await positions(jet, position=4, until=3, follow=follow) == []
     assert await positions(jet, until=0, follow=follow) == []
-    assert await positions(jet, limit=EVENTS, follow=follow) == every
+    assert await positions(jet, limit=EVENTS, follow=follow) == all_positions
     assert await positions(jet, limit=2, follow=follow) == [1, 2]
     assert await positions(jet, position=5, limit=2, follow=follow) == [5, 6]
     assert await positions(jet, position=5, limit=9, until=6, follow=follow) == [5, 6]
@@ -76,13 +76,13 @@ async def test_a_tail_ends_behind_a_position_and_after_so_many_events(jet: Jet, 
     assert await positions(jet, limit=0, follow=follow) == []
 
 
-async def test_without_following_a_tail_ends_with_the_log_whatever_else_is_asked(jet: Jet) -> None:
+async def test_a_tail_without_following_ends_with_the_log_at_the_latest(jet: Jet) -> None:
     await deposit(jet, EVENTS)
     assert await positions(jet, position=6, limit=9) == await positions(jet, position=6, until=99) == [6, 7]
     assert await positions(jet, position=EVENTS + 1, limit=1) == []
 
 
-async def test_a_tail_that_follows_waits_for_as_many_as_it_is_to_give(jet: Jet) -> None:
+async def test_a_following_tail_waits_for_its_last_event(jet: Jet) -> None:
     await deposit(jet, 2)
     by_limit = asyncio.create_task(positions(jet, limit=4, follow=True))
     by_position = asyncio.create_task(positions(jet, deliver="new", until=5, follow=True))
@@ -94,7 +94,7 @@ async def test_a_tail_that_follows_waits_for_as_many_as_it_is_to_give(jet: Jet) 
     assert (await by_position)[-1] == 5
 
 
-async def test_what_is_passed_over_counts_for_no_limit() -> None:
+async def test_skipped_events_do_not_count_for_the_limit() -> None:
     name = fresh_name()
     async with App(name, aggregates=[Account], upcasters=[withdrawn_has_a_reason]).in_memory() as jet:
         await jet.repository(Account).execute("a", Account.open, "ada")
@@ -103,19 +103,19 @@ async def test_what_is_passed_over_counts_for_no_limit() -> None:
         await deposit(jet, 3)
         store = jet.store
         only_opened = App(name, aggregates=[Shut], retired_events=["account.deposited"])
-        async with only_opened.in_memory() as there:
-            there.store = store
-            assert [one.aggregate_id async for one in there.tail(limit=2)] == ["a", "b"]
-            assert [one.aggregate_id async for one in there.tail(limit=3)] == ["a", "b"]
+        async with only_opened.in_memory() as opened_jet:
+            opened_jet.store = store
+            assert [event.aggregate_id async for event in opened_jet.tail(limit=2)] == ["a", "b"]
+            assert [event.aggregate_id async for event in opened_jet.tail(limit=3)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("bounds", [{"until": "3"}, {"limit": -1}, {"limit": 1.5}])
-async def test_what_is_no_end_of_a_tail_is_refused(jet: Jet, bounds: dict[str, Any]) -> None:
+async def test_an_invalid_bound_of_a_tail_is_refused(jet: Jet, bounds: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="whole number"):
         await positions(jet, **bounds)
 
 
-async def test_all_who_follow_share_a_look_at_the_end_of_the_log() -> None:
+async def test_concurrent_reads_of_the_end_of_the_log_share_a_request() -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,)))
         name = fresh_name()

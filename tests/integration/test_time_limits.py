@@ -1,4 +1,4 @@
-"""The time limit of a command counts from its call: waiting for its turn, reading and saving share it."""
+"""The time limit of a command begins with its call; waiting for its turn, reading and saving share it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.stores import fresh_jetstream
 CALLERS = 8
 SHORT_S = 0.2
 LONG_S = 3_600.0
-"""Nobody waits for so long: what ends before a test's bound ended for another reason."""
+"""A limit longer than any test: a command that ends before the test's bound ended for another reason."""
 BOUND_S = 120.0
 
 
@@ -53,13 +53,13 @@ async def store(eventjet_nats: NatsServer) -> AsyncIterator[JetStreamStore]:
 
 @contextmanager
 def deadline_in(seconds: float) -> Iterator[None]:
-    """Be a command that ends in so many seconds."""
+    """Set the deadline of the current command within the block."""
     command_deadline.set(time.monotonic() + seconds)
     yield
     command_deadline.set(float("inf"))
 
 
-async def test_whoever_only_waits_for_a_turn_sends_nothing_and_ends_with_the_limit(jet: Jet) -> None:
+async def test_commands_waiting_for_their_turn_send_nothing_and_end_with_the_limit(jet: Jet) -> None:
     accounts, members = jet.repository(Account), jet.repository(User)
     for name in ("a", "b"):
         await accounts.execute(name, Account.open, name)
@@ -81,7 +81,7 @@ async def test_whoever_only_waits_for_a_turn_sends_nothing_and_ends_with_the_lim
     assert (await accounts.execute("a", Account.deposit, Decimal(1))).state.balance == 1  # nobody keeps a turn
 
 
-def test_threads_that_only_wait_for_a_turn_end_with_the_limit(app: App, eventjet_nats: NatsServer) -> None:
+def test_threads_waiting_for_their_turn_end_with_the_limit(app: App, eventjet_nats: NatsServer) -> None:
     with app.connect_blocking(servers=eventjet_nats.url, save_timeout_s=LONG_S) as jet:
         jet.init()
         accounts = jet.repository(Account)
@@ -106,7 +106,7 @@ def test_threads_that_only_wait_for_a_turn_end_with_the_limit(app: App, eventjet
         assert accounts.execute("a", Account.deposit, Decimal(1)).version == 2
 
 
-async def test_reads_of_a_command_end_with_it_while_the_server_is_still() -> None:
+async def test_reads_of_a_command_end_with_it_while_the_server_is_silent() -> None:
     with NatsServer() as server:
         async with fresh_jetstream((server.url,), save_timeout_s=LONG_S) as store:
             assert await store.confirm()
@@ -124,14 +124,14 @@ async def test_reads_of_a_command_end_with_it_while_the_server_is_still() -> Non
                 server.resume()
 
 
-async def test_a_save_whose_command_is_over_is_not_sent(store: JetStreamStore) -> None:
+async def test_a_save_after_the_end_of_its_command_is_not_sent(store: JetStreamStore) -> None:
     new = NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, b"1"))
     with deadline_in(0.0), pytest.raises(StoreUnavailable, match="nothing was sent"):
         await store.append([Append("thing", "a", 0, 0, (new,))])
     assert (await store.state()).last == 0
 
 
-async def test_a_race_lost_after_the_limit_is_the_last() -> None:
+async def test_a_conflict_after_the_limit_is_not_retried() -> None:
     async def lose(_: int) -> Conflict:
         return Conflict("bank.account.a", 1)
 

@@ -1,4 +1,4 @@
-"""Types that a database keeps otherwise than SQLAlchemy calls them, enums that grow, and names that it would cut."""
+"""Types with another name in the database than in SQLAlchemy, enums that grow, and names that it would cut."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ KINDS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_what_eventjet_made_of_a_type_is_never_called_otherwise_than_declared(database: str) -> None:
+def test_a_created_column_of_a_custom_type_is_accepted(database: str) -> None:
     resolved = by_hand_with(*(Column(f"c{number}", kind) for number, kind in enumerate(KINDS)))
     engine = Database(database).sync_engine()
     assert create_tables(engine, [resolved])
@@ -100,7 +100,7 @@ def test_what_eventjet_made_of_a_type_is_never_called_otherwise_than_declared(da
         check_tables(connection, [resolved])
 
 
-def test_a_decorator_whose_own_type_has_become_another_is_refused(database: str) -> None:
+def test_a_type_decorator_with_another_implementation_is_refused(database: str) -> None:
     engine = Database(database).sync_engine()
     create_tables(engine, [by_hand_with(Column("c", sa.BigInteger))])
     with pytest.raises(Unreachable, match=r"kept\.c is BIGINT, declared is (UUID|CHAR\(32\))"):
@@ -118,7 +118,7 @@ GROWING: dict[str, Any] = {
 
 @pytest.mark.parametrize("grows", GROWING.values(), ids=GROWING)
 @pytest.mark.parametrize("to_rebuild", [False, True])
-def test_an_enum_that_lacks_a_label_is_refused_with_the_statement_that_adds_it_before_anything_is_made(
+def test_an_enum_that_lacks_a_label_is_refused_with_the_statement_that_adds_it(
     eventjet_database: str, to_rebuild: bool, grows: Any
 ) -> None:
     engine = Database(eventjet_database).sync_engine()
@@ -134,7 +134,7 @@ def test_an_enum_that_lacks_a_label_is_refused_with_the_statement_that_adds_it_b
     assert create_tables(engine, [grown], to_rebuild=to_rebuild) == []
 
 
-def test_an_enum_that_others_made_with_fewer_labels_is_refused_when_the_table_would_be_made(
+def test_an_existing_enum_with_fewer_labels_is_refused_before_its_table_is_created(
     eventjet_database: str,
 ) -> None:
     execute(eventjet_database, "create type letters as enum ('a')")
@@ -145,22 +145,22 @@ def test_an_enum_that_others_made_with_fewer_labels_is_refused_when_the_table_wo
 
 
 def test_the_check_of_an_enum_that_lacks_a_label_is_refused_until_a_rebuild(database: str) -> None:
-    def kept(*labels: str) -> ResolvedSql:
+    def table_of(*labels: str) -> ResolvedSql:
         kind = sa.Enum(*labels, name="letters", native_enum=False, create_constraint=True, length=9)
         return by_hand_with(Column("c", kind))
 
     engine = Database(database).sync_engine()
-    create_tables(engine, [kept("a", "it's")])
-    assert create_tables(engine, [kept("a")]) == []
+    create_tables(engine, [table_of("a", "it's")])
+    assert create_tables(engine, [table_of("a")]) == []
     with pytest.raises(Unreachable, match=r"check letters of kept lacks 'b'.*Run `eventjet rebuild kept`"):
-        create_tables(engine, [kept("a", "it's", "b")])
-    assert create_tables(engine, [kept("a", "it's", "b")], to_rebuild=True) == []
+        create_tables(engine, [table_of("a", "it's", "b")])
+    assert create_tables(engine, [table_of("a", "it's", "b")], to_rebuild=True) == []
 
 
-def needing(what: str) -> list[Any]:
-    """What a column and what comes with it need of a database that it does not have."""
+def needing(need: str) -> list[Any]:
+    """Return columns and indexes that need something the database does not have."""
     text = sa.Text()
-    made: dict[str, Any] = {
+    elements: dict[str, Any] = {
         "type": [Column("c", postgresql.CITEXT())],
         "collation": [Column("c", sa.Text(collation="nosuch"))],
         "operator class": [
@@ -172,7 +172,7 @@ def needing(what: str) -> list[Any]:
         "name": [Column("c", text), Index("x", "c"), Index("x", "id")],
         "enum without a name": [Column("c", sa.Enum("a"))],
     }  # fmt: skip
-    return made[what]
+    return elements[need]
 
 
 WHAT_IS_LACKING = {
@@ -183,31 +183,31 @@ WHAT_IS_LACKING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "said"), WHAT_IS_LACKING.items())
-def test_a_table_that_the_database_does_not_make_is_refused_by_its_name_and_with_what_the_database_says(
-    eventjet_database: str, what: str, said: str
+@pytest.mark.parametrize(("need", "problem"), WHAT_IS_LACKING.items())
+def test_a_table_that_the_database_refuses_is_named_with_the_databases_error(
+    eventjet_database: str, need: str, problem: str
 ) -> None:
-    where = Database(eventjet_database)
-    engine = where.sync_engine()
-    refused = rf"the table kept of projection 'kept' could not be made as it is declared: .*{said}.* Make there"
-    with pytest.raises(Unreachable, match=refused):
-        create_tables(engine, [by_hand_with(*needing(what))])
-    shadow = Shadow(where, by_hand_with(*needing(what)), "")
-    with shadow.workspace.claimed(), pytest.raises(Unreachable, match=refused):
+    database = Database(eventjet_database)
+    engine = database.sync_engine()
+    refusal = rf"the table kept of projection 'kept' could not be made as it is declared: .*{problem}.* Make there"
+    with pytest.raises(Unreachable, match=refusal):
+        create_tables(engine, [by_hand_with(*needing(need))])
+    shadow = Shadow(database, by_hand_with(*needing(need)), "")
+    with shadow.workspace.claimed(), pytest.raises(Unreachable, match=refusal):
         shadow.create(to_swap=False)
     create_tables(engine, [by_hand_with(Column("c", sa.Text))])
-    with pytest.raises(Unreachable, match=refused), engine.begin() as connection:
+    with pytest.raises(Unreachable, match=refusal), engine.begin() as connection:
         shadow.check_swappable(connection)
 
 
 @pytest.mark.parametrize("kind", [sa.Text(), sa.ARRAY(sa.Text)])
-def test_a_table_that_sqlite_does_not_make_is_refused_by_its_name(tmp_path: Path, kind: Any) -> None:
+def test_a_table_that_sqlite_refuses_is_named(tmp_path: Path, kind: Any) -> None:
     engine = Database(f"sqlite:///{tmp_path}/read.db").sync_engine()
     with pytest.raises(Unreachable, match="the table kept of projection 'kept' could not be made as it is declared"):
         create_tables(engine, [by_hand_with(Column("c", kind), Index("x", sa.text("nosuch(id)")))])
 
 
-def test_a_lock_that_is_not_to_be_had_says_nothing_about_a_declaration(eventjet_database: str) -> None:
+def test_a_lock_timeout_is_not_reported_as_a_fault_of_the_declaration(eventjet_database: str) -> None:
     where, table = Database(eventjet_database), by_hand_with(Column("c", sa.Text))
     create_tables(where.sync_engine())
     with where.sync_engine().begin() as other, where.sync_engine().begin() as connection:
@@ -218,7 +218,7 @@ def test_a_lock_that_is_not_to_be_had_says_nothing_about_a_declaration(eventjet_
         other.rollback()
 
 
-def test_a_schema_that_is_not_there_is_refused_with_the_statement_that_makes_it(database: str) -> None:
+def test_a_missing_schema_is_refused_with_the_statement_that_creates_it(database: str) -> None:
     table = balances_fold.table.to_metadata(MetaData(), schema='some "shop"')
     resolved = resolve(type(balances_fold)(balances_fold.name, table, balances_fold.fold), CATALOG)
     engine = Database(database).sync_engine()
@@ -235,7 +235,7 @@ def test_a_schema_that_is_not_there_is_refused_with_the_statement_that_makes_it(
 
 
 @pytest.mark.parametrize("grows", GROWING.values(), ids=GROWING)
-def test_a_label_that_postgres_would_refuse_by_its_bytes_is_refused_when_it_is_declared(grows: Any) -> None:
+def test_a_label_with_too_many_bytes_is_refused_in_the_declaration(grows: Any) -> None:
     with pytest.raises(DefinitionError, match=r"kept\.c has the label .* of 64 bytes"):
         by_hand_with(Column("c", grows("a", "é" * 32)))
     by_hand_with(Column("c", grows("a", "é" * 31)))
@@ -245,7 +245,7 @@ LONG, WIDE = "x" * 64, "é" * 32
 
 
 @pytest.mark.parametrize("name", [LONG, WIDE])
-def test_a_name_that_postgres_would_cut_by_its_bytes_is_refused_wherever_it_stands(name: str) -> None:
+def test_a_name_with_too_many_bytes_is_refused_in_every_place(name: str) -> None:
     size = len(name.encode())
     tables = {
         "the table": lambda: by_hand_with(name=name),
@@ -256,18 +256,18 @@ def test_a_name_that_postgres_would_cut_by_its_bytes_is_refused_wherever_it_stan
         "the enum": lambda: by_hand_with(Column("c", sa.Enum("a", name=name))),
         "the index of": lambda: by_hand_with(Column("c" * 40, sa.Integer, index=True), name="t" * 40),
     }
-    for what, declare in tables.items():
-        with pytest.raises(DefinitionError, match=what) as caught:
+    for place, declare in tables.items():
+        with pytest.raises(DefinitionError, match=place) as caught:
             declare()
         assert "bytes in its name, and PostgreSQL cuts names after 63" in str(caught.value)
-        assert what == "the index of" or f"has {size} bytes" in str(caught.value)
+        assert place == "the index of" or f"has {size} bytes" in str(caught.value)
     by_hand_with(Column(name[:31], sa.Integer), name=name[:31])
     table = balances_fold.table.to_metadata(MetaData(), name=name)
     with pytest.raises(DefinitionError, match="cuts names after 63"):
         resolve(type(balances_fold)(balances_fold.name, table, balances_fold.fold), CATALOG)
 
 
-def test_an_index_that_no_transaction_can_make_is_refused_when_it_is_declared() -> None:
+def test_a_concurrent_index_is_refused_in_the_declaration() -> None:
     table = Table("t", MetaData(), Column("id", sa.String(40), primary_key=True), Column("c", sa.Integer))
     Index("ix_c", table.c.c, postgresql_concurrently=True)
     declared = SqlProjection("kept", tables=[table])

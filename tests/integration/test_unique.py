@@ -1,4 +1,4 @@
-"""Unique values behind a service, and with the rights that the roles of a server's configuration give."""
+"""Unique values work behind a service, and with the roles of a server's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contracts.unique_contract import User
 from tests.logs import fresh_name
 
 
-async def test_a_caller_of_a_service_is_refused_and_not_told_who_has_the_value(eventjet_nats: NatsServer) -> None:
+async def test_a_caller_of_a_service_is_refused_without_the_holder_of_the_value(eventjet_nats: NatsServer) -> None:
     settings = Settings(servers=(eventjet_nats.url,), request_timeout_s=30.0)
     app = App(fresh_name(), aggregates=[User], served=[served(User, User.call)])
     async with app.connect(settings) as jet:
@@ -25,18 +25,18 @@ async def test_a_caller_of_a_service_is_refused_and_not_told_who_has_the_value(e
             assert (await users.execute("ada", User.call, "ada@bank")).events == 1
             with pytest.raises(NotUnique) as caught:
                 await users.execute("eve", User.call, "ada@bank")
-    refused = caught.value
-    assert (refused.aggregate, refused.constraint, refused.aggregate_id) == ("user", "email", "eve")
-    assert refused.holder is None
-    assert "'ada'" not in str(refused)
+    error = caught.value
+    assert (error.aggregate, error.constraint, error.aggregate_id) == ("user", "email", "eve")
+    assert error.holder is None
+    assert "'ada'" not in str(error)
 
 
-async def test_the_writers_of_such_an_aggregate_may_claim_and_others_may_not() -> None:
+async def test_only_writers_of_an_aggregate_may_claim_its_unique_values() -> None:
     roles = roles_of("bank", ("user", "box"), (), unique=("user",))
-    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)
     config = f"{passwords}SYS_PASSWORD: sys\n{accounts('bank', roles)}"
     app = App("bank", aggregates=[User])
-    assert {one.name for one in roles if f"bank.{CLAIMS}.*" in one.publish} == {f"{WRITER}_user"}
+    assert {role.name for role in roles if f"bank.{CLAIMS}.*" in role.publish} == {f"{WRITER}_user"}
     with NatsServer(sync_interval="1m", config=config) as server:
 
         def as_role(name: str) -> Settings:

@@ -1,4 +1,4 @@
-"""Saves whose answer is taken away on purpose, against a real server: what they say equals the log."""
+"""Saves whose answers are lost on purpose report what the log of a real server contains."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ Rival = Callable[["Work"], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way of leaving a save without its answer."""
+    """A fault that leaves a save without its answer."""
 
     name: str
     fate: Fate
     first: Rival | None = None
-    """What a rival does before the message goes on."""
+    """The action of a rival before the message is forwarded."""
     then: Rival | None = None
-    """What a rival does once it is stored."""
+    """The action of a rival after the message is stored."""
     inside: bool = False
-    """Done to the first message of a batch instead of to the one that commits."""
+    """Whether the fault hits the first message of a batch instead of its commit."""
 
 
 async def bury(work: Work) -> None:
-    """Write after the event, so that it is no longer the subject's last."""
+    """Append another event, so that the event of the save is no longer the last of its subject."""
     last = await work.direct.last("thing", work.ids[0])
-    if last > work.expected:  # else the server had too many open batches to take this one
+    if last > work.expected:  # otherwise the server refused the batch, because it had too many open ones
         await work.rival(last)
 
 
 async def win(work: Work) -> None:
-    """Take the slot."""
+    """Append a rival's event at the expected position."""
     await work.rival(work.expected)
 
 
@@ -80,17 +80,17 @@ FAULTS = (
 
 @dataclass(slots=True)
 class Verdict:
-    """What a save said, and of which events."""
+    """The outcome that a save reported, and its events."""
 
     fault: str
     event_ids: list[str]
-    said: str
+    outcome: str
     position: int = 0
 
 
 @dataclass(slots=True)
 class Work:
-    """One save under way."""
+    """A save under way."""
 
     direct: JetStreamStore
     ids: list[str]
@@ -101,7 +101,7 @@ class Work:
     def writes(self) -> list[Append]:
         version = 1 if self.expected else 0
         first = Append("thing", self.ids[0], self.expected, version, tuple(event() for _ in range(self.events)))
-        return [first, *(Append("thing", one, 0, 0, (event(),)) for one in self.ids[1:])]
+        return [first, *(Append("thing", aggregate_id, 0, 0, (event(),)) for aggregate_id in self.ids[1:])]
 
     async def rival(self, expected: int) -> None:
         await self.direct.append([Append("thing", self.ids[0], expected, 9, (event(),))])
@@ -109,7 +109,7 @@ class Work:
 
 @dataclass(slots=True)
 class Worker:
-    """A client with a connection of its own, through a proxy of its own."""
+    """A client with its own connection through its own proxy."""
 
     number: int
     direct: JetStreamStore
@@ -120,7 +120,7 @@ class Worker:
     _work: Work | None = None
 
     async def work(self, count: int) -> Work:
-        """The next save: one event, a batch, or two aggregates; new or with a past."""
+        """Return the next save: of one event, a batch, or two aggregates, which are new or have events."""
         name = f"{self.number}-{count}"
         expected = 0
         if count % 2:
@@ -129,7 +129,7 @@ class Worker:
         return Work(self.direct, [name] if shape < 2 else [name, f"{name}-b"], expected, 3 if shape == 1 else 1)
 
     def fate(self, publish: Publish) -> Fate:
-        """The fault of the save under way, once; for everything else, none."""
+        """Return the fault of the current save once, and none for everything else."""
         work = self._work
         if work is None or work.fault is None or not publish.subject.startswith(f"{self.store.app}."):
             return PASS
@@ -146,7 +146,7 @@ class Worker:
         )
 
     async def save(self, work: Work) -> Verdict:
-        """Save, and note what was said."""
+        """Save, and record the reported outcome."""
         self._work = work
         writes = work.writes()
         ids = [new.event_id for write in writes for new in write.events]
@@ -154,16 +154,16 @@ class Worker:
         try:
             verdict.position = await self.store.append(writes)
         except ConcurrencyConflict:
-            verdict.said = "conflict"
+            verdict.outcome = "conflict"
         except OutcomeUnknown as unknown:
-            verdict.said = "unknown"
+            verdict.outcome = "unknown"
             self.unknown = unknown
         self.verdicts.append(verdict)
         return verdict
 
 
-def tell(capsys: pytest.CaptureFixture[str], lines: Sequence[str]) -> None:
-    """Figures are worth showing where many were asked for."""
+def print_figures(capsys: pytest.CaptureFixture[str], lines: Sequence[str]) -> None:
+    """Print these figures if many unknown outcomes are forced."""
     if FORCED > 100:
         with capsys.disabled():
             sys.stdout.write("\n" + "\n".join(lines) + "\n")
@@ -181,7 +181,7 @@ def server() -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def working(server: NatsServer, count: int, *, save_s: float = SAVE_S) -> AsyncGenerator[list[Worker]]:
-    """Workers on one new stream."""
+    """Yield workers on a new stream."""
     async with AsyncExitStack() as stack:
         direct = await stack.enter_async_context(fresh_jetstream((server.url,)))
         workers: list[Worker] = []
@@ -200,32 +200,32 @@ async def working(server: NatsServer, count: int, *, save_s: float = SAVE_S) -> 
 
 
 async def positions_of(records: AsyncIterator[tuple[int, int, bytes, bytes, bytes]]) -> dict[str, list[int]]:
-    """Where each event id is in the log."""
-    found: dict[str, list[int]] = {}
+    """Return the positions of each event id in the log."""
+    positions: dict[str, list[int]] = {}
     async for record in records:
-        found.setdefault(header(record[3], MSG_ID) or "", []).append(record[0])
-    return found
+        positions.setdefault(header(record[3], MSG_ID) or "", []).append(record[0])
+    return positions
 
 
 async def assert_all_equal_the_log(workers: Sequence[Worker]) -> Counter[str]:
-    """Every verdict; returns how often each was given, by fault."""
-    found = await positions_of(workers[0].direct.records())
-    said: Counter[str] = Counter()
+    """Assert that every outcome equals the log; return the number of outcomes by fault."""
+    log_positions = await positions_of(workers[0].direct.records())
+    counts: Counter[str] = Counter()
     for verdict in (verdict for worker in workers for verdict in worker.verdicts):
-        positions = [found.get(event_id, []) for event_id in verdict.event_ids]
-        wrong = f"{verdict.fault}: said {verdict.said} at {verdict.position}, and the log has it at {positions}"
-        if verdict.said == "stored":
+        positions = [log_positions.get(event_id, []) for event_id in verdict.event_ids]
+        wrong = f"{verdict.fault}: said {verdict.outcome} at {verdict.position}, and the log has it at {positions}"
+        if verdict.outcome == "stored":
             first = verdict.position - len(positions) + 1
             assert positions == [[first + index] for index in range(len(positions))], wrong
         else:
-            assert verdict.said == "conflict", wrong
+            assert verdict.outcome == "conflict", wrong
             assert positions == [[]] * len(positions), wrong
-        said[f"{verdict.fault}: {verdict.said}"] += 1
-    return said
+        counts[f"{verdict.fault}: {verdict.outcome}"] += 1
+    return counts
 
 
 @pytest.mark.timeout(600)
-async def test_a_save_without_its_answer_says_what_the_log_says(
+async def test_a_save_without_its_answer_reports_what_the_log_contains(
     server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forced = FORCED - FORCED // 5
@@ -242,17 +242,23 @@ async def test_a_save_without_its_answer_says_what_the_log_says(
     async with working(server, WORKERS) as workers:
         await asyncio.gather(*map(save_some, workers))
         await asyncio.sleep(REQUEST_S)  # the late copies
-        said = await assert_all_equal_the_log(workers)
-    assert said.total() == forced
+        counts = await assert_all_equal_the_log(workers)
+    assert counts.total() == forced
     for fault in FAULTS:
         expected = "conflict" if fault.first is win else "stored"
-        assert said[f"{fault.name}: {expected}"] >= forced // (2 * len(FAULTS))
-        assert said[f"{fault.name}: {'stored' if expected == 'conflict' else 'conflict'}"] == 0
-    tell(capsys, [f"{forced} unknown outcomes, all as in the log:", *sorted(f"{n:5} {one}" for one, n in said.items())])
+        assert counts[f"{fault.name}: {expected}"] >= forced // (2 * len(FAULTS))
+        assert counts[f"{fault.name}: {'stored' if expected == 'conflict' else 'conflict'}"] == 0
+    print_figures(
+        capsys,
+        [
+            f"{forced} unknown outcomes, all as in the log:",
+            *sorted(f"{count:5} {outcome}" for outcome, count in counts.items()),
+        ],
+    )
 
 
 @pytest.mark.timeout(600)
-async def test_saves_during_a_pause_of_the_server_say_what_the_log_says(
+async def test_saves_during_a_pause_of_the_server_report_what_the_log_contains(
     server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rounds = max(1, FORCED // 5 // WORKERS)
@@ -266,29 +272,29 @@ async def test_saves_during_a_pause_of_the_server_say_what_the_log_says(
             finally:
                 server.resume()
             await asyncio.gather(*saves)
-        said = await assert_all_equal_the_log(workers)
-    assert said == {"paused: stored": rounds * WORKERS}
-    tell(capsys, [f"{said.total()} saves during {rounds} pauses of the server, all stored once"])
+        counts = await assert_all_equal_the_log(workers)
+    assert counts == {"paused: stored": rounds * WORKERS}
+    print_figures(capsys, [f"{counts.total()} saves during {rounds} pauses of the server, all stored once"])
 
 
-async def test_saves_whose_deadline_passes_are_unknown_and_resolved_as_the_log_says(server: NatsServer) -> None:
+async def test_saves_after_their_deadline_are_unknown_and_resolved_from_the_log(server: NatsServer) -> None:
     async with working(server, WORKERS, save_s=REQUEST_S) as workers:
         works = [await worker.work(count) for count, worker in enumerate(workers)]
         for worker, work in zip(workers, works, strict=True):
-            # Of some nothing ever reaches the server, of some the slot is taken meanwhile, and some land late.
+            # Some saves never reach the server, some lose their slot to a rival, and some arrive late.
             work.fault = (FAULTS[4], FAULTS[9], None)[worker.number % 3]
         server.pause()
         try:
             verdicts = await asyncio.gather(*map(Worker.save, workers, works))
         finally:
             server.resume()
-        assert {verdict.said for verdict in verdicts} == {"unknown"}
+        assert {verdict.outcome for verdict in verdicts} == {"unknown"}
         for worker, verdict in zip(workers, verdicts, strict=True):
             assert worker.unknown is not None
             assert list(worker.unknown.event_ids) == verdict.event_ids
-            verdict.said = "stored"
+            verdict.outcome = "stored"
             try:
                 verdict.position = await worker.direct.resolve(worker.unknown.writes)
             except ConcurrencyConflict:
-                verdict.said = "conflict"
+                verdict.outcome = "conflict"
         await assert_all_equal_the_log(workers)

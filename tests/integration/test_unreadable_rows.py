@@ -1,4 +1,4 @@
-"""Rows that somebody changed into what Python has no value for, or no fold can have written, on both databases."""
+"""Rows with values that Python cannot represent or no fold can have written are reported on both databases."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ SQLITE = [
 
 
 @pytest.fixture
-def kept(nats: NatsServer, database: str) -> Ledger:
-    """An app with `things` and a log of its own, and an enum to which somebody has added a label."""
+def things_app(nats: NatsServer, database: str) -> Ledger:
+    """Return an app with `things`, whose enum has an additional label in the database."""
     app = Ledger(Settings(servers=(nats.url,), database=database), projections={"things": THINGS})
     app.create()
     app.init()
@@ -116,13 +116,13 @@ def kept(nats: NatsServer, database: str) -> Ledger:
     return app
 
 
-def changed(kept: Ledger, column: str, value: str, key: str = "a") -> None:
-    with kept.where.sync_engine().begin() as connection:
+def change_row(things_app: Ledger, column: str, value: str, key: str = "a") -> None:
+    with things_app.where.sync_engine().begin() as connection:
         connection.exec_driver_sql(f"update things set {column} = {value} where id = '{key}'")
 
 
-def test_every_value_that_no_fold_can_have_written_names_the_row_and_its_column(kept: Ledger) -> None:
-    dialect = kept.where.dialect
+def test_an_unreadable_value_is_reported_with_its_row_and_column(things_app: Ledger) -> None:
+    dialect = things_app.where.dialect
     codec = RowCodec(THINGS.table, THINGS.row_type, dialect)
     statements = dialect.statements(located(THINGS.table, DECLARED, dialect), codec)
     advance = (0, "", 1.0, "things", 1, 0, 0)
@@ -131,9 +131,9 @@ def test_every_value_that_no_fold_can_have_written_names_the_row_and_its_column(
     def read(connection: Connection, *keys: str) -> Any:
         return statements.read(connection, [(key,) for key in keys])
 
-    with kept.where.sync_engine().begin() as connection:
+    with things_app.where.sync_engine().begin() as connection:
         assert statements.write(connection, advance, Changes(upserts=[thing("a"), thing("b")]))
-    with kept.where.sync_engine().connect() as connection:
+    with things_app.where.sync_engine().connect() as connection:
         assert read(connection, "a", "b") == {("a",): thing("a"), ("b",): thing("b")}
         connection.rollback()
         for column, value in wrong:
@@ -148,26 +148,26 @@ def test_every_value_that_no_fold_can_have_written_names_the_row_and_its_column(
             connection.rollback()
 
 
-async def test_a_row_that_python_cannot_read_stops_its_worker_counts_as_a_difference_and_is_mended_by_a_rebuild(
-    kept: Ledger,
+async def test_an_unreadable_row_stops_its_worker_is_a_difference_and_is_replaced_by_a_rebuild(
+    things_app: Ledger,
 ) -> None:
-    last = kept.append([(name, Added(amount=Decimal(1))) for name in ("a", "b", "c")])
-    async with kept.working(options=QUICK):
-        await kept.caught_up(last, THINGS)
-    wrong = ("at", "'infinity'") if kept.where.dialect.name == "postgresql" else ("at", "'yesterday'")
-    changed(kept, *wrong)
-    found = await verify(kept, "things", kept.settings, engine="local")
-    assert (found.rows, found.differences, [one.key for one in found.examples]) == (3, 1, [("a",)])
-    assert found.examples[0].columns == ("at",)
-    assert str(found.examples[0].live["at"]) == wrong[1].strip("'")
-    last = kept.append([("a", Added(amount=Decimal(1))), ("b", Added(amount=Decimal(1)))])
-    async with kept.working(options=QUICK):
-        stopped = await kept.failed()
+    last = things_app.append([(name, Added(amount=Decimal(1))) for name in ("a", "b", "c")])
+    async with things_app.working(options=QUICK):
+        await things_app.caught_up(last, THINGS)
+    wrong = ("at", "'infinity'") if things_app.where.dialect.name == "postgresql" else ("at", "'yesterday'")
+    change_row(things_app, *wrong)
+    report = await verify(things_app, "things", things_app.settings, engine="local")
+    assert (report.rows, report.differences, [example.key for example in report.examples]) == (3, 1, [("a",)])
+    assert report.examples[0].columns == ("at",)
+    assert str(report.examples[0].live["at"]) == wrong[1].strip("'")
+    last = things_app.append([("a", Added(amount=Decimal(1))), ("b", Added(amount=Decimal(1)))])
+    async with things_app.working(options=QUICK):
+        stopped = await things_app.failed()
     assert "The row 'a' of the table 'things' cannot be read: things.at holds" in str(stopped.reason)
-    await rebuild(kept, ["things"], kept.settings, engine="local")
-    assert (await verify(kept, "things", kept.settings, engine="local")).differences == 0
-    async with kept.working(options=QUICK):
-        await kept.caught_up(kept.append([("a", Added(amount=Decimal(1)))]), THINGS)
+    await rebuild(things_app, ["things"], things_app.settings, engine="local")
+    assert (await verify(things_app, "things", things_app.settings, engine="local")).differences == 0
+    async with things_app.working(options=QUICK):
+        await things_app.caught_up(things_app.append([("a", Added(amount=Decimal(1)))]), THINGS)
 
 
 spans_table = Table(
@@ -207,7 +207,7 @@ EQUAL_TO_POSTGRES = [
 EQUAL_TO_SQLITE = [("name", "'A'"), ("span", "cast('30' as blob)"), ("ratio", "'half'"), ("at", "cast(x'ff' as text)")]
 
 
-async def test_verify_of_sql_by_hand_tells_values_apart_that_the_database_calls_equal_or_python_cannot_read(
+async def test_a_verification_of_sql_projections_distinguishes_values_that_are_equal_in_sql(
     nats: NatsServer, database: str
 ) -> None:
     is_postgres = database.startswith("postgresql")
@@ -226,8 +226,8 @@ async def test_verify_of_sql_by_hand_tells_values_apart_that_the_database_calls_
     for column, value in EQUAL_TO_POSTGRES if is_postgres else EQUAL_TO_SQLITE:
         with app.where.sync_engine().begin() as connection:
             connection.exec_driver_sql(f"update spans set {column} = {value} where id = 'a'")
-        found = await verify(app, "spans", app.settings, engine="local")
-        assert found.differences == 1, (column, value)
-        assert (found.examples[0].key, found.examples[0].columns) == (("spans", "a"), (column,))
+        report = await verify(app, "spans", app.settings, engine="local")
+        assert report.differences == 1, (column, value)
+        assert (report.examples[0].key, report.examples[0].columns) == (("spans", "a"), (column,))
         with app.where.sync_engine().begin() as connection:
             connection.exec_driver_sql(f"update spans set {column} = (select {column} from spans where id = 'b')")

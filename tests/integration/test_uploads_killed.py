@@ -1,4 +1,4 @@
-"""Processes killed at random moments of uploads, and sweeps killed too: no body that an event refers to is lost."""
+"""Uploads and sweeps are killed at random moments, and no body to which an event refers is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITERS = 2
 PATIENCE_S = 120.0
 
 
-def started(module: str, folder: Path, name: str, *arguments: str) -> Forked:
+def start(module: str, folder: Path, name: str, *arguments: str) -> Forked:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("EVENTJET_")}
     out = folder / name
     return Forked(module, arguments, folder=folder, environ=environ, out=out, err=folder / f"{name}.err")
@@ -39,7 +39,7 @@ def wait_for_output(file: Path, process: Forked) -> None:
         time.sleep(0.005)
 
 
-async def test_no_body_that_an_event_refers_to_is_lost(eventjet_nats: NatsServer, tmp_path: Path) -> None:
+async def test_no_body_is_lost_to_which_an_event_refers(eventjet_nats: NatsServer, tmp_path: Path) -> None:
     seed = time.time_ns() % 10**9
     print(f"seed {seed}")  # noqa: T201
     chance, name, url = random.Random(seed), fresh_name(), eventjet_nats.url
@@ -50,7 +50,7 @@ async def test_no_body_that_an_event_refers_to_is_lost(eventjet_nats: NatsServer
     with NatsConnection.open(endpoint) as link:
         while killed < KILLS:
             writers = [
-                started("tests.uploading", tmp_path, f"{killed}-{number}", name, url, str(seed + killed * 10 + number))
+                start("tests.uploading", tmp_path, f"{killed}-{number}", name, url, str(seed + killed * 10 + number))
                 for number in range(WRITERS)
             ]
             for number, writer in enumerate(writers):
@@ -61,7 +61,7 @@ async def test_no_body_that_an_event_refers_to_is_lost(eventjet_nats: NatsServer
                 writer.wait(PATIENCE_S)
                 killed += 1
             if chance.random() < 0.2:
-                sweeper = started("tests.integration.sweeping", tmp_path, f"sweep-{killed}", name, url)
+                sweeper = start("tests.integration.sweeping", tmp_path, f"sweep-{killed}", name, url)
                 wait_for_output(tmp_path / f"sweep-{killed}", sweeper)
                 time.sleep(chance.random() * 0.03)
                 sweeper.kill()
@@ -73,9 +73,9 @@ async def test_no_body_that_an_event_refers_to_is_lost(eventjet_nats: NatsServer
             assert outcome.removed == len(outcome.orphans)
         references = references_of(link, endpoint, name)
         assert list(faults_of(link, name, references.values())) == []
-        left = sweep_objects(link, endpoint, name, age_s=0)
-        assert (left.objects, len(left.orphans), left.unfinished) == (len(references), 0, 0)
-        stored = link.run(bucket.reading_metas())
-        assert {one.digest for one in stored if not one.is_deleted} == set(references)
+        objects = sweep_objects(link, endpoint, name, age_s=0)
+        assert (objects.objects, len(objects.orphans), objects.unfinished) == (len(references), 0, 0)
+        metas = link.run(bucket.reading_metas())
+        assert {meta.digest for meta in metas if not meta.is_deleted} == set(references)
     figures = f"{len(references)} bodies, {swept} orphans and {uploads} uploads swept"
     print(f"{killed} kills of uploads, {sweeps_killed} of sweeps: {figures}")  # noqa: T201

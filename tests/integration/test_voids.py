@@ -1,4 +1,4 @@
-"""A void on a real server: a projection that garbage stopped goes on, and every engine makes what a worker makes."""
+"""After a skip marker a projection stopped by garbage continues, and every engine gives the rows of a worker."""
 
 from __future__ import annotations
 
@@ -23,48 +23,50 @@ BAD_BODY = (block("account.deposited"), b"{")
 
 @pytest.fixture
 def book(nats: NatsServer, tmp_path: Path) -> Book:
-    """An app with its tables and a log that begins with three events, of which the second and third are none."""
+    """Return an app with its tables and a log of one event and two invalid messages."""
     book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     book.init()
     book.append_raw([("a-1", block("account.opened"), b'{"owner":"ada"}'), ("a-1", *GARBAGE), ("a-1", *BAD_BODY)])
     return book
 
 
-async def declared_void(book: Book, *positions: int) -> list[bool]:
+async def record_skip_markers(book: Book, *positions: int) -> list[bool]:
     client = await connect(book.settings)
     try:
-        found = [await record_skip_marker(client, book.name, position, f"garbage {position}") for position in positions]
+        results = [
+            await record_skip_marker(client, book.name, position, f"garbage {position}") for position in positions
+        ]
         with NatsConnection.open(book.endpoint) as connection:
             assert await client.run(reading_skip_markers(book.name)) == connection.run(reading_skip_markers(book.name))
-        return found
+        return results
     finally:
         await client.close()
 
 
-async def live(book: Book, last: int) -> list[Any]:
+async def projected_rows(book: Book, last: int) -> list[Any]:
     async with book.working("balances", "owners"):
         for name in ("balances", "owners"):
             await book.caught_up(last, book.projections[name])
     return book.rows()
 
 
-async def test_a_projection_that_garbage_stopped_goes_on_behind_its_void(book: Book) -> None:
+async def test_a_projection_stopped_by_garbage_continues_after_a_skip_marker(book: Book) -> None:
     async with book.working("balances"):
         assert "cannot be decoded" in str((await book.failed()).reason)
     with pytest.raises(UndecodableEvent, match="position 2"):
         await rebuild(book.ref, ["balances"], book.settings, engine="local")
-    assert await declared_void(book, 2, 3, 2) == [True, True, False]
+    assert await record_skip_markers(book, 2, 3, 2) == [True, True, False]
     last = book.append_raw([("a-1", block("account.deposited"), b'{"amount":"5"}')])
-    rows = await live(book, last)
+    rows = await projected_rows(book, last)
     assert [(row.account_id, row.events) for row in rows] == [("a-1", 2)]
     await rebuild(book.ref, ALL, book.settings, engine="local")
     assert book.rows() == rows
     assert (await verify(book.ref, "balances", book.settings, engine="local")).differences == 0
     report = await audit(book.ref, book.settings)
-    assert {one.kind.value: one.positions for one in report.findings}["void"] == 2
+    assert {finding.kind.value: finding.positions for finding in report.findings}["void"] == 2
 
 
-async def test_a_reason_is_one_line(book: Book) -> None:
+async def test_the_reason_of_a_skip_marker_is_a_single_line(book: Book) -> None:
     client = await connect(book.settings)
     for reason in ("", "a\nb", "x" * 501):
         with pytest.raises(Refused, match="reason"):

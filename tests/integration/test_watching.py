@@ -1,4 +1,4 @@
-"""Watching where projections stand, over faults."""
+"""Watching the status of projections reports faults."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, database_with
 
 
-async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_path: Path) -> None:
+async def test_the_last_status_is_not_repeated_while_the_server_is_unreachable(tmp_path: Path) -> None:
     with NatsServer() as server:
         database = f"sqlite:///{tmp_path}/read.db"
         database_with(database, BALANCES)
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
-        looks = watched(ledger, ledger.settings, 0.05)
-        assert isinstance(await anext(looks), list)
+        statuses = watched(ledger, ledger.settings, 0.05)
+        assert isinstance(await anext(statuses), list)
         server.kill()
         for _ in range(3):
-            assert isinstance(await anext(looks), EventjetError)
+            assert isinstance(await anext(statuses), EventjetError)
         server.start()
         async with asyncio.timeout(30):
-            while isinstance(await anext(looks), EventjetError):
+            while isinstance(await anext(statuses), EventjetError):
                 pass
-        await looks.aclose()
+        await statuses.aclose()
 
 
-def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_aside() -> None:
+def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> None:
     first = WorkStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2)
     second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
     assert remarks_on([first, second]) == [

@@ -1,4 +1,4 @@
-"""How the client of an application gets in, and in again: over several servers, TLS, WebSockets, IPv6, new files."""
+"""The client of an application connects and reconnects over several servers, TLS, WebSockets, IPv6 and new keys."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @asynccontextmanager
-async def before(
+async def proxied(
     server: str,
     *,
     host: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
     greeting: Callable[[bytes], bytes] = bytes,
 ) -> AsyncGenerator[int]:
-    """The port of a proxy before a server, which may end TLS and change the server's first words."""
+    """Yield the port of a proxy for a server, which may end TLS and change the server's greeting."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,7 +53,7 @@ async def before(
         finally:
             writer.close()
 
-    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         url = urlsplit(server)
         try:
             their_reader, their_writer = await asyncio.open_connection(url.hostname, url.port)
@@ -62,10 +62,10 @@ async def before(
             return
         if greeting is not bytes:
             writer.write(greeting(await their_reader.readline()))
-        for pumped in (pump(reader, their_writer), pump(their_reader, writer)):
-            tasks.add(asyncio.create_task(pumped))
+        for pumping in (pump(reader, their_writer), pump(their_reader, writer)):
+            tasks.add(asyncio.create_task(pumping))
 
-    listening = await asyncio.start_server(accepted, host, 0, ssl=tls)
+    listening = await asyncio.start_server(accept, host, 0, ssl=tls)
     try:
         yield listening.sockets[0].getsockname()[1]
     finally:
@@ -75,14 +75,14 @@ async def before(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def away(client: Client) -> None:
-    """Wait until the client has noticed that its server is away."""
+async def wait_disconnected(client: Client) -> None:
+    """Wait until the client has noticed the loss of its server."""
     async with asyncio.timeout(PATIENT_S):
         while client.nats is not None and client.nats.is_connected:
             await asyncio.sleep(0.01)
 
 
-async def test_servers_that_end_every_login_do_not_keep_the_client_from_the_next(
+async def test_servers_that_end_every_login_do_not_block_the_next_server(
     eventjet_nats: NatsServer,
 ) -> None:
     async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,21 +105,21 @@ async def test_servers_that_end_every_login_do_not_keep_the_client_from_the_next
 async def test_a_server_with_an_ipv6_address_is_connected_to(eventjet_nats: NatsServer) -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    async with before(eventjet_nats.url, host="::1") as port:
+    async with proxied(eventjet_nats.url, host="::1") as port:
         url = f"nats://[::1]:{port}"
-        # The first one takes no connection that lasts, so the other is asked for by itself.
-        async with before("nats://127.0.0.1:1") as ends:
+        # The first server ends every connection, so that the client must use the second one.
+        async with proxied("nats://127.0.0.1:1") as ends:
             for _ in range(3):
                 client = await connect(Settings(servers=(f"nats://127.0.0.1:{ends}", url)))
                 await client.close()
-        given = await nats.connect(url)
-        client = await connect(Settings(), given)
+        nats_client = await nats.connect(url)
+        client = await connect(Settings(), nats_client)
         assert client.endpoint.servers == (url,)
         await client.close()
-        await given.close()
+        await nats_client.close()
 
 
-async def test_a_key_that_was_changed_while_its_server_was_away_is_read_again(tmp_path: Path) -> None:
+async def test_a_key_changed_during_an_outage_is_read_again(tmp_path: Path) -> None:
     seed = tmp_path / "ada.nk"
     keys = [user_key(), user_key()]
     with reserved_port() as port:
@@ -127,36 +127,34 @@ async def test_a_key_that_was_changed_while_its_server_was_away_is_read_again(tm
         seed.write_text(f"# The key of ada\n{keys[0].seed}\n")
         with NatsServer(port=port, config=configs[0]) as server:
             client = await connect(Settings(servers=(server.url,), nkey=seed, request_timeout_s=PATIENT_S))
-        await away(client)
+        await wait_disconnected(client)
         seed.write_text(keys[1].seed)
         with NatsServer(port=port, config=configs[1]):
             assert "streams" in await client.api("INFO")
             await client.close()
 
 
-async def test_certificates_that_were_changed_while_their_server_was_away_are_read_again(
-    pems: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_certificates_changed_during_an_outage_are_read_again(pems: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
-    later = certificates(tmp_path / "later")
+    new_pems = certificates(tmp_path / "later")
     ca, cert, key = tmp_path / "ca.pem", tmp_path / "client.pem", tmp_path / "client.key"
 
-    def config(of: dict[str, Path]) -> str:
+    def config(pem_files: dict[str, Path]) -> str:
         for path in (ca, cert, key):
-            shutil.copy(of[path.name], path)
-        return tls_config(of, f', verify: true, ca_file: "{of["ca.pem"]}"')
+            shutil.copy(pem_files[path.name], path)
+        return tls_config(pem_files, f', verify: true, ca_file: "{pem_files["ca.pem"]}"')
 
     with reserved_port() as port:
         with NatsServer(port=port, config=config(pems)) as server:
             settings: dict[str, Any] = {"servers": (server.url,), "tls_ca": ca, "tls_cert": cert, "tls_key": key}
             client = await connect(Settings(**settings, request_timeout_s=PATIENT_S))
-        await away(client)
-        with NatsServer(port=port, config=config(later)):
+        await wait_disconnected(client)
+        with NatsServer(port=port, config=config(new_pems)):
             assert "streams" in await client.api("INFO")
             await client.close()
 
 
-async def test_credentials_that_cannot_be_read_for_a_while_end_no_reconnecting(tmp_path: Path) -> None:
+async def test_unreadable_credentials_do_not_end_reconnecting(tmp_path: Path) -> None:
     config, good, _ = trust_chain(tmp_path)
     text = good.read_text()
     with NatsServer(config=config) as server:
@@ -176,7 +174,7 @@ async def test_credentials_that_cannot_be_read_for_a_while_end_no_reconnecting(t
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
-async def test_a_websocket_of_a_cluster_stays_one() -> None:
+async def test_a_websocket_client_ignores_tcp_urls_of_its_cluster() -> None:
     def config(own: int, other: int, web: int) -> str:
         return (
             f"server_name: n{own}\ncluster {{ name: c, listen: 127.0.0.1:{own}, routes: [nats://127.0.0.1:{other}] }}\n"
@@ -184,12 +182,12 @@ async def test_a_websocket_of_a_cluster_stays_one() -> None:
         )
 
     with (
-        reserved_port() as one,
-        reserved_port() as two,
+        reserved_port() as first_port,
+        reserved_port() as second_port,
         reserved_port() as web,
         reserved_port() as other_web,
-        NatsServer(jetstream=False, config=config(one, two, web)),
-        NatsServer(jetstream=False, config=config(two, one, other_web)),
+        NatsServer(jetstream=False, config=config(first_port, second_port, web)),
+        NatsServer(jetstream=False, config=config(second_port, first_port, other_web)),
     ):
         url = f"ws://127.0.0.1:{web}"
         client = Client(Endpoint((url,)), PATIENT_S)
@@ -199,22 +197,22 @@ async def test_a_websocket_of_a_cluster_stays_one() -> None:
             while len(client.info.get("connect_urls", ())) < 2:
                 await client.nats.force_reconnect()
                 await asyncio.sleep(0.05)
-        assert {each.geturl() for each in client.nats.servers} == {url}
+        assert {server.geturl() for server in client.nats.servers} == {url}
         await client.close()
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")
-async def test_a_websocket_behind_a_proxy_that_ends_tls_is_connected_to(pems: dict[str, Path]) -> None:
+async def test_a_websocket_behind_a_tls_proxy_is_connected_to(pems: dict[str, Path]) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pems["server.pem"], pems["server.key"])
     with reserved_port() as web, NatsServer(config=f"websocket {{ listen: 127.0.0.1:{web}, no_tls: true }}"):
-        async with before(f"ws://127.0.0.1:{web}", tls=context) as port:
+        async with proxied(f"ws://127.0.0.1:{web}", tls=context) as port:
             trust = ssl.create_default_context(cafile=pems["ca.pem"])
             client = await connect(Settings(servers=(f"wss://127.0.0.1:{port}",), tls=trust))
             await client.close()
 
 
-async def test_a_server_that_is_named_before_tls_gets_no_credentials_by_a_name_of_its_own(
+async def test_server_names_sent_before_tls_are_not_trusted(
     pems: dict[str, Path],
 ) -> None:
     def greeting(line: bytes) -> bytes:
@@ -222,45 +220,45 @@ async def test_a_server_that_is_named_before_tls_gets_no_credentials_by_a_name_o
         return b"INFO " + json.dumps(info).encode() + b"\r\n"
 
     with NatsServer(config=tls_config(pems)) as server:
-        async with before(server.url, greeting=greeting) as port:
+        async with proxied(server.url, greeting=greeting) as port:
             trust = ssl.create_default_context(cafile=pems["ca.pem"])
             client = await connect(Settings(servers=(f"tls://127.0.0.1:{port}",), tls=trust))
             assert client.nats is not None
             pool: list[Any] = client.nats._server_pool
-            assert {each.tls_name or each.uri.hostname for each in pool} == {"127.0.0.1"}
+            assert {entry.tls_name or entry.uri.hostname for entry in pool} == {"127.0.0.1"}
             await client.close()
 
 
-async def test_a_client_of_nats_py_is_forgotten_with_all_that_was_over_it(eventjet_nats: NatsServer) -> None:
-    given = await nats.connect(eventjet_nats.url)
-    client = await connect(Settings(), given)
-    left = weakref.ref(given), weakref.ref(Tap.of(given)), weakref.ref(client)
+async def test_a_closed_nats_py_client_is_garbage_collected(eventjet_nats: NatsServer) -> None:
+    nats_client = await nats.connect(eventjet_nats.url)
+    client = await connect(Settings(), nats_client)
+    references = weakref.ref(nats_client), weakref.ref(Tap.of(nats_client)), weakref.ref(client)
     await client.close()
-    await given.close()
-    del given, client
+    await nats_client.close()
+    del nats_client, client
     async with asyncio.timeout(PATIENT_S):
-        while any(each() is not None for each in left):
+        while any(reference() is not None for reference in references):
             await asyncio.sleep(0.05)
             gc.collect()
 
 
-async def test_connecting_that_is_cancelled_leaves_no_connection() -> None:
-    asked, gone = asyncio.Event(), asyncio.Event()
+async def test_cancelled_connecting_leaves_no_connection() -> None:
+    has_pinged, is_closed = asyncio.Event(), asyncio.Event()
 
     async def say_nothing_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(INFO)
         await reader.readuntil(b"PING\r\n")
-        asked.set()
+        has_pinged.set()
         assert await reader.read() == b""
-        gone.set()
+        is_closed.set()
         writer.close()
 
     async with await asyncio.start_server(say_nothing_more, "127.0.0.1", 0) as silent:
         url = f"nats://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
         connecting = asyncio.create_task(connect(Settings(servers=(url,))))
         async with asyncio.timeout(PATIENT_S):
-            await asked.wait()
+            await has_pinged.wait()
             connecting.cancel()
-            await gone.wait()
+            await is_closed.wait()
         with pytest.raises(asyncio.CancelledError):
             await connecting

@@ -1,4 +1,4 @@
-"""Every way of proving who we are opens a link, and a wrong proof is told apart from a server that is away."""
+"""Every kind of credentials opens a link, and wrong credentials are distinguished from an unreachable server."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def assert_works(endpoint: Endpoint) -> None:
-    """A log can be written and read through it."""
+    """Assert that a log can be written and read over the endpoint."""
     name = make_log(endpoint, [b"{}"] * 3)
     assert positions(read_range(endpoint, name, 1, 4)) == [1, 2, 3]
 
 
 def assert_refused(endpoint: Endpoint) -> str:
-    """The server says no, at once, and no secret shows."""
+    """Assert that the server refuses at once, and return the message, which has no secret."""
     started = time.monotonic()
     with pytest.raises(Unauthorized) as raised:
         NatsConnection.open(endpoint, timeout_s=60.0)
@@ -60,7 +60,7 @@ def test_user_and_password() -> None:
         assert_refused(Endpoint((server.url,)))
 
 
-def test_a_refusal_is_told_where_all_other_servers_are_away() -> None:
+def test_a_refusal_is_reported_although_all_other_servers_are_unreachable() -> None:
     with NatsServer(config="authorization { timeout: 30, token: t }") as strict, NatsServer() as away:
         away.stop()
         assert_refused(Endpoint((away.url, strict.url)))
@@ -135,7 +135,7 @@ def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> 
             assert len(record[4]) == 900_000
 
 
-def test_tls_before_the_first_word(pems: dict[str, Path]) -> None:
+def test_tls_before_the_greeting(pems: dict[str, Path]) -> None:
     with NatsServer(config=tls_config(pems, ", handshake_first: true")) as server:
         assert_works(Endpoint((server.url,), tls_ca=pems["ca.pem"], tls_first=True))
         with pytest.raises(Unreachable, match="gave no answer in time"):
@@ -164,9 +164,11 @@ def test_credentials_never_travel_in_the_clear_when_tls_was_asked_for(pems: dict
                 NatsConnection.open(endpoint)
 
 
-def test_what_is_said_about_a_server_names_the_setting_that_led_to_it(pems: dict[str, Path], tmp_path: Path) -> None:
-    def said(*servers: str, mirror: str | None = None, **given: Any) -> str:
-        settings = Settings.load({"servers": servers or "nats://127.0.0.1:1", "read_from": mirror, **given}, environ={})
+def test_an_error_about_a_server_names_the_setting_it_comes_from(pems: dict[str, Path], tmp_path: Path) -> None:
+    def remedy_for(*servers: str, mirror: str | None = None, **options: Any) -> str:
+        settings = Settings.load(
+            {"servers": servers or "nats://127.0.0.1:1", "read_from": mirror, **options}, environ={}
+        )
         with pytest.raises((Unauthorized, Unreachable, UsageError)) as raised:
             NatsConnection.open(Endpoint.of(settings.for_reads()))
         with pytest.raises((Unreachable, UsageError)) as connecting:
@@ -178,42 +180,44 @@ def test_what_is_said_about_a_server_names_the_setting_that_led_to_it(pems: dict
         return remedies.pop()
 
     nobody, named, mirror = "nats://127.0.0.1:1", "--servers or EVENTJET_SERVERS", "EVENTJET_READ_FROM"
-    assert said(nobody).startswith(f"Start it, or set {named} to where it is")
-    assert said(mirror=nobody).startswith("Start it, or set EVENTJET_READ_FROM to where the mirror is")
-    assert "EVENTJET_SERVERS" in said(nobody, mirror="west")  # the domain alone is the mirror's
+    assert remedy_for(nobody).startswith(f"Start it, or set {named} to where it is")
+    assert remedy_for(mirror=nobody).startswith("Start it, or set EVENTJET_READ_FROM to where the mirror is")
+    assert "EVENTJET_SERVERS" in remedy_for(nobody, mirror="west")  # the domain alone is the mirror's
     with NatsServer(config=f"authorization {{ timeout: 30, user: ada, password: {CANARY} }}") as strict:
         own = {"user": "ada", "password": "x" + CANARY}
-        assert said(strict.url).startswith("Set EVENTJET_CREDENTIALS")
-        assert said(strict.url, **own) == "The login is from EVENTJET_USER and EVENTJET_PASSWORD. Correct it there."
-        assert said(mirror=strict.url, token="t").endswith("belongs in the URLs of EVENTJET_READ_FROM.")
+        assert remedy_for(strict.url).startswith("Set EVENTJET_CREDENTIALS")
+        assert (
+            remedy_for(strict.url, **own) == "The login is from EVENTJET_USER and EVENTJET_PASSWORD. Correct it there."
+        )
+        assert remedy_for(mirror=strict.url, token="t").endswith("belongs in the URLs of EVENTJET_READ_FROM.")
         url = strict.url.replace("//", "//ada:wrong@")
-        for words, setting in (said(url), named), (said(mirror=url, **own), mirror):
-            assert words == f"Correct the user or token in the URLs of {setting}."
-        assert said(strict.url, tls_ca=pems["ca.pem"]).startswith("TLS is demanded by EVENTJET_TLS_CA.")
-        assert "by tls:// in EVENTJET_READ_FROM." in said(mirror=strict.url.replace("nats:", "tls:"))
+        for remedy, setting in (remedy_for(url), named), (remedy_for(mirror=url, **own), mirror):
+            assert remedy == f"Correct the user or token in the URLs of {setting}."
+        assert remedy_for(strict.url, tls_ca=pems["ca.pem"]).startswith("TLS is demanded by EVENTJET_TLS_CA.")
+        assert "by tls:// in EVENTJET_READ_FROM." in remedy_for(mirror=strict.url.replace("nats:", "tls:"))
     with NatsServer(config=tls_config(pems)) as trusted_by_few:
-        assert f"in EVENTJET_TLS_CA, and in {named} a name" in said(trusted_by_few.url)
-        assert "and in EVENTJET_READ_FROM a name" in said(mirror=trusted_by_few.url, tls_ca=pems["other.pem"])
+        assert f"in EVENTJET_TLS_CA, and in {named} a name" in remedy_for(trusted_by_few.url)
+        assert "and in EVENTJET_READ_FROM a name" in remedy_for(mirror=trusted_by_few.url, tls_ca=pems["other.pem"])
     (tmp_path / "wrong").write_text("no key")
     for setting in ("credentials", "nkey", "tls_ca"):
-        given: Any = {setting: tmp_path / "wrong"}
-        assert f"EVENTJET_{setting.upper()}" in said(mirror=nobody, **given)
+        options: Any = {setting: tmp_path / "wrong"}
+        assert f"EVENTJET_{setting.upper()}" in remedy_for(mirror=nobody, **options)
 
 
 def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> None:
-    seen: list[bytes] = []
+    received: list[bytes] = []
 
     def script(conversation: socket.socket) -> None:
         info = b'INFO {"headers":true,"tls_required":true}\r\n'
         conversation.sendall(info + b"PONG\r\n")
-        seen.append(conversation.recv(65_536))
+        received.append(conversation.recv(65_536))
         conversation.sendall(info + b"PONG\r\n")
-        seen.append(read_until(conversation, b"never"))
+        received.append(read_until(conversation, b"never"))
 
     with FakeServer(script) as fake, pytest.raises(Unreachable):
         NatsConnection.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=20.0)
-    assert seen
-    assert not any(CANARY.encode() in data for data in seen)
+    assert received
+    assert not any(CANARY.encode() in data for data in received)
 
 
 def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> None:
@@ -228,12 +232,12 @@ def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> No
 
 
 LARGE = 26
-"""Events of nearly a megabyte: more than is on its way to a reader at any time."""
+"""The number of events of nearly a megabyte: more than are under way to a reader at any time."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A server that asks for a proof, the right and a wrong one, and a log on it."""
+    """A server that requires credentials, an endpoint with the right and one with wrong ones, and a log."""
 
     config: str
     server: NatsServer
@@ -261,7 +265,7 @@ def place(
 
 
 def reading_of(place: Place) -> Iterator[list[RawRecord]]:
-    """A read of the place's log that has begun, and is far from its end."""
+    """Return a read of the place's log that has begun and is far from its end."""
     reading = read_range(
         place.endpoint, place.log, 1, LARGE + 1, batch=1, timeout_s=5.0, patience_s=20.0, heartbeat_s=0.25
     )
@@ -269,14 +273,14 @@ def reading_of(place: Place) -> Iterator[list[RawRecord]]:
     return reading
 
 
-def test_a_read_proves_itself_again_after_its_server_was_killed(place: Place) -> None:
+def test_a_read_authenticates_again_after_its_server_was_killed(place: Place) -> None:
     reading = reading_of(place)
     place.server.kill()
     place.server.start()
     assert positions(reading) == list(range(2, LARGE + 1))
 
 
-def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> None:
+def test_wrong_credentials_are_refused_at_once_and_not_tried_again(place: Place) -> None:
     started = time.monotonic()
     with pytest.raises(Unauthorized):
         next(read_range(place.wrong, place.log, 1, 2, timeout_s=60.0, patience_s=120.0))
@@ -285,7 +289,7 @@ def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> N
     assert time.monotonic() - started < 30.0
 
 
-def test_a_server_that_does_not_answer_is_not_called_a_refusal(place: Place) -> None:
+def test_a_silent_server_is_not_reported_as_a_refusal(place: Place) -> None:
     place.server.pause()
     try:
         for endpoint in (place.endpoint, place.wrong):
@@ -295,7 +299,7 @@ def test_a_server_that_does_not_answer_is_not_called_a_refusal(place: Place) -> 
         place.server.resume()
 
 
-def test_a_proof_that_is_taken_back_during_a_read_ends_it_at_once(place: Place) -> None:
+def test_credentials_revoked_during_a_read_end_it_at_once(place: Place) -> None:
     asks_more = "authorization { timeout: 30, token: another }"
     config = asks_more if place.endpoint.tls_ca is None else f"{place.config}\n{asks_more}"
     reading = reading_of(place)

@@ -1,4 +1,4 @@
-"""A range of the log comes whole and in order, or as an error that names the position."""
+"""A range of the log is read completely and in order, or ends with an error that names the position."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ KILOBYTE = b"k" * 1_000
 
 @pytest.fixture(scope="module")
 def log(endpoint: Endpoint) -> str:
-    """Ten thousand small events."""
+    """Return a log of ten thousand small events."""
     return make_log(endpoint, (b"%d" % number for number in range(1, 10_001)))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
+def test_a_range_is_read_completely_in_order_and_as_stored(form: str) -> None:
     with NatsServer(sync_interval="1m", config=FORMS[form]) as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, (b"%d" % number for number in range(1, 5001)))
@@ -50,13 +50,13 @@ def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
         assert ask_once(endpoint, message_at(name, 11)) == records[0]
 
 
-def test_an_empty_range_asks_nobody() -> None:
+def test_an_empty_range_sends_no_request() -> None:
     nowhere = Endpoint(("nats://127.0.0.1:1",))
     assert list(read_range(nowhere, "none", 5, 5)) == []
     assert list(read_range(nowhere, "none", 5, 4)) == []
 
 
-def test_nothing_in_the_range_is_known_at_once(endpoint: Endpoint, log: str) -> None:
+def test_a_range_without_events_ends_at_once(endpoint: Endpoint, log: str) -> None:
     started = time.monotonic()
     empty = make_log(endpoint)
     assert list(read_range(endpoint, empty, 1, 100, allow_holes=True)) == []
@@ -65,7 +65,7 @@ def test_nothing_in_the_range_is_known_at_once(endpoint: Endpoint, log: str) -> 
     assert time.monotonic() - started < 25.0
 
 
-def test_a_log_that_ends_before_the_range_is_an_error_that_says_where(endpoint: Endpoint, log: str) -> None:
+def test_a_log_that_ends_before_the_range_is_an_error_with_the_position(endpoint: Endpoint, log: str) -> None:
     with pytest.raises(HistoryBroken, match="broken at position 10001") as raised:
         positions(read_range(endpoint, log, 9_990, 10_050))
     assert raised.value.position == 10_001
@@ -73,7 +73,7 @@ def test_a_log_that_ends_before_the_range_is_an_error_that_says_where(endpoint: 
         positions(read_range(endpoint, make_log(endpoint), 1, 2))
 
 
-def test_a_filter_gives_one_history_in_any_range(endpoint: Endpoint, log: str) -> None:
+def test_a_filter_selects_one_history_in_any_range(endpoint: Endpoint, log: str) -> None:
     subject = f"{log}.account.3"
     assert positions(read_range(endpoint, log, 1, 10_001, filter_subject=subject)) == list(range(3, 10_001, 10))
     assert positions(read_range(endpoint, log, 14, 33, filter_subject=subject)) == [23]
@@ -81,7 +81,7 @@ def test_a_filter_gives_one_history_in_any_range(endpoint: Endpoint, log: str) -
     assert len(positions(read_range(endpoint, log, 1, 10_001, filter_subject=f"{log}.*.4"))) == 1_000
 
 
-def test_a_log_may_begin_later_than_at_one(endpoint: Endpoint) -> None:
+def test_a_log_may_begin_after_position_one(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 5, first_seq=1_001)
     state = ask_once(endpoint, stream_info(name))
     assert (state.first, state.last, state.messages) == (1_001, 1_005, 5)
@@ -91,7 +91,7 @@ def test_a_log_may_begin_later_than_at_one(endpoint: Endpoint) -> None:
         positions(read_range(endpoint, name, 1, 1_006))
 
 
-def test_a_hole_is_an_error_that_names_the_position(endpoint: Endpoint) -> None:
+def test_a_hole_is_an_error_with_the_position(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 20)
     with NatsConnection.open(endpoint) as link:
         for position in (7, 8, 20):
@@ -108,14 +108,14 @@ def test_a_hole_is_an_error_that_names_the_position(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 900_000])
-def test_bodies_of_any_size_come_whole(endpoint: Endpoint, size: int) -> None:
+def test_bodies_of_any_size_are_read_completely(endpoint: Endpoint, size: int) -> None:
     bodies = [b"%d" % number + b"x" * size if size else b"" for number in range(40)]
     name = make_log(endpoint, bodies)
     read = [record[4] for batch in read_range(endpoint, name, 1, 41, batch=7) for record in batch]
     assert read == bodies
 
 
-def test_large_bodies_come_in_shorter_lists(endpoint: Endpoint) -> None:
+def test_large_bodies_are_read_in_smaller_batches(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"x" * 900_000] * 80)
     sizes = [sum(len(record[4]) for record in batch) for batch in read_range(endpoint, name, 1, 81)]
     assert sum(sizes) == 80 * 900_000
@@ -147,49 +147,49 @@ def test_appends_during_a_read_do_not_disturb_it(endpoint: Endpoint, log: str) -
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[tuple[NatsServer, Endpoint, str]]:
-    """A server to torment, and its log of more events than fit into the buffers between it and a reader."""
+    """Yield a server whose log has more events than fit into the buffers between it and a reader."""
     with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         yield server, endpoint, make_log(endpoint, [KILOBYTE] * LARGE)
 
 
-def deleted_consumer(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+def delete_consumers(server: NatsServer, endpoint: Endpoint, name: str) -> None:
     with NatsConnection.open(endpoint) as link:
         for consumer in consumers(endpoint, name):
             with suppress(ApiRefused):  # the read has ended meanwhile
                 link.api(f"CONSUMER.DELETE.{name}.{consumer}")
 
 
-def killed(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+def kill(server: NatsServer, endpoint: Endpoint, name: str) -> None:
     server.kill()
     server.start()
 
 
-def stopped(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+def restart(server: NatsServer, endpoint: Endpoint, name: str) -> None:
     server.stop()
     server.start()
 
 
-def paused(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+def pause(server: NatsServer, endpoint: Endpoint, name: str) -> None:
     server.pause()
     threading.Event().wait(1.5)
     server.resume()
 
 
-@pytest.mark.parametrize("fault", [deleted_consumer, killed, stopped, paused])
-def test_a_read_goes_on_after_a_fault_with_nothing_lost_or_repeated(
+@pytest.mark.parametrize("fault", [delete_consumers, kill, restart, pause])
+def test_a_read_continues_after_a_fault_without_losses_or_repetitions(
     large: tuple[NatsServer, Endpoint, str], fault: Callable[[NatsServer, Endpoint, str], None]
 ) -> None:
     _, endpoint, name = large
     options = {"timeout_s": 5.0, "patience_s": 20.0, "heartbeat_s": 0.25}
-    seen: list[int] = []
-    meddler = threading.Thread(target=fault, args=large)
+    read_positions: list[int] = []
+    disturbance = threading.Thread(target=fault, args=large)
     for number, batch in enumerate(read_range(endpoint, name, 1, LARGE + 1, batch=1_000, **options)):
-        seen += [record[0] for record in batch]
+        read_positions += [record[0] for record in batch]
         if number == 2:
-            meddler.start()
-    meddler.join()
-    assert seen == list(range(1, LARGE + 1))
+            disturbance.start()
+    disturbance.join()
+    assert read_positions == list(range(1, LARGE + 1))
 
 
 def test_a_server_that_stays_away_ends_the_read_with_an_error(large: tuple[NatsServer, Endpoint, str]) -> None:
@@ -206,19 +206,19 @@ def test_a_server_that_stays_away_ends_the_read_with_an_error(large: tuple[NatsS
     assert time.monotonic() - started < 60.0
 
 
-def test_a_read_that_cannot_begin_says_so_at_once() -> None:
+def test_a_read_without_a_server_fails_at_once() -> None:
     with pytest.raises(Unreachable, match="refused the connection"):
         next(read_range(Endpoint(("nats://127.0.0.1:1",)), "bank", 1, 2))
 
 
-def test_a_stream_that_is_not_there_is_named(endpoint: Endpoint) -> None:
+def test_a_missing_stream_is_an_error(endpoint: Endpoint) -> None:
     with pytest.raises(ApiRefused, match="stream not found"):
         next(read_range(endpoint, "nothing", 1, 2))
     with pytest.raises(ApiRefused, match="stream not found"):
         ask_once(endpoint, stream_info("nothing"))
 
 
-def test_a_reader_without_the_right_to_read_is_told_so() -> None:
+def test_a_reader_without_the_right_to_read_is_forbidden() -> None:
     allowed = '{publish: ["$JS.API.STREAM.>", "l.>"]}'
     users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
     with NatsServer(sync_interval="1m", config=users) as server:
@@ -229,18 +229,18 @@ def test_a_reader_without_the_right_to_read_is_told_so() -> None:
             next(read_range(endpoint, "l", 1, 2))
 
 
-def test_a_caller_that_takes_its_time_is_not_called_silence(large: tuple[NatsServer, Endpoint, str]) -> None:
+def test_a_slow_caller_is_not_taken_for_a_silent_server(large: tuple[NatsServer, Endpoint, str]) -> None:
     _, endpoint, name = large
     options = {"timeout_s": 5.0, "patience_s": 4.0, "heartbeat_s": 0.1}
-    seen, pause_s = 0, 4.5
+    count, pause_s = 0, 4.5
     for batch in read_range(endpoint, name, 1, LARGE + 1, batch=10_000, **options):
-        seen += len(batch)
+        count += len(batch)
         threading.Event().wait(pause_s)
         pause_s = 0.1
-    assert seen == LARGE
+    assert count == LARGE
 
 
-def test_limits_of_the_server_on_pulls_are_kept() -> None:
+def test_pulls_respect_the_limits_of_the_server() -> None:
     with NatsServer(sync_interval="1m", config="jetstream { limits { max_request_batch: 50 } }") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, [b"{}"] * 1_000)
@@ -256,8 +256,8 @@ def test_limits_of_the_server_on_pulls_are_kept() -> None:
         ((2, 1, 1), "position 2, but as delivery 1 after delivery 1"),
     ],
 )
-def test_a_delivery_that_does_not_follow_is_an_error(second: tuple[int, int, int], text: str) -> None:
-    """No real server does this to a consumer of one's own; a rival on a durable does."""
+def test_a_delivery_out_of_order_is_an_error(second: tuple[int, int, int], text: str) -> None:
+    """No real server does this to a private consumer, but a rival on a durable does."""
 
     def on_pull(consumer: bytes, _: int) -> bytes:
         position, sequence, delivered = second
@@ -273,7 +273,7 @@ def test_a_delivery_of_another_consumer_is_an_error() -> None:
         list(read_range(fake.endpoint, "bank", 1, 9))
 
 
-def test_the_state_of_a_stream_tells_its_identity(endpoint: Endpoint) -> None:
+def test_the_state_of_a_stream_has_its_identity(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 12, metadata={"eventjet.log": "abc"}, deny_delete=True)
     state = ask_once(endpoint, stream_info(name))
     assert (state.first, state.last, state.messages, state.deleted, state.subjects) == (1, 12, 12, 0, 10)

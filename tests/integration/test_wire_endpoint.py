@@ -40,7 +40,7 @@ def test_an_endpoint_takes_everything_from_the_settings() -> None:
     assert (endpoint.token, endpoint.nkey, endpoint.tls_ca) == ("t", Path("n"), Path("ca"))
 
 
-def test_servers_are_tried_in_order_or_from_a_random_one_on() -> None:
+def test_servers_are_tried_in_order_from_the_first_or_from_a_random_one() -> None:
     endpoint = Endpoint(("nats://a:1", "tls://b:2", "nats://[::1]:3"))
     assert [address[:2] for address in endpoint.addresses()] == [("a", 1), ("b", 2), ("::1", 3)]
     orders = {tuple(address[0] for address in endpoint.addresses(shuffle=True)) for _ in range(100)}
@@ -50,7 +50,7 @@ def test_servers_are_tried_in_order_or_from_a_random_one_on() -> None:
 @pytest.mark.parametrize(
     "url", ["http://a", "nats://", "nats://a:0", "nats://a:99999", "nats://a/path", "nats://ada:s3cret@:4222", ""]
 )
-def test_what_is_no_server_is_refused_without_its_secret(url: str) -> None:
+def test_an_invalid_url_is_refused_without_its_secret(url: str) -> None:
     with pytest.raises(UsageError, match="is not a NATS server") as raised:
         Endpoint((url,))
     assert "s3cret" not in str(raised.value)
@@ -66,25 +66,25 @@ def test_no_server_at_all_is_refused() -> None:
         Endpoint(())
 
 
-def test_servers_of_which_the_cluster_told_are_tried_after_those_that_were_named() -> None:
+def test_discovered_servers_are_tried_after_the_configured_ones() -> None:
     endpoint = Endpoint(("tls://one.example:1",), tls_ca=Path("ca"))
     endpoint = endpoint.with_discovered(["10.0.0.2:4222", "one.example:1", "[::2]:5", "ada:s3cret@", "host:port"])
-    found = endpoint.with_discovered(["two.example:7"]).addresses()
-    assert found[0][:4] == ("one.example", 1, True, "one.example")
-    # Servers tell addresses, and certificates tell names.
-    assert {each[:4] for each in found[1:]} == {
+    addresses = endpoint.with_discovered(["two.example:7"]).addresses()
+    assert addresses[0][:4] == ("one.example", 1, True, "one.example")
+    # Servers announce addresses, and certificates contain names.
+    assert {address[:4] for address in addresses[1:]} == {
         ("10.0.0.2", 4222, True, "one.example"),
         ("::2", 5, True, "one.example"),
         ("two.example", 7, True, "two.example"),
     }
 
 
-def test_a_name_that_came_before_tls_is_not_what_a_certificate_is_held_against() -> None:
-    """Anyone on the way may have added a server of their own, with a certificate of an authority that all trust."""
+def test_a_name_discovered_before_tls_is_not_used_for_certificates() -> None:
+    """An attacker on the way may add a server of their own, with a certificate of a trusted authority."""
     endpoint = Endpoint(("tls://one.example:1",)).with_discovered(["thief.example:4222"])
     assert endpoint.addresses()[1][:4] == ("thief.example", 4222, True, "one.example")
 
 
-def test_one_server_with_tls_means_all_with_tls() -> None:
+def test_tls_for_one_server_applies_to_all() -> None:
     mixed = Endpoint(("nats://a:1", "tls://b:2")).with_discovered(["c:3"])
     assert [address.tls for address in mixed.addresses()] == [True, True, True]

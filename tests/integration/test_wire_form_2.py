@@ -1,4 +1,4 @@
-"""A whole app over a server that writes the newer reply subjects (ADR-15, `js_ack_fc_v2`)."""
+"""An app works over a server with the newer reply subjects (ADR-15, `js_ack_fc_v2`)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def server() -> Iterator[NatsServer]:
         yield started
 
 
-async def test_workers_and_rebuilds_make_the_same_tables_by_replies_of_form_2(
+async def test_workers_and_rebuilds_give_the_same_tables_over_replies_of_form_2(
     server: NatsServer, tmp_path: Path
 ) -> None:
     book = Book(Settings.load({"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     last = book.fill(500)
     book.init()
-    with overhearing(book.endpoint, book.name) as heard:
+    with overhearing(book.endpoint, book.name) as take_replies:
         async with book.working():
             for resolved in book.projections.values():
                 await book.caught_up(last, resolved)
         live = {name: book.rows(name) for name in ALL}
-        replies = heard()
+        replies = take_replies()
         assert_form_2(replies, len(ALL) * last)
         assert {reply.split(b".")[5] for reply in replies} == {
             resolved.durable.encode() for resolved in book.projections.values()
         }
         await rebuild(book.ref, ALL, book.settings, engine="local")
-        replies = heard()
+        replies = take_replies()
         assert_form_2(replies, len(replies))
         assert len(replies) >= last
         assert all(reply.split(b".")[5].startswith(b"ej_read_") for reply in replies)

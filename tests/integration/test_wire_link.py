@@ -28,10 +28,10 @@ from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import flush
 
 
-def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -> None:
+def test_messages_that_arrive_before_an_answer_are_kept(endpoint: Endpoint) -> None:
     with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as other:
-        heard = link.subscribe("greetings.*")
-        served = other.subscribe("echo")
+        sid = link.subscribe("greetings.*")
+        echo_sid = other.subscribe("echo")
         flush(link)
         flush(other)
 
@@ -39,20 +39,20 @@ def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -
             frame = other.receive(5.0)[0]
             other.publish("greetings.ada", b"hello", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
             other.publish(frame[2].decode(), frame[4])
-            assert frame[0] == served
+            assert frame[0] == echo_sid
 
         thread = threading.Thread(target=echo)
         thread.start()
         assert link.request("echo", b"body")[4] == b"body"
         thread.join()
-        assert link.receive(20.0) == [(heard, b"greetings.ada", b"", b"NATS/1.0\r\nA: b\r\n\r\n", b"hello")]
+        assert link.receive(20.0) == [(sid, b"greetings.ada", b"", b"NATS/1.0\r\nA: b\r\n\r\n", b"hello")]
 
 
-def test_what_comes_in_one_breath_behind_an_answer_is_kept() -> None:
+def test_messages_in_one_packet_with_an_answer_are_kept() -> None:
     def script(conversation: socket.socket) -> None:
         greet(conversation)
-        asked = read_until(conversation, b" 0\r\n\r\n")
-        answer_to = asked.rpartition(b"PUB echo ")[2].split()[0]
+        request = read_until(conversation, b" 0\r\n\r\n")
+        answer_to = request.rpartition(b"PUB echo ")[2].split()[0]
         conversation.sendall(b"MSG a 2 1\r\nx\r\nMSG %s 1 2\r\nok\r\nMSG a 2 1\r\ny\r\n" % answer_to)
 
     with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
@@ -61,7 +61,7 @@ def test_what_comes_in_one_breath_behind_an_answer_is_kept() -> None:
         assert [(frame[0], frame[4]) for frame in link.receive(20.0)] == [(sid, b"x"), (sid, b"y")]
 
 
-def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
+def test_a_request_without_a_responder_fails_at_once(endpoint: Endpoint) -> None:
     with NatsConnection.open(endpoint) as link:
         started = time.monotonic()
         with pytest.raises(NoResponders, match="nobody listens"):
@@ -86,7 +86,7 @@ def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
         assert link.api("INFO")["limits"]
 
 
-def test_a_refused_connection_fails_over_and_then_says_so(endpoint: Endpoint) -> None:
+def test_a_refused_connection_fails_over_to_the_next_server_or_is_reported(endpoint: Endpoint) -> None:
     with NatsConnection.open(Endpoint(("nats://127.0.0.1:1", *endpoint.servers))) as link:
         assert link.usable
     with pytest.raises(Unreachable, match=r"127.0.0.1:1 refused the connection.*EVENTJET_SERVERS") as raised:
@@ -99,7 +99,7 @@ def test_a_name_that_does_not_resolve_is_named() -> None:
         NatsConnection.open(Endpoint(("nats://nowhere.invalid",)))
 
 
-def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_next(endpoint: Endpoint) -> None:
+def test_a_silent_server_does_not_use_up_the_timeout_of_the_next(endpoint: Endpoint) -> None:
     with FakeServer(lambda conversation: None) as mute:
         with NatsConnection.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=10.0) as link:
             assert f"nats://{link.peer}" in endpoint.servers
@@ -110,7 +110,7 @@ def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("greeting", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak NATS"),
         (b"INFO {}\r\n", "does not know headers"),
@@ -118,13 +118,13 @@ def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_
         (b"-ERR 'maximum connections exceeded'\r\n", "maximum connections exceeded"),
     ],
 )
-def test_a_strange_greeting_is_named(said: bytes, reason: str) -> None:
-    script = methodcaller("sendall", said)
+def test_an_invalid_greeting_is_reported(greeting: bytes, reason: str) -> None:
+    script = methodcaller("sendall", greeting)
     with FakeServer(script) as fake, pytest.raises(Unreachable, match=reason):
         NatsConnection.open(fake.endpoint, timeout_s=20.0)
 
 
-def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint: Endpoint) -> None:
+def test_a_message_above_the_servers_limit_is_refused_before_it_is_sent(endpoint: Endpoint) -> None:
     with NatsConnection.open(endpoint) as link:
         with pytest.raises(Refused, match="the server takes"):
             link.publish("a", b"x" * 1024 * 1024, headers=b"NATS/1.0\r\n\r\n")
@@ -181,7 +181,7 @@ def test_a_server_that_dies_is_lost_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "text"),
+    ("error_line", "kind", "text"),
     [
         (b"-ERR 'Stale Connection'\r\n", ConnectionLost, "Stale Connection"),
         (b"-ERR 'User Authentication Expired'\r\n", Forbidden, "Expired"),
@@ -189,11 +189,11 @@ def test_a_server_that_dies_is_lost_at_once() -> None:
         (b"GARBAGE\r\n", ConnectionLost, "no frame of the protocol"),
     ],
 )
-def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Exception], text: str) -> None:
+def test_the_last_error_of_a_server_is_reported(error_line: bytes, kind: type[Exception], text: str) -> None:
     def script(conversation: socket.socket) -> None:
         greet(conversation)
         read_until(conversation, b"SUB")
-        conversation.sendall(said)
+        conversation.sendall(error_line)
 
     with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
         link.subscribe("a")
@@ -202,10 +202,10 @@ def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Excepti
 
 
 @pytest.mark.parametrize(
-    "asked", [lambda link: link.receive(20.0), lambda link: link.request("a")], ids=["receive", "request"]
+    "operation", [lambda link: link.receive(20.0), lambda link: link.request("a")], ids=["receive", "request"]
 )
-def test_what_the_server_says_in_one_breath_with_its_greeting_is_told(
-    asked: Callable[[NatsConnection], object],
+def test_an_error_in_one_packet_with_the_greeting_is_reported(
+    operation: Callable[[NatsConnection], object],
 ) -> None:
     def script(conversation: socket.socket) -> None:
         conversation.sendall(INFO)
@@ -215,11 +215,11 @@ def test_what_the_server_says_in_one_breath_with_its_greeting_is_told(
 
     with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
         with pytest.raises(ConnectionLost, match="Stale Connection"):
-            asked(link)
+            operation(link)
         assert not link.usable
 
 
-def test_messages_before_an_error_are_not_lost_by_it() -> None:
+def test_messages_before_an_error_are_kept() -> None:
     def script(conversation: socket.socket) -> None:
         greet(conversation)
         read_until(conversation, b"SUB")
@@ -250,7 +250,7 @@ def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint) -> None:
     link.close()
 
 
-def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
+def test_a_late_answer_is_not_taken_for_the_next_one(endpoint: Endpoint) -> None:
     with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as slow:
         slow.subscribe("slow")
         flush(slow)
@@ -264,7 +264,7 @@ def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
         answerer.join()
 
 
-def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
+def test_disabled_jetstream_is_reported() -> None:
     with (
         NatsServer(jetstream=False) as plain,
         NatsConnection.open(Endpoint((plain.url,))) as link,
@@ -273,6 +273,6 @@ def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
         link.api("INFO")
 
 
-def test_the_inbox_stands_under_its_prefix(nats: NatsServer) -> None:
+def test_the_inbox_has_the_configured_prefix(nats: NatsServer) -> None:
     with NatsConnection.open(Endpoint((nats.url,), inbox_prefix="_INBOX_ada")) as link:
         assert link.inbox.startswith("_INBOX_ada.")

@@ -1,4 +1,4 @@
-"""A worker's durable gives every event once and in order from a position on, and tells it when it is deposed."""
+"""A worker's durable delivers every event once and in order after a position, and reports a takeover."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.wire_log import append, consumers, flush, make_log, posit
 
 
 def take(pull: DurablePull, count: int) -> list[RawRecord]:
-    """The next `count` records, waiting for them a bounded time."""
+    """Return the next `count` records, waiting a bounded time."""
     records: list[RawRecord] = []
     deadline = time.monotonic() + 20.0
     while len(records) < count and time.monotonic() < deadline:
@@ -46,26 +46,26 @@ def test_a_worker_starts_after_its_position_and_follows_the_tail(endpoint: Endpo
     assert consumers(endpoint, name) == ["p_balances"]
 
 
-def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) -> None:
+def test_an_empty_read_model_starts_at_the_beginning_of_the_log(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10, first_seq=1_001)
     with DurablePull(endpoint, name, "p", position=0) as pull:
         assert positions([take(pull, 10)]) == list(range(1_001, 1_011))
 
 
-def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(endpoint: Endpoint) -> None:
+def test_a_last_event_delivered_to_a_rival_is_noticed_without_a_later_event(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
     with (
         DurablePull(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull,
         NatsConnection.open(endpoint) as rival,
     ):
         assert positions([take(pull, 10)]) == list(range(1, 11))
-        # It was stopped with a pull in hand, which reaches the durable of its successor.
+        # The rival was stopped with an open pull, which reaches the durable of its successor.
         rival.subscribe(f"{rival.inbox}.p")
         rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch":5}', reply=f"{rival.inbox}.p")
         flush(rival)
 
         def follow() -> None:
-            # The server gives waiting pulls one message each in turn; nothing follows the one that goes astray.
+            # The server serves waiting pulls in turn, one message each; no event follows the stray one.
             for number in range(11, 21):
                 append(endpoint, name, [b"new"])
                 assert positions([take(pull, 1)]) == [number]
@@ -74,14 +74,14 @@ def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(en
             follow()
 
 
-def test_what_is_delivered_to_a_check_of_pulls_is_kept(endpoint: Endpoint) -> None:
+def test_events_delivered_during_a_check_of_pulls_are_kept(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"])
-    is_asked = threading.Event()
+    check_begun = threading.Event()
 
     def append_during_a_check(link: NatsConnection) -> None:
         while not any(b".q." in frame[2] for frame in link.receive(60.0)):
             pass
-        is_asked.set()
+        check_begun.set()
         for _ in range(3):
             append(endpoint, name, [b"new"])
 
@@ -95,11 +95,11 @@ def test_what_is_delivered_to_a_check_of_pulls_is_kept(endpoint: Endpoint) -> No
         while len(records) < 3 and time.monotonic() < deadline:
             records += pull.next_batch()
         appending.join()
-        assert is_asked.is_set()
+        assert check_begun.is_set()
         assert positions([records]) == [2, 3, 4]
 
 
-def test_what_is_delivered_while_a_page_is_read_is_kept(endpoint: Endpoint) -> None:
+def test_events_delivered_while_a_page_is_read_are_kept(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 500, allow_direct=True)
     with DurablePull(endpoint, name, "p", position=500, linger_s=0.1) as pull:
         for number in range(501, 601, 2):
@@ -109,7 +109,7 @@ def test_what_is_delivered_while_a_page_is_read_is_kept(endpoint: Endpoint) -> N
             assert positions([take(pull, 2)]) == [number, number + 1]
 
 
-def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
+def test_batches_are_bounded_and_need_not_be_full(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 1_000)
     with DurablePull(endpoint, name, "p", position=0, batch_max=64, linger_s=60) as pull:
         sizes: list[int] = []
@@ -140,7 +140,7 @@ def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
         assert positions([take(pull, 1)]) == [4]
 
 
-def test_pulls_that_expire_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_pulls_are_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.jetstream.reader._EXPIRES_S", 0.5)
     with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
@@ -155,7 +155,7 @@ def test_pulls_that_expire_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) 
             assert positions([take(pull, 100)]) == list(range(1, 101))
 
 
-def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) -> None:
+def test_a_takeover_evicts_the_former_worker_at_once(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 100)
     with DurablePull(endpoint, name, "p", position=0, linger_s=60.0) as deposed:
         assert len(take(deposed, 100)) == 100
@@ -194,7 +194,7 @@ def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint)
         (b"400 Bad Request", ApiRefused),
     ],
 )
-def test_a_pull_that_is_turned_away_ends_the_reader(line: bytes, kind: type[Exception]) -> None:
+def test_a_refused_pull_ends_the_reader(line: bytes, kind: type[Exception]) -> None:
     with (
         FakeServer(jetstream(lambda consumer, number: status(line))) as fake,
         DurablePull(fake.endpoint, "bank", "p", position=0) as pull,
@@ -212,7 +212,7 @@ def test_a_pull_that_is_turned_away_ends_the_reader(line: bytes, kind: type[Exce
         b"409 Batch Completed\r\nNats-Pending-Messages: 1000",
     ],
 )
-def test_a_pull_that_merely_ended_is_asked_for_again(line: bytes) -> None:
+def test_a_completed_pull_is_requested_again(line: bytes) -> None:
     def on_pull(consumer: bytes, number: int) -> bytes:
         return delivery(consumer, number, number) if number == 1 else status(line) if number < 50 else b""
 
@@ -233,7 +233,7 @@ def test_heartbeats_alone_are_neither_records_nor_silence() -> None:
         assert pull.next_batch() == []
 
 
-def test_a_hole_is_raised(endpoint: Endpoint) -> None:
+def test_a_hole_is_an_error(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
     with NatsConnection.open(endpoint) as link:
         for position in (3, 6, 7):
@@ -244,11 +244,11 @@ def test_a_hole_is_raised(endpoint: Endpoint) -> None:
 
 def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint) -> None:
     pull = DurablePull(endpoint, make_log(endpoint), "p", position=0, linger_s=60.0)
-    ended: list[float] = []
+    end_times: list[float] = []
 
     def read() -> None:
         assert list(pull) == []
-        ended.append(time.monotonic())
+        end_times.append(time.monotonic())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -256,8 +256,8 @@ def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint
     started = time.monotonic()
     pull.close()
     reader.join(50.0)
-    assert ended
-    assert ended[0] - started < 30.0
+    assert end_times
+    assert end_times[0] - started < 30.0
     with pytest.raises(ConnectionClosed):
         pull.next_batch()
 
@@ -280,13 +280,13 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
                 take(pull, 1)
 
 
-def test_a_worker_that_takes_its_time_is_not_called_silence(endpoint: Endpoint) -> None:
+def test_a_slow_worker_is_not_taken_for_a_silent_server(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 300)
     with DurablePull(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=2.0) as pull:
         records: list[RawRecord] = []
         pause_s = 5.0  # longer than silence may last
         while len(records) < 300:
-            batch = take(pull, 1)  # 1 to 100: how many of the first pull are there by now is the server's pace.
+            batch = take(pull, 1)  # 1 to 100 records, depending on the speed of the server
             assert batch
             records += batch
             threading.Event().wait(pause_s)
@@ -305,6 +305,6 @@ def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> Non
         assert len(take(pull, 3_000)) == 3_000
 
 
-def test_a_stream_that_is_not_there_leaves_no_link_behind(endpoint: Endpoint) -> None:
+def test_a_missing_stream_leaves_no_link_behind(endpoint: Endpoint) -> None:
     with pytest.raises(ApiRefused, match="stream not found"):
         DurablePull(endpoint, "nothing", "p", position=0)

@@ -1,4 +1,4 @@
-"""TLS or nothing: from a server that does not offer it, whoever stripped the offer learns nothing."""
+"""A client that requires TLS sends no credentials to a server whose offer of TLS was removed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ APP = "eventjet.examples.bank.app:bank"
 
 @dataclass
 class Stripped:
-    """A server whose offer of TLS was taken out; `seen` is what clients told it."""
+    """A server whose offer of TLS was removed; `received` has the bytes of its clients."""
 
     fake: FakeServer | None = None
-    seen: bytearray = field(default_factory=bytearray)
-    came: int = 0
+    received: bytearray = field(default_factory=bytearray)
+    connections: int = 0
 
     def talk(self, conversation: socket.socket) -> None:
-        self.came += 1
+        self.connections += 1
         conversation.sendall(INFO.replace(b"}", b',"nonce":"abc"}') + b"PONG\r\n")
         while data := conversation.recv(65_536):
-            self.seen += data
+            self.received += data
 
     @property
     def port(self) -> str:
@@ -77,11 +77,11 @@ def by_connection(settings: Settings) -> None:
 
 
 def by_discovery(settings: Settings) -> None:
-    """The named server is away, and one that another told of is the stripped one."""
+    """Connect to the stripped server as a discovered one, while the configured server is unreachable."""
     named = Endpoint.of(settings)
     port = named.servers[0].rpartition(":")[2]
-    away = replace(named, servers=tuple(url.replace(port, "1") for url in named.servers))
-    NatsConnection.open(away.with_discovered([f"127.0.0.1:{port}"]))
+    unreachable = replace(named, servers=tuple(url.replace(port, "1") for url in named.servers))
+    NatsConnection.open(unreachable.with_discovered([f"127.0.0.1:{port}"]))
 
 
 def by_client(settings: Settings) -> None:
@@ -104,27 +104,27 @@ WAYS_IN = (by_connection, by_discovery, by_client, by_spark_source, by_command)
 
 
 @pytest.mark.parametrize("way_in", WAYS_IN)
-@pytest.mark.parametrize("asked", WAYS_TO_ASK)
+@pytest.mark.parametrize("way_to_ask", WAYS_TO_ASK)
 def test_no_credentials_go_to_a_server_that_offers_no_tls(
     stripped: Stripped,
     pems: dict[str, Path],
     way_in: Callable[[Settings], None],
-    asked: str,
+    way_to_ask: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = WAYS_TO_ASK[asked](stripped.port, pems)
-    for name, value in {**given, "user": "ada", "password": CANARY}.items():
+    options = WAYS_TO_ASK[way_to_ask](stripped.port, pems)
+    for name, value in {**options, "user": "ada", "password": CANARY}.items():
         monkeypatch.setenv(f"EVENTJET_{name.upper()}", str(value))
     with suppress(EventjetError):
         way_in(Settings.load())
-    assert stripped.came, "nobody came, so nothing was tried"
-    assert bytes(stripped.seen) == b""
+    assert stripped.connections, "nobody came, so nothing was tried"
+    assert bytes(stripped.received) == b""
 
 
-def test_without_tls_asked_for_the_same_server_is_told_the_password(stripped: Stripped) -> None:
+def test_without_tls_the_same_server_receives_the_password(stripped: Stripped) -> None:
     settings = Settings.load({"servers": f"nats://127.0.0.1:{stripped.port}", "user": "ada", "password": CANARY}, {})
     until = time.monotonic() + 60.0
     with NatsConnection.open(Endpoint.of(settings)):
-        while CANARY.encode() not in stripped.seen:
+        while CANARY.encode() not in stripped.received:
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A process of workers dials at its start and where something failed; while nothing fails the server sees no more."""
+"""A process of workers opens connections at its start and after failures, and none while nothing fails."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Done:
 
 @process("errand")
 class Errand:
-    """One step: it counts in the tower."""
+    """A process with a single step, which counts in the tower."""
 
     stage: str = ""
 
@@ -100,12 +100,12 @@ class Order(BaseModel):
 
 
 @event("bells.rung")
-class Told:
+class BellRung:
     n: int
 
 
 def app_of_everything(projections: int) -> App:
-    """Of each kind of what workers work on something, and so many projections; its streams are of its name."""
+    """Return an app with one component of every kind and this number of projections; its streams have its name."""
     name = fresh_name()
 
     @reactor("counter", start="beginning")
@@ -121,8 +121,8 @@ def app_of_everything(projections: int) -> App:
         await to.repository(Bell).execute(message.data.bell, Bell.polish)
 
     @publication("bells", stream=f"{name}-public", source="https://bells.example", start="beginning")
-    def bells(event: Recorded[Rung]) -> Told:
-        return Told(n=event.data.n)
+    def bells(event: Recorded[Rung]) -> BellRung:
+        return BellRung(n=event.data.n)
 
     return App(
         name,
@@ -134,42 +134,42 @@ def app_of_everything(projections: int) -> App:
     )
 
 
-class Watched:
-    """A server, and what it says of its connections."""
+class WatchedServer:
+    """A server, with counts of its connections and requests."""
 
     def __init__(self, server: NatsServer, jet: Jet) -> None:
         self._server = server
         self._jet = jet
-        self.asked: Counter[str] = Counter()
-        """How often the server was asked for each consumer, which is what each look of a worker ends with."""
+        self.info_requests: Counter[str] = Counter()
+        """Info requests for each consumer; a worker sends one at the end of each look at the log."""
 
     async def listen(self) -> None:
         assert self._jet.client is not None
 
-        def heard(frame: Any) -> None:
-            self.asked[frame[1].decode().rpartition(".")[2]] += 1
+        def count_request(frame: Any) -> None:
+            self.info_requests[frame[1].decode().rpartition(".")[2]] += 1
 
-        await self._jet.client.serve("$JS.API.CONSUMER.INFO.*.*", heard)
+        await self._jet.client.serve("$JS.API.CONSUMER.INFO.*.*", count_request)
 
     async def dialled(self) -> int:
-        """Connections that were ever made."""
-        return int((await asyncio.to_thread(self._told, "/varz"))["total_connections"])
+        """Return the number of connections since the server's start."""
+        return int((await asyncio.to_thread(self._read_monitor, "/varz"))["total_connections"])
 
     async def names(self) -> Counter[str]:
-        """Of the connections there are."""
-        found = await asyncio.to_thread(self._told, "/connz?limit=1000")
-        return Counter(one.get("name", "") for one in found["connections"])
+        """Return the names of the open connections."""
+        report = await asyncio.to_thread(self._read_monitor, "/connz?limit=1000")
+        return Counter(connection.get("name", "") for connection in report["connections"])
 
-    async def looked(self, durables: Sequence[str], times: int) -> None:
-        """Wait until the worker of each has looked so often from now on."""
-        before = Counter(self.asked)
+    async def wait_for_looks(self, durables: Sequence[str], times: int) -> None:
+        """Wait until the worker of each consumer has finished this many more looks at the log."""
+        before = Counter(self.info_requests)
 
         async def all_have() -> bool:
-            return all(self.asked[name] - before[name] >= times for name in durables)
+            return all(self.info_requests[name] - before[name] >= times for name in durables)
 
         await eventually(all_have)
 
-    def _told(self, path: str) -> Any:
+    def _read_monitor(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self._server.monitor_url}{path}", timeout=60) as answer:
             return json.load(answer)
 
@@ -180,12 +180,12 @@ class Scene:
     jet: Jet
     settings: Settings
     server: NatsServer
-    watched: Watched
+    watched: WatchedServer
     reader: StatusReader
 
     @property
     def durables(self) -> list[str]:
-        return [*(one.durable for one in self.app.projections.values()), *self.followers]
+        return [*(projection.durable for projection in self.app.projections.values()), *self.followers]
 
     @property
     def followers(self) -> list[str]:
@@ -200,7 +200,7 @@ class Scene:
         ]
 
     async def happens(self, n: int) -> None:
-        """Something for everyone."""
+        """Record an event for every component."""
         assert self.jet.client is not None
         for bell in BELLS:
             await self.jet.repository(Bell).execute(bell, Bell.ring, n)
@@ -208,21 +208,21 @@ class Scene:
         await self.jet.repository(Errand).execute(f"e-{n}", Errand.begin)
 
     async def caught_up(self, *names: str) -> None:
-        """All that is named, or all there is, has an owner and nothing left to do."""
+        """Wait until these components, or all of them, have an owner and no lag."""
 
-        async def look() -> bool:
+        async def are_caught_up() -> bool:
             try:
                 statuses = (await self.reader.read()).projections
             except (StoreUnavailable, Unreachable):
                 return False  # the server is being restarted
-            concerned = [one for one in statuses if not names or one.name in names]
-            return all(one.owner is not None and not one.lag_events for one in concerned)
+            selected = [work_status for work_status in statuses if not names or work_status.name in names]
+            return all(work_status.owner is not None and not work_status.lag_events for work_status in selected)
 
-        await eventually(look)
+        await eventually(are_caught_up)
 
     @asynccontextmanager
     async def projecting(self) -> AsyncGenerator[None]:
-        """Within the block a worker works on the projections alone."""
+        """Run a worker of the projections only within the block."""
         stop, ready = asyncio.Event(), asyncio.Event()
         names = list(self.app.projections)
         task = asyncio.create_task(run_workers(self.app, self.settings, names, stop=stop, on_ready=ready.set))
@@ -250,24 +250,24 @@ async def scene_of(tmp_path: Path, projections: int) -> AsyncGenerator[Scene]:
             await jet.init()
             resolved: Any = app.projections.values()
             await asyncio.to_thread(database_with, settings.database, *resolved)
-            watched = Watched(server, jet)
+            watched = WatchedServer(server, jet)
             await watched.listen()
             yield Scene(app, jet, settings, server, watched, reader)
 
 
 @pytest.mark.slow
-async def test_workers_of_30_projections_and_of_all_else_dial_nothing_while_nothing_fails(tmp_path: Path) -> None:
+async def test_workers_open_no_connection_while_nothing_fails(tmp_path: Path) -> None:
     async with scene_of(tmp_path, 30) as scene:
         watched = scene.watched
         await scene.happens(1)
         async with working(scene.app, scene.settings):
             await scene.caught_up()
-            await watched.looked(scene.durables, 1)
+            await watched.wait_for_looks(scene.durables, 1)
             before = await watched.dialled()
-            await watched.looked(scene.durables, 2)
+            await watched.wait_for_looks(scene.durables, 2)
             await scene.happens(2)
             await scene.caught_up()
-            await watched.looked(scene.durables, 1)
+            await watched.wait_for_looks(scene.durables, 1)
             names = await watched.names()
             assert await watched.dialled() == before, names
             assert Counter(name for name in names if name.startswith("eventjet worker ")) == Counter(
@@ -278,7 +278,7 @@ async def test_workers_of_30_projections_and_of_all_else_dial_nothing_while_noth
 
 
 @pytest.mark.slow
-async def test_a_worker_that_goes_on_in_the_middle_of_a_log_asks_what_events_follow_over_what_it_has(
+async def test_a_worker_reads_predecessors_over_its_own_connections(
     tmp_path: Path,
 ) -> None:
     async with scene_of(tmp_path, 4) as scene:
@@ -288,49 +288,49 @@ async def test_a_worker_that_goes_on_in_the_middle_of_a_log_asks_what_events_fol
             await scene.caught_up(*names)
         async with scene.projecting():
             await scene.caught_up(*names)
-            await scene.watched.looked([f"{name}-r1" for name in names], 1)
+            await scene.watched.wait_for_looks([f"{name}-r1" for name in names], 1)
             before = await scene.watched.dialled()
-            await scene.happens(2)  # of aggregates of which these workers have read nothing
+            await scene.happens(2)  # events of aggregates that these workers have not read
             await scene.caught_up(*names)
             assert await scene.watched.dialled() == before, await scene.watched.names()
 
 
 @pytest.mark.slow
-async def test_workers_dial_again_what_a_restart_of_the_server_took_and_nothing_after_that(tmp_path: Path) -> None:
+async def test_workers_reconnect_after_a_restart_and_open_no_connection_afterwards(tmp_path: Path) -> None:
     async with scene_of(tmp_path, 4) as scene:
         await scene.happens(1)
         async with working(scene.app, scene.settings):
             await scene.caught_up()
-            await scene.watched.looked(scene.durables, 1)
+            await scene.watched.wait_for_looks(scene.durables, 1)
             await asyncio.to_thread(scene.server.stop)
             await asyncio.to_thread(scene.server.start)
-            await scene.watched.looked(scene.durables, 1)
+            await scene.watched.wait_for_looks(scene.durables, 1)
             await scene.happens(2)
             await scene.caught_up()
-            await scene.watched.looked(scene.durables, 1)
+            await scene.watched.wait_for_looks(scene.durables, 1)
             before = await scene.watched.dialled()
             await scene.happens(3)
             await scene.caught_up()
-            await scene.watched.looked(scene.durables, 2)
+            await scene.watched.wait_for_looks(scene.durables, 2)
             assert await scene.watched.dialled() == before, await scene.watched.names()
 
 
-async def test_a_status_reader_leaves_no_connection_that_a_cancelled_read_was_opening(
+async def test_a_status_reader_closes_the_connection_of_a_cancelled_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scene_of(tmp_path, 1) as scene:
         opening, may_open = threading.Event(), threading.Event()
         opened: list[NatsConnection] = []
 
-        def slowly(endpoint: Endpoint) -> NatsConnection:
+        def open_slowly(endpoint: Endpoint) -> NatsConnection:
             opening.set()
             assert may_open.wait(PATIENT_S)
-            opened.append(real(endpoint.with_name("opened late")))
+            opened.append(open_connection(endpoint.with_name("opened late")))
             return opened[0]
 
-        real = NatsConnection.open
+        open_connection = NatsConnection.open
         async with StatusReader(scene.app, scene.settings) as reader:
-            monkeypatch.setattr(NatsConnection, "open", slowly)
+            monkeypatch.setattr(NatsConnection, "open", open_slowly)
             read = asyncio.create_task(reader.read())
             assert await asyncio.to_thread(opening.wait, PATIENT_S)
             read.cancel()
@@ -341,3 +341,39 @@ async def test_a_status_reader_leaves_no_connection_that_a_cancelled_read_was_op
             return bool(opened) and not (await scene.watched.names())["opened late"]
 
         await eventually(is_closed)
+
+
+async def test_a_read_that_was_cancelled_takes_no_connection_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene_of(tmp_path, 1) as scene:
+        opening, may_open, has_opened = threading.Event(), threading.Event(), threading.Event()
+
+        def first_slowly(endpoint: Endpoint) -> NatsConnection:
+            is_first = not opening.is_set()
+            opening.set()
+            assert not is_first or may_open.wait(PATIENT_S)
+            connection = real(endpoint.with_name("of a status reader"))
+            if is_first:
+                has_opened.set()
+            return connection
+
+        async def is_one() -> bool:
+            return (await scene.watched.names())["of a status reader"] == 1
+
+        async def is_none() -> bool:
+            return not (await scene.watched.names())["of a status reader"]
+
+        real = NatsConnection.open
+        async with StatusReader(scene.app, scene.settings) as reader:
+            monkeypatch.setattr(NatsConnection, "open", first_slowly)
+            read = asyncio.create_task(reader.read())
+            assert await asyncio.to_thread(opening.wait, PATIENT_S)
+            read.cancel()
+            await asyncio.wait({read})
+            assert (await reader.read()).projections
+            may_open.set()
+            assert await asyncio.to_thread(has_opened.wait, PATIENT_S)
+            await eventually(is_one)
+            assert (await reader.read()).projections
+        await eventually(is_none)

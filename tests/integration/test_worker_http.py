@@ -37,7 +37,7 @@ STEADY = replace(QUICK, lease_s=30.0, stalled_s=30.0)
 
 
 class Page:
-    """What a worker answers."""
+    """The HTTP answers of a worker."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -66,10 +66,10 @@ class Page:
 
 
 @asynccontextmanager
-async def telling(
+async def worker_page(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, *names: str, options: WorkerOptions = QUICK
 ) -> AsyncGenerator[Page]:
-    """A worker with a page, ready."""
+    """Run a worker with a page, and yield the page once the worker is ready."""
     caplog.set_level(logging.INFO, "eventjet")
     caplog.clear()
     async with ledger.working(*names, options=options, http=("127.0.0.1", 0)):
@@ -77,41 +77,45 @@ async def telling(
         yield Page(url)
 
 
-async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
+async def test_a_worker_that_keeps_up_is_healthy_and_has_metrics(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events = [one for one in history(300) if not isinstance(one[1], Noted)]
+    events = [item for item in history(300) if not isinstance(item[1], Noted)]
     last = ledger.append(events)
-    async with telling(ledger, caplog, options=STEADY) as page:
+    async with worker_page(ledger, caplog, options=STEADY) as page:
         await ledger.caught_up(last)
         await ledger.caught_up(last, MOVEMENTS)
 
-        async def told() -> bool:
-            found = await page.metrics()
-            return found.get(f"eventjet_projection_position{own}") == last and found.get(active) == 1
+        async def has_metrics() -> bool:
+            metrics = await page.metrics()
+            return metrics.get(f"eventjet_projection_position{labels}") == last and metrics.get(active) == 1
 
-        own = '{projection="balances",revision="1"}'
+        labels = '{projection="balances",revision="1"}'
         active = 'eventjet_projection_state{projection="balances",revision="1",state="active"}'
-        await eventually(told, "the position, and the state that is noted after it")
+        await eventually(has_metrics, "the position, and the state that is noted after it")
         status, verdict = await page.health()
         assert (status, verdict["healthy"], verdict["reason"]) == (200, True, None)
-        assert [(one["name"], one["held"]) for one in verdict["projections"]] == [
+        assert [(projection["name"], projection["held"]) for projection in verdict["projections"]] == [
             ("balances", True),
             ("movements", True),
         ]
-        found = await page.metrics()
-        assert found[f"eventjet_events_total{own}"] == last
-        assert found[f"eventjet_commit_seconds_count{own}"] == found[f"eventjet_batches_total{own}"] > 0
-        assert found[f"eventjet_projection_lag_events{own}"] == found[f"eventjet_projection_lag_seconds{own}"] == 0
-        assert found["eventjet_log_position"] == last
-        names = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in found}
-        assert {one.name for one in METRICS if not one.name.startswith("eventjet_follower_")} == names
+        metrics = await page.metrics()
+        assert metrics[f"eventjet_events_total{labels}"] == last
+        assert metrics[f"eventjet_commit_seconds_count{labels}"] == metrics[f"eventjet_batches_total{labels}"] > 0
+        assert (
+            metrics[f"eventjet_projection_lag_events{labels}"]
+            == metrics[f"eventjet_projection_lag_seconds{labels}"]
+            == 0
+        )
+        assert metrics["eventjet_log_position"] == last
+        names = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in metrics}
+        assert {metric.name for metric in METRICS if not metric.name.startswith("eventjet_follower_")} == names
         assert (await asyncio.to_thread(page.get, "/nothing"))[0] == 404
 
 
 async def test_a_failed_projection_makes_its_worker_unhealthy(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     bad = ledger.append([("a-1", Added(amount=Decimal("0.005")))])
-    async with telling(ledger, caplog, "balances", options=STEADY) as page:
+    async with worker_page(ledger, caplog, "balances", options=STEADY) as page:
 
         async def says_why() -> bool:
             return str((await page.health())[1]["reason"]).startswith("balances: failed: ")
@@ -120,19 +124,19 @@ async def test_a_failed_projection_makes_its_worker_unhealthy(ledger: Ledger, ca
         status, verdict = await page.health()
         assert status == 503
         assert f"position {bad}" in verdict["reason"]
-        found = await page.metrics()
-        assert found['eventjet_projection_state{projection="balances",revision="1",state="failed"}'] == 1
-        assert found['eventjet_terms_total{projection="balances",revision="1",reason="failed"}'] == 1
-        assert found["eventjet_worker_healthy"] == 0
+        metrics = await page.metrics()
+        assert metrics['eventjet_projection_state{projection="balances",revision="1",state="failed"}'] == 1
+        assert metrics['eventjet_terms_total{projection="balances",revision="1",reason="failed"}'] == 1
+        assert metrics["eventjet_worker_healthy"] == 0
 
 
-async def test_a_projection_that_nobody_advances_is_unhealthy_until_it_is_paused_on_purpose(
+async def test_a_projection_without_progress_is_unhealthy_until_it_is_paused(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.append(history(10))
-    # It waits for a newer deploy: never failed, and never further.
+    # The projection waits for a newer deploy: it does not fail and does not advance.
     ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
-    async with telling(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.1, 0.2))) as page:
+    async with worker_page(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.1, 0.2))) as page:
 
         async def says_why() -> bool:
             status, verdict = await page.health()
@@ -147,18 +151,20 @@ async def test_a_standby_is_healthy_while_another_works(ledger: Ledger, caplog: 
     last = ledger.append(history(100))
     async with ledger.working("balances", options=STEADY):
         await ledger.caught_up(last)
-        async with telling(ledger, caplog, "balances", options=STEADY) as page:
+        async with worker_page(ledger, caplog, "balances", options=STEADY) as page:
             await eventually(page.is_healthy, "health")
             _, verdict = await page.health()
-            assert [(one["held"], one["position"]) for one in verdict["projections"]] == [(False, last)]
+            assert [(projection["held"], projection["position"]) for projection in verdict["projections"]] == [
+                (False, last)
+            ]
 
 
-async def test_a_worker_without_its_database_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_without_its_database_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with NatsServer() as nats, PostgresServer(durable=False) as postgres:
         database_with(postgres.url, BALANCES)
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
         ledger.create()
-        async with telling(ledger, caplog, "balances") as page:
+        async with worker_page(ledger, caplog, "balances") as page:
             await eventually(page.is_healthy, "health")
             postgres.kill()
 
@@ -172,7 +178,7 @@ async def test_a_worker_without_its_database_says_so(tmp_path: Path, caplog: pyt
             await eventually(page.is_healthy, "health")
 
 
-async def test_a_database_that_takes_no_writes_is_the_reason_of_what_stands_still(
+async def test_a_read_only_database_is_the_reason_of_a_projection_without_progress(
     eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with PostgresServer(durable=False) as postgres:
@@ -182,21 +188,21 @@ async def test_a_database_that_takes_no_writes_is_the_reason_of_what_stands_stil
         name = make_url(postgres.url).database
         ledger.append(history(20))
 
-        async def tells_status() -> bool:
+        async def status_has_reason() -> bool:
             return "default_transaction_read_only is on for everybody" in str((await ledger.status()).reason)
 
         async with ledger.working("balances"):
             pass
         ledger.append(history(20))
         execute(postgres.url, f"alter database {name} set default_transaction_read_only = on")
-        async with telling(ledger, caplog, "balances") as page:
+        async with worker_page(ledger, caplog, "balances") as page:
 
             async def says_why() -> bool:
                 status, verdict = await page.health()
                 return status == 503 and "read_only" in str(verdict["reason"])
 
             await eventually(says_why, "the reason")
-            await eventually(tells_status, "the reason of the status")
+            await eventually(status_has_reason, "the reason of the status")
             execute(
                 postgres.url,
                 "set transaction read write",
@@ -206,22 +212,22 @@ async def test_a_database_that_takes_no_writes_is_the_reason_of_what_stands_stil
             assert (await ledger.status()).reason is None
 
 
-async def test_a_table_that_somebody_keeps_locked_is_the_reason_until_it_is_free(
+async def test_a_locked_table_is_the_reason_until_it_is_free(
     eventjet_nats: NatsServer, eventjet_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     database_with(eventjet_database, BALANCES)
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
     ledger.create()
 
-    async def tells_status() -> bool:
+    async def status_has_reason() -> bool:
         return str((await ledger.status()).reason).startswith("waiting since")
 
-    async with telling(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.02, 0.1))) as page:
+    async with worker_page(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.02, 0.1))) as page:
         await ledger.caught_up(ledger.append(history(20)))
         with ledger.where.sync_engine().begin() as other:
             other.exec_driver_sql("lock table balances in share mode")
             last = ledger.append(history(20, seed=8))
-            await eventually(tells_status, "the reason of the status")
+            await eventually(status_has_reason, "the reason of the status")
 
             async def says_why() -> bool:
                 status, verdict = await page.health()
@@ -238,7 +244,7 @@ async def test_a_table_that_somebody_keeps_locked_is_the_reason_until_it_is_free
 
 
 class Fixed:
-    """A page's content that stays."""
+    """A page with fixed content."""
 
     def status(self) -> HealthStatus:
         return HealthStatus(True, None, ())
@@ -250,7 +256,7 @@ class Fixed:
         await asyncio.Event().wait()
 
 
-async def test_an_address_in_use_is_said() -> None:
+async def test_an_address_in_use_is_refused() -> None:
     async with serving(("127.0.0.1", 0), Fixed()) as (_, port):
         with pytest.raises(Unreachable, match=rf"The address 127.0.0.1:{port}: nothing can listen there .*in use"):
             async with serving(("127.0.0.1", port), Fixed()):
@@ -260,7 +266,7 @@ async def test_an_address_in_use_is_said() -> None:
             pass
 
 
-async def test_those_who_connect_and_say_nothing_do_not_keep_the_others_out_for_long() -> None:
+async def test_silent_connections_do_not_block_others_for_long() -> None:
     async with serving(("127.0.0.1", 0), Fixed()) as (_, port):
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         page = Page(f"http://127.0.0.1:{port}")
@@ -272,5 +278,5 @@ async def test_those_who_connect_and_say_nothing_do_not_keep_the_others_out_for_
                 return False
 
         await eventually(answers, "an answer", timeout_s=20)
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()

@@ -1,4 +1,4 @@
-"""How soon a worker replaces another one. That nothing is lost or applied twice is shown by `tests/faults`."""
+"""A worker replaces another one in time. Tests in `tests/faults` show that nothing is lost or applied twice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.integration.projecting import BALANCES, folded, rows_of
 from tests.tables import reading
 
 TAKEOVER_S = float(os.environ.get("EVENTJET_TEST_TAKEOVER_S", "15"))
-"""A lease and a half, and what a busy machine adds; pulls that nobody takes back would last half a minute."""
+"""A lease and a half, and the delay of a busy machine; abandoned pulls would last half a minute."""
 
 
 class Worker(ForkedWorker):
-    """One worker process."""
+    """A worker process."""
 
     def __init__(self, ledger: Ledger, batch_max: int = 50, lease_s: float = 3.5) -> None:
-        place = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
-        super().__init__("tests.integration.worker_process", place)
+        arguments = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
+        super().__init__("tests.integration.worker_process", arguments)
 
     def kill(self) -> None:
         self.process.kill()
@@ -42,7 +42,9 @@ def stored(ledger: Ledger) -> tuple[Checkpoint | None, list[object]]:
 
 
 async def owner(ledger: Ledger) -> str | None:
-    return next(one.owner for one in await status(ledger, ledger.settings) if one.name == "balances")
+    return next(
+        work_status.owner for work_status in await status(ledger, ledger.settings) if work_status.name == "balances"
+    )
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger,
     first = processes.enter_context(Worker(ledger)).ready()
     await ledger.caught_up(last)
     processes.enter_context(Worker(ledger)).ready()
-    # The first one's pulls are waiting at the server when it dies.
+    # The pulls of the first worker wait at the server when it dies.
     first.kill()
     killed = time.monotonic()
     last = ledger.append(history(50, seed=8))
@@ -60,23 +62,23 @@ async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger,
     assert stored(ledger)[1] == folded(ledger.recorded(last))
 
 
-async def test_a_dead_worker_whose_lease_was_given_by_a_clock_ahead_is_replaced_in_time(ledger: Ledger) -> None:
+async def test_a_dead_worker_with_a_lease_in_the_future_is_replaced_in_time(ledger: Ledger) -> None:
     last = ledger.append(history(100))
     with ledger.where.sync_engine().begin() as connection:
         ensure(connection, "balances", 1)
         assert take(connection, "balances", 1, "a dead worker", 0.5) is not None
     ledger.execute("update eventjet_projection set lease_until = lease_until + 3600")
-    found = await ledger.status()
-    assert (found.owner, found.lost_owner, found.lost_s) == (None, "a dead worker", None)
+    work_status = await ledger.status()
+    assert (work_status.owner, work_status.lost_owner, work_status.lost_s) == (None, "a dead worker", None)
     async with ledger.working("balances", options=WorkerOptions(poll_s=0.1)):
         await ledger.caught_up(last)
-        found = await ledger.status()
-        assert found.owner is not None
-        assert found.lost_owner is None
+        work_status = await ledger.status()
+        assert work_status.owner is not None
+        assert work_status.lost_owner is None
     assert stored(ledger)[1] == folded(ledger.recorded(last))
 
 
-async def test_a_worker_asked_to_end_lets_go_at_once(ledger: Ledger, processes: ExitStack) -> None:
+async def test_a_terminated_worker_releases_its_lease_at_once(ledger: Ledger, processes: ExitStack) -> None:
     last = ledger.append(history(100))
     first = processes.enter_context(Worker(ledger)).ready()
     await ledger.caught_up(last)

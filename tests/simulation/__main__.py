@@ -1,6 +1,6 @@
 """`python -m tests.simulation`: run schedules and print what they covered, or the trace of one.
 
-There are two kinds: of saves, and of reactors and processes that follow the log. Both are run where neither is named.
+There are two kinds: of saves, and of reactors and processes. Both are run unless one is named.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.simulation.reactions.campaign import run_reactions_on_all_processors,
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of schedules."""
+    """A kind of schedules."""
 
     name: str
     run: Callable[[int, int, Callable[[Report], object]], Report]
     trace: Callable[[int], tuple[list[str], str | None]]
     share: int
-    """One of so many is run: some take longer than others."""
+    """The number of schedules of saves for each schedule of this kind: some kinds take longer."""
 
 
 KINDS = (
@@ -33,7 +33,7 @@ KINDS = (
 
 
 def main() -> int:
-    """Exit status 0 when every promise held, 1 otherwise."""
+    """Return exit status 0 if every promise held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     for kind in KINDS:
         parser.add_argument(f"--{kind.name}", action="append_const", dest="kinds", const=kind, help="only these")
@@ -60,14 +60,14 @@ def _print_trace(kind: Kind, seed: int) -> bool:
 
 
 def _run(kind: Kind, first_seed: int, schedules: int) -> bool:
-    """Whether a promise was broken."""
-    started = told = time.monotonic()
+    """Run schedules, print what they covered, and return whether a promise was broken."""
+    started = reported = time.monotonic()
 
     def progress(report: Report) -> None:
-        nonlocal told
+        nonlocal reported
         now = time.monotonic()
-        if now - told >= 5.0:
-            told = now
+        if now - reported >= 5.0:
+            reported = now
             rate = report.schedules / (now - started)
             sys.stdout.write(
                 f"{report.schedules:,} of {schedules:,} schedules of {kind.name}, {rate:,.0f}/s, "

@@ -1,4 +1,4 @@
-"""The saves of one process that share batches: the product's own batch queue, over the simulated network."""
+"""Saves of a process that share batches: the product's batch queue over the simulated network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Asking(Protocol):
-    """Whoever sends and waits for an answer."""
+class Requester(Protocol):
+    """A sender that waits for an answer."""
 
     def answered(self, token: int, answer: Answer) -> None: ...
 
@@ -22,23 +22,23 @@ class Asking(Protocol):
 
 
 class Bus:
-    """One batch is on its way at a time; as a client of the network it has a token for each."""
+    """The sender of batches, one at a time, with a token for each."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._queue: BatchQueue[tuple[Asking, int, Sequence[Message]]] = BatchQueue()
-        self._batch: list[PendingSave[tuple[Asking, int, Sequence[Message]]]] = []
+        self._queue: BatchQueue[tuple[Requester, int, Sequence[Message]]] = BatchQueue()
+        self._batch: list[PendingSave[tuple[Requester, int, Sequence[Message]]]] = []
         self._token = 0
 
-    def put(self, client: Asking, token: int, messages: Sequence[Message]) -> None:
+    def put(self, client: Requester, token: int, messages: Sequence[Message]) -> None:
         """Send them, at once or with the next batch."""
         subjects = {message.subject for message in messages}
         self._queue.put(PendingSave(subjects, len(messages), len(messages), (client, token, messages)))
         if not self._batch:
             self._send_next()
 
-    def leave(self, client: Asking) -> None:
-        """Whoever waits no more is not sent either."""
+    def leave(self, client: Requester) -> None:
+        """Discard the queued saves of a client that no longer waits."""
         for save in list(self._queue):
             if save.payload[0] is client:
                 self._queue.discard(save)
@@ -47,7 +47,7 @@ class Bus:
         return token == self._token and bool(self._batch)
 
     def answered(self, token: int, answer: Answer) -> None:
-        """The answer to the batch on its way is that of all who share it; the next one goes."""
+        """Give the answer of the batch to each of its saves, and send the next batch."""
         if not self.awaits(token):
             return
         batch, self._batch = self._batch, []

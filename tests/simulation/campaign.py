@@ -1,4 +1,4 @@
-"""Many schedules, by seed, on all processors; what they covered, and the seeds that broke a promise."""
+"""Runs of many seeded schedules on all processors: what they covered, and the seeds that broke a promise."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ CHUNK = 1_000
 
 @dataclass(slots=True)
 class Report:
-    """What some schedules gave."""
+    """The result of some schedules."""
 
     schedules: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
-    """How often each outcome and each mishap occurred."""
+    """The number of each outcome and mishap."""
     broken: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Seeds, and what did not hold."""
+    """Seeds, and the promises that they broke."""
 
     def add(self, other: Report) -> None:
-        """Take another's figures in."""
+        """Add the figures of another report."""
         self.schedules += other.schedules
         self.counts += other.counts
         self.broken += other.broken
 
 
 class Schedule(Protocol):
-    """One schedule, made of its seed."""
+    """A schedule that is made from a seed."""
 
     @property
     def counts(self) -> dict[str, int]: ...
@@ -49,12 +49,12 @@ Trace: TypeAlias = list[tuple[object, ...]]
 
 
 def run(first_seed: int, count: int, rules: Rules = PRODUCT) -> Report:
-    """Some schedules of saves in this process."""
+    """Run some schedules of saves in this process."""
     return run_each(lambda seed: World(seed, rules), first_seed, count)
 
 
 def run_each(make: Callable[[int], Schedule], first_seed: int, count: int) -> Report:
-    """Some schedules in this process."""
+    """Run some schedules in this process."""
     report = Report()
     for seed in range(first_seed, first_seed + count):
         world = make(seed)
@@ -74,9 +74,9 @@ def run_on_all_processors(
     run_some: Callable[[int, int], Report] = run,
     chunk: int = CHUNK,
 ) -> Report:
-    """Some schedules, spread over the processors; `progress` is told the sum so far, after each chunk.
+    """Run some schedules on all processors; `progress` gets the sum so far after each chunk.
 
-    `run_some` is found by its name in the other processes, so it is one of a module.
+    Other processes find `run_some` by its name, so it must be a function of a module.
     """
     total = Report()
     # Spawned, not forked: the parent may have threads.
@@ -90,13 +90,13 @@ def run_on_all_processors(
 
 
 def traced(seed: int, rules: Rules = PRODUCT) -> tuple[list[str], str | None]:
-    """The trace of one schedule of saves, and what did not hold."""
+    """Return the trace of a schedule of saves, and the broken promise."""
     trace: Trace = []
     return traced_of(World(seed, rules, trace), trace)
 
 
 def traced_of(world: Schedule, trace: Trace) -> tuple[list[str], str | None]:
-    """The trace of one schedule, and what did not hold."""
+    """Return the trace of a schedule, and the broken promise."""
     broken: str | None = None
     try:
         world.run()

@@ -1,4 +1,4 @@
-"""What must hold of every schedule: an outcome equals the log, for ever."""
+"""The checks of every schedule: each outcome agrees with the log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SLACK_S = 0.000_001
 
 
 class Broken(AssertionError):
-    """A promise was broken; the message says which, of what."""
+    """A broken promise; the message says which, and of what."""
 
 
 def check(stream: Stream, attempts: Sequence[Attempt], request_s: float, *, final: bool = True) -> None:
-    """Raises `Broken`. Before the end only what is true already is asked for."""
+    """Raise `Broken` for a broken promise; before the end, check only what must hold already."""
     if final:
         _check_log(stream)
     for attempt in attempts:
@@ -25,14 +25,14 @@ def check(stream: Stream, attempts: Sequence[Attempt], request_s: float, *, fina
             _check_time(attempt, request_s)
 
 
-def check_repeated(command: str, found: Sequence[int]) -> None:
-    """Raises `Broken` where a command that is in the log is not told by all of its subjects."""
-    if not all(found):
-        raise Broken(f"the command {command} is in the log in part: {list(found)}")
+def check_repeated(command: str, positions: Sequence[int]) -> None:
+    """Raise `Broken` if a repeated command is not in the log on all of its subjects."""
+    if not all(positions):
+        raise Broken(f"the command {command} is in the log in part: {list(positions)}")
 
 
 def _check_log(stream: Stream) -> None:
-    """No event and no command twice; versions contiguous and the chain unbroken on every subject."""
+    """Check that no event or command is in the log twice, and that versions and chains are unbroken."""
     saves: dict[str, str] = {}
     seen: set[tuple[str, str | None]] = set()
     last: dict[str, tuple[int, int]] = {}
@@ -55,8 +55,8 @@ def _check_log(stream: Stream) -> None:
 
 
 def _check_outcome(stream: Stream, attempt: Attempt, *, final: bool) -> None:
-    found = [_positions(stream, ids) for ids in attempt.ids]
-    present = [positions for positions in found if any(positions)]
+    positions_of_sets = [_positions(stream, ids) for ids in attempt.ids]
+    present = [positions for positions in positions_of_sets if any(positions)]
     for positions in present:
         whole = list(range(positions[0], positions[0] + len(positions)))
         if positions != whole:
@@ -73,7 +73,7 @@ def _check_outcome(stream: Stream, attempt: Attempt, *, final: bool) -> None:
 
 
 def _check_time(attempt: Attempt, request_s: float) -> None:
-    """It ends at the deadline, plus one request; unknown only at the deadline."""
+    """Check that a save ends one request after its deadline at the latest, and is unknown only then."""
     if attempt.decided_at > attempt.deadline + LEAST_S + request_s + SLACK_S:
         raise Broken(f"{attempt.name} took {attempt.decided_at - attempt.deadline:.3f} s longer than its deadline")
     if isinstance(attempt.outcome, Unknown) and attempt.decided_at < attempt.deadline - SLACK_S:
@@ -81,7 +81,7 @@ def _check_time(attempt: Attempt, request_s: float) -> None:
 
 
 def _positions(stream: Stream, ids: Sequence[str]) -> list[int]:
-    """Positions of our events, 0 for what is not there."""
+    """Return the positions of the events, 0 for those that are not in the log."""
     wanted = {event_id: index for index, event_id in enumerate(ids)}
     positions = [0] * len(ids)
     for position, message in enumerate(stream.log, 1):

@@ -1,4 +1,4 @@
-"""A client of the simulation: it loads, saves by the product's own state machine, and goes on."""
+"""A client of the simulation: it loads, saves with the product's state machine, and continues."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 REPEATS_MAX = 3
-"""How often a command is decided again."""
+"""The limit of repetitions of a command."""
 LEAST_S = 0.05
-"""What a request is given, however near the deadline is."""
+"""The shortest timeout of a request, however near the deadline is."""
 
 
 def slot_of(stream: Stream, subject: str, expected: int) -> tuple[int, Message] | None:
-    """What a look reads: the slot."""
+    """Return the message in the slot, which a look reads."""
     return stream.slot(subject, expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a client does: the product's rules, unless a test breaks one on purpose."""
+    """The rules of a client: those of the product, unless a test breaks one on purpose."""
 
     save: type[Save] = Save
     look: Callable[[Stream, str, int], tuple[int, Message] | None] = slot_of
     shared: Callable[[Answer, Sequence[int]], list[Answer]] = shared
-    """What the answer to a batch means to each of the saves in it."""
+    """Derives the answer of each save from the answer to their batch."""
     fresh_ids: bool = False
-    """New event ids on every try."""
+    """Each attempt has new event ids."""
     looks_for_commands: bool = True
-    """A command that is repeated is looked for before it is decided again."""
+    """A repeated command is searched for in the log before it is decided again."""
     looks_at_all_members: bool = True
-    """Where one member of it is known and another not, the newest state of the other is read."""
+    """If only some members of a command are found, the newest states of the others are read."""
     believes_the_end: bool = False
-    """After a lost race, that nothing lies between the rival's event and the end that the refusal told."""
+    """After a lost race, the end in the refusal is taken for the position of the rival's event."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One save, and what became of it."""
+    """A save and its outcome."""
 
     name: str
     parts: list[list[Message]]
@@ -65,10 +65,10 @@ class Attempt:
     outcome: Outcome | None = None
     decided_at: float = 0.0
     ids: list[list[str]] = field(default_factory=list[list[str]])
-    """Of all events, once for each different set of ids that was sent."""
+    """The ids of all events, once for each different set that was sent."""
     was_unknown: bool = False
     command: str = ""
-    """The command whose save it is, the first one or a repetition."""
+    """The command of the save, the first time or repeated."""
 
     @property
     def messages(self) -> list[Message]:
@@ -76,7 +76,7 @@ class Attempt:
 
 
 class Client:
-    """Makes its saves one after the other, on subjects it shares with others."""
+    """A client that saves one time after the other, on subjects that it shares with others."""
 
     def __init__(self, world: World, name: str, saves: int) -> None:
         self._world = world
@@ -88,11 +88,11 @@ class Client:
         self._repeats = 0
         self._attempt: Attempt
         self._save: Save
-        self._found: list[NextMessage | None] = []
+        self._slots: list[NextMessage | None] = []
         self._awaited = 0
 
     def next_save(self) -> None:
-        """Load, decide, begin to save."""
+        """Load, decide and begin to save."""
         if not self._left:
             return
         self._left -= 1
@@ -103,24 +103,24 @@ class Client:
         subjects = subjects[first : first + (1 if random() < 0.75 else 2)]
         self._repeats = 0
         name = f"{self._name}.{self._left}"
-        held = [self._known.pop(subject, None) or world.load(subject) for subject in subjects]
-        self._decide_on(name, name, subjects, held)
+        states = [self._known.pop(subject, None) or world.load(subject) for subject in subjects]
+        self._decide_on(name, name, subjects, states)
 
-    def _decide_on(self, name: str, command: str, subjects: list[str], held: list[tuple[int, int]]) -> None:
-        """Begin a save of a command on states that stand at these positions and versions."""
+    def _decide_on(self, name: str, command: str, subjects: list[str], states: list[tuple[int, int]]) -> None:
+        """Begin a save of a command on states at these positions and versions."""
         world = self._world
         self._tries = 0
         parts = [
             self._decided(f"{name}.{index}", command, subject, known)
-            for index, (subject, known) in enumerate(zip(subjects, held, strict=True))
+            for index, (subject, known) in enumerate(zip(subjects, states, strict=True))
         ]
         patience = (1.5, 5.0, 12.0)[int(world.random() * 3)]
         self._attempt = Attempt(name, parts, world.now + patience, command=command)
         self._begin(resume=False)
 
-    def _decided(self, name: str, command: str, subject: str, held: tuple[int, int]) -> list[Message]:
+    def _decided(self, name: str, command: str, subject: str, state: tuple[int, int]) -> list[Message]:
         random = self._world.random
-        position, version = held
+        position, version = state
         if random() < 0.01:
             position, version = 10_000, 50  # a log that lost its tail: the expected event does not exist
         count = 1 if random() < (0.3 if self._world.bus is not None else 0.7) else 2
@@ -135,28 +135,33 @@ class Client:
             for index in range(count)
         ]
 
-    def _repeat(self, told: tuple[str, int, int] | None = None) -> None:
-        """The same command again, in a process that may know nothing of it: found in the log, or decided anew.
+    def _repeat(self, newest_state: tuple[str, int, int] | None = None) -> None:
+        """Repeat the command in a process that may not know it: find it in the log, or decide again.
 
-        Of one subject it may be told position and version, after a lost race.
+        After a lost race, `newest_state` is the (subject, position, version) of the rival's event.
         """
         world, attempt = self._world, self._attempt
         subjects = [part[0].subject for part in attempt.parts]
-        held = [told[1:] if told is not None and told[0] == subject else world.load(subject) for subject in subjects]
+        states = [
+            newest_state[1:] if newest_state is not None and newest_state[0] == subject else world.load(subject)
+            for subject in subjects
+        ]
         stream, command = world.stream, attempt.command
         rules = world.rules
-        ends = [position for position, _ in held]
-        found = [stream.recorded(subject, command, position) for subject, position in zip(subjects, ends, strict=True)]
-        if rules.looks_for_commands and any(found):
-            if not all(found) and rules.looks_at_all_members:
+        ends = [position for position, _ in states]
+        positions = [
+            stream.recorded(subject, command, position) for subject, position in zip(subjects, ends, strict=True)
+        ]
+        if rules.looks_for_commands and any(positions):
+            if not all(positions) and rules.looks_at_all_members:
                 world.count("repeated with a stale member")
-                found = [stream.recorded(subject, command, len(stream.log)) for subject in subjects]
-            world.repeated(attempt, found)
+                positions = [stream.recorded(subject, command, len(stream.log)) for subject in subjects]
+            world.repeated(attempt, positions)
             world.at(world.random(), self.next_save)
             return
         self._repeats += 1
         world.count("repeated and decided anew")
-        self._decide_on(f"{attempt.command}*{self._repeats}", command, subjects, held)
+        self._decide_on(f"{attempt.command}*{self._repeats}", command, subjects, states)
 
     def _begin(self, *, resume: bool) -> None:
         attempt = self._attempt
@@ -199,18 +204,18 @@ class Client:
     def _look(self) -> None:
         world = self._world
         self._token += 1
-        self._found = [None] * len(self._attempt.parts)
-        self._awaited = len(self._found)
+        self._slots = [None] * len(self._attempt.parts)
+        self._awaited = len(self._slots)
         world.at(world.weather.request_s, self._blind, self._token)
         for index, part in enumerate(self._attempt.parts):
             world.ask_slot(self, self._token, index, part[0])
 
     def awaits(self, token: int) -> bool:
-        """Whether the answer to this try still counts."""
+        """Return whether the answer to this attempt still counts."""
         return token == self._token
 
     def answered(self, token: int, answer: Answer) -> None:
-        """An answer came; only that of the try under way counts."""
+        """Take an answer; only the answer to the current attempt counts."""
         if token == self._token:
             self._token += 1
             self._world.note("answer", self._attempt.name, answer)
@@ -223,18 +228,18 @@ class Client:
             self.answered(token, NoReply("no answer"))
 
     def slot_read(self, token: int, index: int, slot: NextMessage | None) -> None:
-        """One slot was read."""
+        """Take the message of a slot that was read."""
         if token != self._token:
             return
-        self._found[index] = slot
+        self._slots[index] = slot
         self._awaited -= 1
         if not self._awaited:
             self._token += 1
-            self._world.note("slots", self._attempt.name, self._found)
-            self._go(self._save.looked(self._found, self._world.now))
+            self._world.note("slots", self._attempt.name, self._slots)
+            self._go(self._save.looked(self._slots, self._world.now))
 
     def look_failed(self, token: int) -> None:
-        """The slots cannot be read."""
+        """Take the failure of a read of the slots."""
         self._blind(token)
 
     def _blind(self, token: int) -> None:
@@ -251,12 +256,14 @@ class Client:
         if isinstance(outcome, Unknown) and not attempt.was_unknown and world.random() < 0.5:
             world.at(world.random() * 20.0, self._resume)
             return
-        told = self._told(outcome) if isinstance(outcome, Conflicted) and not attempt.was_unknown else None
-        if told is not None and self._repeats < REPEATS_MAX and world.random() < 0.5:
+        rival_state = (
+            self._rival_state(outcome) if isinstance(outcome, Conflicted) and not attempt.was_unknown else None
+        )
+        if rival_state is not None and self._repeats < REPEATS_MAX and world.random() < 0.5:
             world.count("decided again on what was told")
-            world.at(0.0, self._repeat, told)
+            world.at(0.0, self._repeat, rival_state)
             return
-        # An answer may be lost between this process and whoever asked it, too.
+        # The answer of a command may be lost between this process and its caller, too.
         is_repeated = not isinstance(outcome, Stored) or world.random() < 0.3
         if is_repeated and self._repeats < REPEATS_MAX and world.random() < 0.5:
             world.at(world.random() * 10.0, self._repeat)
@@ -268,11 +275,11 @@ class Client:
                 self._known[part[0].subject] = (position, part[-1].version)
         world.at(world.random(), self.next_save)
 
-    def _told(self, conflict: Conflicted) -> tuple[str, int, int] | None:
-        """Subject, position and version of the rival's event, where it was the last one."""
+    def _rival_state(self, conflict: Conflicted) -> tuple[str, int, int] | None:
+        """Return (subject, position, version) of the rival's event if it was the last."""
         rules, stream = self._world.rules, self._world.stream
-        slots = [slot for slot in self._found if slot is not None]
-        record = slots[0].record if rules.believes_the_end and len(self._found) == len(slots) == 1 else conflict.rival
+        slots = [slot for slot in self._slots if slot is not None]
+        record = slots[0].record if rules.believes_the_end and len(self._slots) == len(slots) == 1 else conflict.rival
         if record is None:
             return None
         subject, position = record[2].decode(), record[0]

@@ -1,4 +1,4 @@
-"""Who answers a script: a server, or the simulated one; and what both said."""
+"""Runs of a script against a server and against the simulated server, and their answers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.simulation.wire import Wire
 from tests.stores import declared
 
 Answers = list[tuple[str, Any]]
-"""What was tried, and an answer."""
+"""(what was tried, the answer)."""
 
 
 class Line(Protocol):
-    """Who answers."""
+    """A connection to a server that answers steps."""
 
     async def step(self, step: Step) -> dict[str, Any] | None:
-        """The answer as JSON; None for what does not ask."""
+        """Return the answer as JSON, or None for a step that asks for none."""
         ...
 
 
 class RealLine:
-    """A server; `name` is the stream's and its subjects' first token."""
+    """A real server; `name` is that of the stream and the first token of its subjects."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class RealLine:
 
 
 class SimulatedLine:
-    """The simulated stream; `now` is its clock."""
+    """The simulated server; `now` is its clock."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -66,20 +66,20 @@ class SimulatedLine:
 
 
 async def recorded(line: Line, script: Script) -> Answers:
-    """All answers, without what differs between any two servers."""
-    found: Answers = []
+    """Return all answers, without the fields that differ between any two servers."""
+    answers: Answers = []
     for what, steps in script:
         for step in steps:
             answer = await line.step(step)
             if answer is not None:
-                found.append((what, _comparable(answer)))
-    return found
+                answers.append((what, _comparable(answer)))
+    return answers
 
 
 async def answers_of_both(
     url: str, replicas: int, script: Script, *, afterwards: Script = (), after_s: float = 0.0
 ) -> tuple[Answers, Answers]:
-    """What a server at `url` says on a new stream, and what the simulator says."""
+    """Return the answers of a server at `url` on a new stream, and those of the simulator."""
     name = fresh_name()
     client = await connect(Settings(servers=(url,), replicas=replicas, request_timeout_s=60))
     try:
@@ -103,7 +103,7 @@ def _asked(name: str, read: Read) -> dict[str, Any]:
 
 
 def _comparable(answer: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in answer.items() if name != "stream"}
-    if "message" in kept:
-        kept["message"] = {name: kept["message"].get(name, "") for name in ("seq", "hdrs", "data")}
-    return kept
+    comparable = {name: value for name, value in answer.items() if name != "stream"}
+    if "message" in comparable:
+        comparable["message"] = {name: comparable["message"].get(name, "") for name in ("seq", "hdrs", "data")}
+    return comparable

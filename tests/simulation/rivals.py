@@ -1,4 +1,4 @@
-"""Connections that compete for aggregates, in simulated time: the product's repository over a log that takes its time.
+"""Connections that compete for aggregates in simulated time: the product's repository over a slow log.
 
 One server does one thing at a time: it stores, refuses or reads. So what a rate means is how much of the server's time
 went into storing, and how long a command waits is measured in what the server could have stored meanwhile.
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds, on the average; as measured on one replica that syncs always."""
+    """Average times in seconds, as measured on one replica that always syncs."""
 
     way: float = 0.000_1
-    """From a client to the server, or back."""
+    """The way from a client to the server, or back."""
     client: float = 0.000_15
-    """To decide and encode."""
+    """The time of a client to decide and encode."""
     store: float = 0.001
     refuse: float = 0.000_05
     read: float = 0.000_05
     agree: float = 0.0
-    """Of three replicas instead of `store`: others are answered meanwhile, and told of a conflict."""
+    """The time of three replicas instead of `store`; others get answers meanwhile, such as a conflict."""
 
 
 @event("tally.counted")
@@ -54,7 +54,7 @@ class Tally:
 
 
 class Moved(Exception):
-    """The server refuses: an aggregate is not where a save expects it."""
+    """A refusal of the server: an aggregate is not where a save expects it."""
 
     def __init__(self, index: int, last: int | None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Moved(Exception):
 
 
 class Server:
-    """Stores, refuses and reads, one after the other; what replicas have to agree upon, while it does other things."""
+    """A server that stores, refuses and reads one request at a time, except while replicas agree."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -71,7 +71,7 @@ class Server:
         self._in_process: set[tuple[str, str]] = set()
 
     async def store(self, writes: Sequence[Append]) -> int:
-        """Raises `Moved`."""
+        """Store a save and return its position; raise `Moved` for a conflict."""
         names = {(write.aggregate, write.aggregate_id) for write in writes}
         async with self._turn:
             for index, write in enumerate(writes):
@@ -95,7 +95,7 @@ class Server:
 
 
 class SlowStore(MemoryStore):
-    """One of many connections to one log."""
+    """One of many connections to a log."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.log.app)
@@ -112,7 +112,7 @@ class SlowStore(MemoryStore):
                 await takes(self._costs.way)
                 write = writes[moved.index]
                 slot = await self.history(write.aggregate, write.aggregate_id, after=write.expected, limit=1)
-                if not slot:  # a rival's event is on its way into it
+                if not slot:  # the event of a rival is on its way into the slot
                     await takes(BACKOFF_CONTESTED_S)
                     continue
                 self.lost += 1
@@ -136,29 +136,29 @@ class SlowStore(MemoryStore):
 
     async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
         await takes(self._costs.way)
-        found = await self._server.read(read)
+        result = await self._server.read(read)
         await takes(self._costs.way)
-        return found
+        return result
 
 
 async def takes(seconds: float) -> None:
-    """About as long; nothing takes the same time twice."""
+    """Sleep about that long; nothing takes the same time twice."""
     await asyncio.sleep(seconds * (0.5 + random.random()))
 
 
 @dataclass(slots=True)
-class Told:
-    """What came of it."""
+class Measurement:
+    """The measured result of a competition."""
 
     seconds: float = 0.0
     waits_s: list[list[float]] = field(default_factory=list[list[float]])
-    """By connection: how long each of its commands took."""
+    """The durations of the commands of each connection."""
     lost: int = 0
-    """Races."""
+    """The number of lost races."""
     looked: int = 0
-    """Reads of an aggregate that the connection had written to or read before."""
+    """The number of reads of an aggregate that the connection had written or read before."""
     failed: int = 0
-    """Commands that lost too many races."""
+    """The number of commands that lost too many races."""
     recorded: int = 0
 
     @property
@@ -174,40 +174,42 @@ class Told:
         return max(map(max, self.waits_s))
 
 
-def compete(connections: int, aggregates: int, seconds: float, seed: int = 1, costs: Costs | None = None) -> Told:
-    """Each connection carries out one command after the other on aggregates drawn at random, for some seconds."""
+def compete(
+    connections: int, aggregates: int, seconds: float, seed: int = 1, costs: Costs | None = None
+) -> Measurement:
+    """Measure connections that execute commands on random aggregates for some seconds."""
     random.seed(seed)
     return in_simulated_time(_compete(connections, aggregates, seconds, costs or Costs()))
 
 
-async def _compete(connections: int, aggregates: int, seconds: float, costs: Costs) -> Told:
-    server, told = Server(costs), Told()
+async def _compete(connections: int, aggregates: int, seconds: float, costs: Costs) -> Measurement:
+    server, measured = Server(costs), Measurement()
     loop = asyncio.get_running_loop()
     stores = [SlowStore(server) for _ in range(connections)]
 
-    async def one(number: int) -> None:
+    async def compete_with(number: int) -> None:
         tallies = Repository[Tally, Counted]("sim", stores[number], Catalog({Counted: "tally"}), Tally)
-        told.waits_s.append(waits := [])
+        measured.waits_s.append(waits := [])
         await asyncio.sleep(random.random() * 0.01)
         while loop.time() < seconds:
             began = loop.time()
             try:
                 await tallies.execute(f"t{random.randrange(aggregates)}", lambda _: Counted(by=str(number)))
             except ConcurrencyConflict:
-                told.failed += 1
+                measured.failed += 1
             else:
                 waits.append(loop.time() - began)
 
-    await asyncio.gather(*map(one, range(connections)))
-    told.seconds = loop.time()
-    told.lost = sum(store.lost for store in stores)
-    told.looked = sum(store.looked for store in stores)
-    told.recorded = (await server.log.state()).last
-    return told
+    await asyncio.gather(*map(compete_with, range(connections)))
+    measured.seconds = loop.time()
+    measured.lost = sum(store.lost for store in stores)
+    measured.looked = sum(store.looked for store in stores)
+    measured.recorded = (await server.log.state()).last
+    return measured
 
 
 class _Clock(selectors.SelectSelector):
-    """Nothing is waited for: time goes on instead."""
+    """A selector that advances the time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,6 +231,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop whose time goes on where nothing is left to do."""
+    """Run a coroutine in a loop whose time advances when nothing is left to do."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""Operations to be answered by a real server and by the simulated one alike, as raw messages."""
+"""Operations as raw messages, which a real server and the simulated server must answer alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.wire import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, Wire
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message; `asks` for an answer or not."""
+    """A message, which `asks` for an answer or not."""
 
     subject: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -25,18 +25,18 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read through the leader."""
+    """A read through the leader."""
 
     body: tuple[tuple[str, Any], ...]
 
 
 Step = Sent | Read
 Script = Sequence[tuple[str, Sequence[Step]]]
-"""What is tried, and its steps."""
+"""(what is tried, its steps) for each operation."""
 
 
 def single(subject: str, event_id: str | None = None, expected: int | None = None) -> list[Sent]:
-    """A plain publish."""
+    """Return the steps of a plain publish."""
     return [Sent(f"ev.{subject}", _headers(event_id, expected))]
 
 
@@ -47,7 +47,7 @@ def batch(
     commit: bool = True,
     batch_id: str = "",
 ) -> list[Sent]:
-    """An atomic batch; `numbers` other than 1, 2, 3 … make it faulty."""
+    """Return the steps of an atomic batch; `numbers` other than 1, 2, 3 … make it faulty."""
     batch_id = batch_id or uuid4().hex
     sent: list[Sent] = []
     for index, (subject, event_id, expected) in enumerate(messages):
@@ -61,12 +61,12 @@ def batch(
 
 
 def slot(subject: str, expected: int) -> list[Read]:
-    """The first message on a subject after a position."""
+    """Return a read of the first message on a subject after a position."""
     return [Read((("seq", expected + 1), ("next_by_subj", f"ev.{subject}")))]
 
 
 def newest(subject: str) -> list[Read]:
-    """The last message on a subject."""
+    """Return a read of the last message on a subject."""
     return [Read((("last_by_subj", f"ev.{subject}"),))]
 
 
@@ -121,38 +121,38 @@ WRITTEN: Script = [
     ("a batch while so many are open", batch(("k", "k0", 0), ("k", "k1", None))),
     ("a single event while so many are open", single("k", "k0", 0)),
 ]  # fmt: skip
-"""Each rule once."""
+"""A script with each rule once."""
 
 FORGOTTEN_S = STAGED_S + 10.0
-"""After this long, the batches that `WRITTEN` leaves open are gone."""
+"""The time after which the open batches of `WRITTEN` are dropped."""
 AFTER_A_WHILE: Script = [
     ("a batch after the open ones were dropped", batch(("k", "k2", None), ("k", "k3", None))),
 ]
 
 
 def drawn(seed: int, count: int) -> Script:
-    """Operations drawn by a seed: few subjects and few ids, so that rules meet; at the end the whole log is read."""
+    """Draw operations by a seed, on few subjects and ids so that rules meet, and reads of the whole log at the end."""
     random = Random(seed)
-    told = Wire("ev", Stream())
+    wire = Wire("ev", Stream())
     script: list[tuple[str, Sequence[Step]]] = []
     for number in range(count):
-        steps = list(_drawn(random, told.stream, f"b{seed}-{number}"))
+        steps = list(_drawn(random, wire.stream, f"b{seed}-{number}"))
         for step in steps:
             if isinstance(step, Sent):
-                told.publish(step.subject, step.body, dict(step.headers), 0.0)
+                wire.publish(step.subject, step.body, dict(step.headers), 0.0)
         script.append((f"operation {number} of seed {seed}", steps))
-    whole = [Read((("seq", position),)) for position in range(1, len(told.stream.log) + 1)]
+    whole = [Read((("seq", position),)) for position in range(1, len(wire.stream.log) + 1)]
     return [*script, ("the whole log", whole)]
 
 
-def _drawn(random: Random, told: Stream, batch_id: str) -> Iterator[Step]:
+def _drawn(random: Random, stream: Stream, batch_id: str) -> Iterator[Step]:
     if random.random() < 0.2:
-        yield from slot(random.choice("abc"), random.randrange(len(told.log) + 2))
+        yield from slot(random.choice("abc"), random.randrange(len(stream.log) + 2))
         return
     count = 1 if random.random() < 0.5 else random.randrange(1, 5)
-    messages = [_drawn_message(random, told, set()) for _ in range(1)]
+    messages = [_drawn_message(random, stream, set()) for _ in range(1)]
     while len(messages) < count:
-        messages.append(_drawn_message(random, told, {subject for subject, _, _ in messages}))
+        messages.append(_drawn_message(random, stream, {subject for subject, _, _ in messages}))
     if count == 1 and random.random() < 0.8:
         yield from single(*messages[0])
         return
@@ -162,13 +162,13 @@ def _drawn(random: Random, told: Stream, batch_id: str) -> Iterator[Step]:
     yield from batch(*messages, numbers=numbers, asks=random.random() < 0.3, batch_id=batch_id)
 
 
-def _drawn_message(random: Random, told: Stream, taken: set[str]) -> tuple[str, str | None, int | None]:
+def _drawn_message(random: Random, stream: Stream, taken: set[str]) -> tuple[str, str | None, int | None]:
     subject = random.choice("abc")
-    used = sorted(told.ids)
+    used = sorted(stream.ids)
     event_id = random.choice(used) if used and random.random() < 0.2 else f"id-{random.randrange(10_000)}"
     draw = random.random()
     if subject in taken or draw < 0.1:
         expected = None if draw < 0.9 else 0
     else:
-        expected = told.last.get(f"ev.{subject}", 0) if draw < 0.85 else random.randrange(len(told.log) + 3)
+        expected = stream.last.get(f"ev.{subject}", 0) if draw < 0.85 else random.randrange(len(stream.log) + 3)
     return subject, event_id if random.random() < 0.95 else None, expected

@@ -1,4 +1,4 @@
-"""The product's JetStream store over the simulated stream: its own driver, requests answered without a network."""
+"""The product's JetStream store over the simulated stream, with requests answered without a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = 250
 
 
 class SimulatedClient(Client):
-    """Answers from the simulated stream, one turn of the loop later."""
+    """A client that answers from the simulated stream, one turn of the loop later."""
 
     def __init__(self, wire: Wire, timeout_s: float) -> None:
         super().__init__(Endpoint.of(Settings()), timeout_s)
@@ -46,8 +46,8 @@ class SimulatedClient(Client):
         await asyncio.sleep(0)
         wire = self.wire
         name = wire.name
-        for each in earlier_messages:
-            wire.publish(each[0], each[1], _pairs(each[2]), time.monotonic())
+        for earlier in earlier_messages:
+            wire.publish(earlier[0], earlier[1], _pairs(earlier[2]), time.monotonic())
         if subject == f"$JS.API.STREAM.MSG.GET.{name}":
             return frame(wire.get(orjson.loads(payload)))
         if subject == f"$JS.API.STREAM.INFO.{name}":
@@ -60,20 +60,20 @@ class SimulatedClient(Client):
 
     async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         await asyncio.sleep(0)
-        asked = orjson.loads(request.payload)
-        found = self._positions(int(asked.get("seq", 1)), asked.get("next_by_subj"))
-        if "multi_last" in asked:
-            last = sorted(self.wire.last(subject) for subject in asked["multi_last"])
-            found = [position for position in last if position and position in found]
-        batch = found[: min(PAGE, int(asked["batch"]))]
+        wanted = orjson.loads(request.payload)
+        positions = self._positions(int(wanted.get("seq", 1)), wanted.get("next_by_subj"))
+        if "multi_last" in wanted:
+            last = sorted(self.wire.last(subject) for subject in wanted["multi_last"])
+            positions = [position for position in last if position and position in positions]
+        batch = positions[: min(PAGE, int(wanted["batch"]))]
         ended = NOTHING
         if batch:
-            told = f"Nats-Num-Pending: {len(found) - len(batch)}\r\nNats-Last-Sequence: {batch[-1]}"
-            ended = f"NATS/1.0 204 EOB\r\n{told}\r\n\r\n".encode()
+            fields = f"Nats-Num-Pending: {len(positions) - len(batch)}\r\nNats-Last-Sequence: {batch[-1]}"
+            ended = f"NATS/1.0 204 EOB\r\n{fields}\r\n\r\n".encode()
         yield [*(self._record(position) for position in batch), frame(b"", ended)]
 
     def _positions(self, start: int, subject: str | None) -> list[int]:
-        """Positions from `start` on, of the subjects that a filter names or of all."""
+        """Return the positions from `start` on, of the subjects that match a filter or of all."""
         log = self.wire.stream.log
         first = max(start, 1)
         return [
@@ -95,11 +95,11 @@ class SimulatedClient(Client):
 
     def _record(self, position: int) -> Frame:
         message = self.wire.stream.log[position - 1]
-        told = (
+        fields = (
             f"Nats-Stream: {self.wire.name}\r\nNats-Subject: {message.subject}\r\n"
             f"Nats-Sequence: {position}\r\nNats-Time-Stamp: {stored_at(position)}\r\n\r\n"
         )
-        return frame(message.body, (message.block or b"NATS/1.0\r\n\r\n")[:-2] + told.encode())
+        return frame(message.body, (message.block or b"NATS/1.0\r\n\r\n")[:-2] + fields.encode())
 
     def _info(self) -> dict[str, Any]:
         last = len(self.wire.stream.log)
@@ -108,7 +108,7 @@ class SimulatedClient(Client):
 
 
 def frame(body: bytes, headers: bytes = b"") -> Frame:
-    """An answer."""
+    """Return a frame with an answer."""
     return b"1", b"", b"", headers, body
 
 
@@ -126,7 +126,7 @@ class SimulatedStore(JetStreamStore):
         self.reach(self._client)
 
     def reach(self, client: Client) -> None:
-        """Go on through another client."""
+        """Continue through another client."""
         self._client = self._reader = client
         self.stream = StreamIdentity(self.app, client)
         self._sender = Sender(self.app, client)

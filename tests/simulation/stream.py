@@ -1,7 +1,7 @@
-"""A JetStream stream by the rules measured on nats-server 2.15.1, without a clock, a network or a thread of its own.
+"""A JetStream stream by the rules measured on nats-server 2.15.1, without a clock, network or thread.
 
 One replica checks the expectation before the message id, three check the id first and refuse a subject that is in
-process. Batches check ids first on both. Recorded traces of the real server hold these rules to the truth.
+process. Batches check ids first on both. Tests compare these rules with the answers of real servers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FULL = ErrorReply(503, 10077, "maximum messages exceeded")
 BATCH_MAX = 1_000
 BATCHES_MAX = 50
 CLAIMED = "claimed"
-"""The subject of a writer that uses ids of others."""
+"""The subject of a writer that uses event ids of others."""
 STAGED_S = 10.0
-"""A batch nobody adds to for so long is dropped."""
+"""The time after which a batch without new messages is dropped."""
 SIZE_MAX = 900_000
 
 
 class Message(NamedTuple):
-    """One message as the stream sees it."""
+    """A message as the stream sees it."""
 
     subject: str
     event_id: str | None
@@ -39,9 +39,9 @@ class Message(NamedTuple):
     block: bytes = b""
     body: bytes = b""
     version: int = 0
-    """Of the event within its aggregate; the stream does not look at it."""
+    """The version of the event in its aggregate; the stream ignores it."""
     command: str = ""
-    """The command it was recorded by; the stream does not look at it."""
+    """The command that recorded it; the stream ignores it."""
 
 
 @dataclass(slots=True)
@@ -56,17 +56,17 @@ class Proposal:
 
     messages: Sequence[Message]
     position: int | None = None
-    """Of the last message, once it is applied."""
+    """The position of the last message, once it is applied."""
 
 
 def conflict(last: int) -> ErrorReply:
-    """What a leader says to a wrong expectation."""
+    """Return the answer of a leader to a wrong expectation."""
     return ErrorReply(400, 10071, f"wrong last sequence: {last}")
 
 
 @dataclass(slots=True)
 class Stream:
-    """The log, and what its leader remembers."""
+    """The log and the memory of its leader."""
 
     replicas: int = 1
     dedupe_s: float = 120.0
@@ -75,11 +75,11 @@ class Stream:
     last: dict[str, int] = field(default_factory=dict[str, int])
     ids: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     in_process: dict[str, Proposal] = field(default_factory=dict[str, Proposal])
-    """What a leader of three has proposed: by the subjects it expects something of, and by its message ids."""
+    """Open proposals of a leader of three, by subjects with an expectation and by message ids."""
     batches: dict[str, _Staged] = field(default_factory=dict[str, _Staged])
 
     def publish(self, message: Message, now: float) -> Acked | ErrorReply | Proposal:
-        """One message. Three replicas answer with a proposal, which `apply` or `forget` ends."""
+        """Publish a message. Three replicas answer with a proposal, which `apply` or `forget` ends."""
         refusal = self._single_check(message, now)
         if refusal is None:
             return self._accept((message,), now)
@@ -88,7 +88,7 @@ class Stream:
     def stage(
         self, batch_id: str, number: int, commit: bool, message: Message, now: float
     ) -> Acked | ErrorReply | Proposal | None:
-        """One message of a batch; None for one that is kept and not answered."""
+        """Add a message of a batch and return its answer, None for one that is staged without an answer."""
         self._drop_abandoned(now)
         staged = self.batches.get(batch_id)
         if staged is None and number == 1:
@@ -110,29 +110,31 @@ class Stream:
         return self._accept(staged.messages, now) if refusal is None else refusal
 
     def apply(self, proposal: Proposal, now: float) -> Acked:
-        """The other replicas agreed: it is stored."""
+        """Store a proposal that the other replicas agreed to."""
         self.forget(proposal)
         proposal.position = self._store(proposal.messages, now)
         return Acked(proposal.position)
 
     def forget(self, proposal: Proposal) -> None:
-        """It is no longer in process; unless applied, it never was."""
-        self.in_process = {name: one for name, one in self.in_process.items() if one is not proposal}
+        """End a proposal; unless applied, it leaves nothing behind."""
+        self.in_process = {
+            name: open_proposal for name, open_proposal in self.in_process.items() if open_proposal is not proposal
+        }
 
     def lose_leader(self) -> None:
-        """What only the leader knew is gone."""
+        """Drop the memory of the leader."""
         self.in_process.clear()
         self.batches.clear()
 
     def as_of_now(self) -> Stream:
-        """What a leader knows that hears no more of the others."""
+        """Return the stream as an isolated leader knows it."""
         return Stream(
             self.replicas, self.dedupe_s, self.messages_max,
             list(self.log), dict(self.last), dict(self.ids), dict(self.in_process),
         )  # fmt: skip
 
     def slot(self, subject: str, expected: int) -> tuple[int, Message] | None:
-        """The first message on a subject after a position."""
+        """Return the first message on a subject after a position, with its position."""
         log = self.log
         for position in range(expected, len(log)):
             if log[position].subject == subject:
@@ -140,7 +142,7 @@ class Stream:
         return None
 
     def last_by(self, length: int, subject: str) -> int:
-        """Position of the subject's last message within the first `length`."""
+        """Return the position of the subject's last message within the first `length`."""
         log = self.log
         for position in range(min(length, len(log)), 0, -1):
             if log[position - 1].subject == subject:
@@ -148,7 +150,7 @@ class Stream:
         return 0
 
     def recorded(self, subject: str, command: str, until: int) -> int:
-        """Position of the first message that a command left on a subject, 0 for none up to there."""
+        """Return the position of a command's first message on a subject, 0 for none up to `until`."""
         for position, message in enumerate(self.log[:until], 1):
             if message.subject == subject and message.command == command:
                 return position
@@ -221,8 +223,8 @@ class Stream:
         return len(self.log)
 
     def _seen(self, event_id: str | None, now: float) -> int:
-        found = None if event_id is None else self.ids.get(event_id)
-        return 0 if found is None or now - found[1] >= self.dedupe_s else found[0]
+        known = None if event_id is None else self.ids.get(event_id)
+        return 0 if known is None or now - known[1] >= self.dedupe_s else known[0]
 
     def _is_full(self, more: int) -> bool:
         return self.messages_max is not None and len(self.log) + more > self.messages_max

@@ -1,4 +1,4 @@
-"""What goes wrong in one schedule: how often messages are lost or late, and what the server does to them."""
+"""The trouble in a schedule: lost and late messages, and times at which the server behaves otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_SPACE = ErrorReply(503, 10077, "write: disk quota exceeded")
 BUSY = ErrorReply(429, 10210, "atomic publish too many inflight")
 
 HARSHNESS = ((0.3, 0.01), (0.6, 0.06), (0.85, 0.15), (1.0, 0.3))
-"""Share of the schedules up to here → how likely each single mishap is."""
+"""(cumulative share of the schedules, the chance of each single mishap)."""
 BOTH = ("pause", "full", "sick", "busy", "unlisted", "denied")
 ONE_REPLICA = (*BOTH, "restart")
 THREE_REPLICAS = (*BOTH, "election", "deposed", "deposed", "unavailable")
 DEPOSED_MAX_S = 1.9
-"""How long a deposed leader goes on answering, at the most."""
+"""The longest time for which a deposed leader continues to answer."""
 ELECTION_S = 4.0
-"""A follower waits at least so long for its leader before it stands for election."""
+"""The shortest time that a follower waits for its leader before it stands for election."""
 
 
 class Window(NamedTuple):
@@ -34,24 +34,24 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Drawn once a schedule."""
+    """The trouble of a schedule, drawn once."""
 
     replicas: int
     request_s: float
     dedupe_s: float
     mishap: float
-    """How likely a request is lost, an answer is lost, a request is late, an answer is late: each."""
+    """The chance that a request is lost, an answer lost, a request late, an answer late: each."""
     rival: float
-    """How likely a rival writes just before a message is taken, or just after."""
+    """The chance that a rival writes just before a message is taken, or just after."""
     claimed: float
-    """How likely another writer has used one of our event ids on a subject of its own."""
+    """The chance that another writer has used an event id of a save on a subject of its own."""
     stale: float
-    """How likely a load is answered by a replica that lags."""
+    """The chance that a lagging replica answers a load."""
     windows: tuple[Window, ...]
 
 
 def drawn(random: Callable[[], float]) -> Weather:
-    """The weather of one schedule."""
+    """Draw the weather of a schedule."""
     replicas = 3 if random() < 0.55 else 1
     draw = random()
     mishap = next(chance for share, chance in HARSHNESS if draw <= share)
@@ -63,7 +63,7 @@ def drawn(random: Callable[[], float]) -> Weather:
         end = start + 0.05 + random() * random() * 8.0
         windows.append(Window(start, end, kind))
         if kind == "deposed":
-            # The successor works already when the old leader wakes up and goes on answering for a while.
+            # The successor works already when the old leader wakes up and continues to answer for a while.
             wakes = end + random() * random() * 2.0
             end = wakes + random() * DEPOSED_MAX_S
             windows.append(Window(wakes, end, "two leaders"))

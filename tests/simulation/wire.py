@@ -1,4 +1,4 @@
-"""The simulated stream behind the protocol's own words: subjects, headers and JSON, as the server writes them."""
+"""The simulated stream behind its protocol: subjects, headers and JSON, as the server writes them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NO_MESSAGE = ErrorReply(404, 10037, "no message found")
 
 @dataclass(slots=True)
 class Wire:
-    """Answers raw messages at once: the replicas always agree here."""
+    """A server that answers raw messages at once: its replicas always agree."""
 
     name: str
     stream: Stream
 
     def publish(self, subject: str, body: bytes, headers: Mapping[str, str], now: float) -> bytes:
-        """The answer a request would get; empty for a message of a batch that is only staged."""
+        """Publish a message and return the answer, empty for a message of a batch that is only staged."""
         expected = headers.get(EXPECTED)
         message = Message(
             subject,
@@ -50,21 +50,21 @@ class Wire:
         return b"" if answer is None else self._written(answer, batch_id, count)
 
     def get(self, body: Mapping[str, Any]) -> bytes:
-        """The answer of `$JS.API.STREAM.MSG.GET`."""
-        found: tuple[int, Message] | None
+        """Return the answer of `$JS.API.STREAM.MSG.GET`."""
+        stored: tuple[int, Message] | None
         if "last_by_subj" in body:
             position = self.last(body["last_by_subj"])
-            found = (position, self.stream.log[position - 1]) if position else None
+            stored = (position, self.stream.log[position - 1]) if position else None
         elif "next_by_subj" not in body:
             position = int(body["seq"])
-            found = (position, self.stream.log[position - 1]) if position <= len(self.stream.log) else None
+            stored = (position, self.stream.log[position - 1]) if position <= len(self.stream.log) else None
         else:
-            found = self._next(body["next_by_subj"], int(body["seq"]))
+            stored = self._next(body["next_by_subj"], int(body["seq"]))
         value: dict[str, Any] = {"type": "io.nats.jetstream.api.v1.stream_msg_get_response"}
-        if found is None:
+        if stored is None:
             value["error"] = _error(_NO_MESSAGE)
         else:
-            position, message = found
+            position, message = stored
             value["message"] = {
                 "subject": message.subject,
                 "seq": position,
@@ -75,7 +75,7 @@ class Wire:
         return orjson.dumps(value)
 
     def last(self, pattern: str) -> int:
-        """Position of the last message whose subject fits, 0 for none."""
+        """Return the position of the last message whose subject matches, 0 for none."""
         if not _is_wild(pattern):
             return self.stream.last.get(pattern, 0)
         return max((position for subject, position in self.stream.last.items() if fits(pattern, subject)), default=0)
@@ -106,15 +106,17 @@ def _is_wild(pattern: str) -> bool:
 
 
 def fits(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of those that a filter names: `*` is one token, `>` at the end one or more."""
-    wanted, given = pattern.split("."), subject.split(".")
+    """Return whether a subject matches a filter: `*` is one token, `>` at the end is one or more."""
+    wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
-        wanted = [*wanted[:-1], *given[len(wanted) - 1 :]] if len(given) >= len(wanted) else wanted
-    return len(wanted) == len(given) and all(one in ("*", other) for one, other in zip(wanted, given, strict=True))
+        wanted = [*wanted[:-1], *tokens[len(wanted) - 1 :]] if len(tokens) >= len(wanted) else wanted
+    return len(wanted) == len(tokens) and all(
+        token in ("*", subject_token) for token, subject_token in zip(wanted, tokens, strict=True)
+    )
 
 
 def stored_at(position: int) -> str:
-    """A time that grows with the position, as the server writes it."""
+    """Return a time that grows with the position, as the server writes it."""
     return datetime.fromtimestamp(1_767_225_600 + position, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""One schedule: a virtual clock, a network that loses and delays, a server that pauses, loses its leader or has two.
+"""A schedule: a virtual clock, a network that loses and delays, a server that pauses, loses its leader or has two.
 
 Everything is drawn from one seed, so the same seed gives the same trace.
 """
@@ -11,22 +11,22 @@ from random import Random
 from typing import Any
 
 from eventjet.log.outcome import Acked, Answer, Conflicted, ErrorReply, NextMessage, NoReply, PermissionDenied
-from tests.simulation.bus import Asking, Bus
+from tests.simulation.bus import Bus, Requester
 from tests.simulation.checks import check, check_repeated
 from tests.simulation.client import Attempt, Client, Rules
 from tests.simulation.stream import CLAIMED, FULL, Message, Proposal, Stream
 from tests.simulation.weather import BUSY, NO_SPACE, UNAVAILABLE, UNLISTED, Weather, Window, drawn
 
 EVENTS_MAX = 20_000
-"""More than any schedule takes: one that takes more does not end."""
+"""The limit of events in a schedule: one with more does not end."""
 SHARING = 0.3
-"""The share of schedules whose clients are of one process."""
+"""The share of schedules whose clients are in the same process."""
 PRODUCT = Rules()
 _NO_RESPONDERS = NoReply("no responders")
 
 
 class World:
-    """Everything of one schedule."""
+    """The whole state of a schedule."""
 
     def __init__(self, seed: int, rules: Rules = PRODUCT, trace: list[Any] | None = None) -> None:
         self.random = random = Random(seed).random
@@ -35,7 +35,7 @@ class World:
         self.weather: Weather = drawn(random)
         self.stream = Stream(replicas=self.weather.replicas, dedupe_s=self.weather.dedupe_s)
         self.bus = Bus(self) if random() < SHARING else None
-        """Where all clients are one process, what their saves of several events go by."""
+        """The sender of saves of several events, if all clients are in the same process."""
         self.subjects = "abcdefgh" if self.bus is not None else "abc"[: 1 + int(random() * 3)]
         self.attempts: list[Attempt] = []
         self.counts: dict[str, int] = {}
@@ -48,7 +48,7 @@ class World:
         self._claimed = 0
 
     def run(self) -> None:
-        """Until nothing is under way any more, late copies included; raises `Broken` when a promise was."""
+        """Run until nothing is under way, including late copies; raise `Broken` for a broken promise."""
         self.count(f"replicas {self.weather.replicas}")
         for window in self.weather.windows:
             self.at(window.start, self._begin, window)
@@ -65,21 +65,21 @@ class World:
         check(self.stream, self.attempts, self.weather.request_s)
 
     def at(self, after: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call it after a while."""
+        """Call a function after a delay."""
         self._order += 1
         heappush(self._heap, (self.now + after, self._order, call, arguments))
 
     def note(self, *what: Any) -> None:
-        """Put it into the trace."""
+        """Add an entry to the trace."""
         if self._trace is not None:
             self._trace.append((round(self.now, 6), *map(str, what)))
 
     def count(self, what: str) -> None:
-        """One more of it."""
+        """Increase the count of an occurrence."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def decided(self, attempt: Attempt, tries: int) -> None:
-        """A save has its outcome."""
+        """Take the outcome of a save."""
         self.note("outcome", attempt.name, attempt.outcome)
         if not attempt.was_unknown:
             self.attempts.append(attempt)
@@ -89,14 +89,14 @@ class World:
         self.count(f"{kind} {'when resumed' if attempt.was_unknown else 'at once' if tries == 1 else 'after doubt'}")
         check(self.stream, [attempt], self.weather.request_s, final=False)
 
-    def repeated(self, attempt: Attempt, found: Sequence[int]) -> None:
-        """A command was answered out of the log: its first position on each of its subjects, 0 for none."""
-        self.note("repeated", attempt.command, found)
+    def repeated(self, attempt: Attempt, positions: Sequence[int]) -> None:
+        """Take the first positions of a repeated command on its subjects, 0 for none."""
+        self.note("repeated", attempt.command, positions)
         self.count("repeated and answered")
-        check_repeated(attempt.command, found)
+        check_repeated(attempt.command, positions)
 
     def load(self, subject: str) -> tuple[int, int]:
-        """Position and version of a subject's last event, by a replica that may lag."""
+        """Return position and version of a subject's last event from a replica that may lag."""
         length = len(self.stream.log)
         if self.random() < self.weather.stale:
             length -= int(self.random() * 4)
@@ -104,8 +104,8 @@ class World:
         position = self.stream.last_by(length, subject)
         return position, self.stream.log[position - 1].version if position else 0
 
-    def transmit(self, client: Asking, token: int, name: str, tries: int, messages: list[Message]) -> None:
-        """Put a try on the network: whole, late, cut in two, with a hole, or not at all."""
+    def transmit(self, client: Requester, token: int, name: str, tries: int, messages: list[Message]) -> None:
+        """Put an attempt on the network: whole, late, cut in two, with a hole, or not at all."""
         random, mishap = self.random, self.weather.mishap
         draw = random()
         if draw < mishap:
@@ -122,13 +122,13 @@ class World:
             self.count("connection lost")
             self.at(random() * 0.1, client.answered, token, NoReply("the connection was lost"))
 
-    def ask_slot(self, client: Asking, token: int, index: int, message: Message) -> None:
+    def ask_slot(self, client: Requester, token: int, index: int, message: Message) -> None:
         """Ask the leader for a slot."""
         if self.random() >= self.weather.mishap:
             self.at(0.0005 + 0.02 * self.random(), self._read, client, token, index, message)
 
-    def _cut(self, client: Asking, token: int, batch: str, messages: list[Message]) -> None:
-        """The connection breaks within a batch: the rest comes later, or not, or what was on the way is lost."""
+    def _cut(self, client: Requester, token: int, batch: str, messages: list[Message]) -> None:
+        """Break the connection within a batch: the rest comes later, or never, or messages on the way are lost."""
         self.count("batch cut")
         random = self.random
         first = int(random() * len(messages))
@@ -165,8 +165,8 @@ class World:
             self.count("proposal survived")
             self.stream.apply(proposal, self.now)
 
-    def _arrive(self, client: Asking, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
-        """Messages of one try reach the server; the last one of all asks for an answer."""
+    def _arrive(self, client: Requester, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
+        """Deliver messages of an attempt to the server; the last of all asks for an answer."""
         window = self._window()
         kind = "" if window is None else window.kind
         last = end == len(messages)
@@ -186,8 +186,8 @@ class World:
                     self._reply(client, token, answer)
             self._take(client, token, batch, messages, first, end)
 
-    def _turned_away(self, kind: str, client: Asking, token: int, *, last: bool) -> bool:
-        """Whether the server answers without looking at the message. Some of these answers lie."""
+    def _turned_away(self, kind: str, client: Requester, token: int, *, last: bool) -> bool:
+        """Return whether the server answers without reading the message; some of these answers are false."""
         answer: ErrorReply | None = {
             "full": FULL, "busy": BUSY, "unavailable": UNAVAILABLE, "sick": NO_SPACE, "unlisted": UNLISTED
         }.get(kind)  # fmt: skip
@@ -195,10 +195,10 @@ class World:
             return False
         if last:
             self._reply(client, token, answer)
-        # The others of three stored it although the leader could not; nobody knows what a later version means.
+        # The other replicas may have stored it although the leader could not; an unlisted error may mean anything.
         return kind not in ("sick", "unlisted") or self.random() < 0.5
 
-    def _take(self, client: Asking, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
+    def _take(self, client: Requester, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
         last = end == len(messages)
         if last and self.random() < self.weather.rival:
             self._rival(messages, "won the slot")
@@ -220,7 +220,7 @@ class World:
         if len(self.stream.log) > before:
             self._landed(client, token, messages)
 
-    def _commit(self, client: Asking, token: int, number: int, proposal: Proposal) -> None:
+    def _commit(self, client: Requester, token: int, number: int, proposal: Proposal) -> None:
         if self._outstanding.pop(number, None) is None:
             return
         window = self._window()
@@ -231,7 +231,7 @@ class World:
         self._reply(client, token, self.stream.apply(proposal, self.now))
         self._landed(client, token, list(proposal.messages))
 
-    def _landed(self, client: Asking, token: int, messages: list[Message]) -> None:
+    def _landed(self, client: Requester, token: int, messages: list[Message]) -> None:
         self.note("stored", messages[0].event_id, len(self.stream.log))
         if not client.awaits(token):
             self.count("landed late")
@@ -239,7 +239,7 @@ class World:
             self._rival(messages, "buried the slot")
 
     def _rival(self, messages: list[Message], how: str) -> None:
-        """Another writer stores an event on one of these subjects, at once."""
+        """Store an event of another writer on one of these subjects, at once."""
         subject = messages[int(self.random() * len(messages))].subject
         position = self.stream.last.get(subject, 0)
         version = self.stream.log[position - 1].version if position else 0
@@ -251,7 +251,7 @@ class World:
             self.count(f"rival {how}")
 
     def _claim(self, messages: list[Message]) -> None:
-        """Another writer uses one of these ids on a subject of its own."""
+        """Use one of these event ids for another writer on a subject of its own."""
         event_id = messages[int(self.random() * len(messages))].event_id
         version = self._claimed + 1
         answer = self.stream.publish(Message(CLAIMED, event_id, None, version=version), self.now)
@@ -261,7 +261,7 @@ class World:
             self._claimed = version
             self.count("id claimed")
 
-    def _reply(self, client: Asking, token: int, answer: Answer) -> None:
+    def _reply(self, client: Requester, token: int, answer: Answer) -> None:
         draw, mishap = self.random(), self.weather.mishap
         if draw < mishap:
             self.count("answer lost")
@@ -270,7 +270,7 @@ class World:
         else:
             self.at(0.0005 + self.random() * 0.005, client.answered, token, answer)
 
-    def _read(self, client: Asking, token: int, index: int, message: Message) -> None:
+    def _read(self, client: Requester, token: int, index: int, message: Message) -> None:
         window = self._window()
         kind = "" if window is None else window.kind
         if kind in ("election", "deposed", "restart", "unavailable"):
@@ -282,18 +282,18 @@ class World:
             if kind == "two leaders" and self._deposed is not None and self.random() < 0.5:
                 self.count("slot of a deposed leader")
                 stream = self._deposed
-            found = self.rules.look(stream, message.subject, message.expected or 0)
+            stored = self.rules.look(stream, message.subject, message.expected or 0)
             slot = None
-            if found is not None:
-                record = found[0], 0, message.subject.encode(), b"", b""
-                slot = NextMessage(found[0], found[1].event_id or "", record=record)
+            if stored is not None:
+                record = stored[0], 0, message.subject.encode(), b"", b""
+                slot = NextMessage(stored[0], stored[1].event_id or "", record=record)
             self.at(0.0005 + self.random() * 0.005, client.slot_read, token, index, slot)
 
 
 def _taken(
     stream: Stream, batch: str, messages: list[Message], first: int, end: int, now: float
 ) -> Acked | ErrorReply | Proposal | None:
-    """What the stream makes of some messages of a try."""
+    """Return the answer of the stream to some messages of an attempt."""
     if len(messages) == 1:
         return stream.publish(messages[0], now) if end > first else None
     answer: Acked | ErrorReply | Proposal | None = None

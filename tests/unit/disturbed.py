@@ -1,4 +1,4 @@
-"""The JetStream store over the simulated server, with whatever a test puts between the two."""
+"""The JetStream store over the simulated server, with interferences of a test between both."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.simulation.store import SimulatedClient, SimulatedStore, frame
 REQUEST_S = 0.25
 SAVE_S = 0.4
 SLACK_S = 15.0
-"""For a machine that is busy with other tests."""
+"""Extra time for a machine that is busy with other tests."""
 LATEST_S = SAVE_S + REQUEST_S + SLACK_S
 
 PATIENT_S = 30.0
 
 Interference = Callable[[str, bytes], bytes | None]
-"""(subject, payload) → what is answered, None for the true answer; may raise `StoreUnavailable`, `Forbidden`."""
+"""(subject, payload) → the answer, or None for the true answer; may raise `StoreUnavailable`, `Forbidden`."""
 
 
 def writes(*counts: int, expected: int = 0) -> list[Append]:
-    """A save of some aggregates with so many events each."""
+    """Return a save of aggregates with these numbers of events."""
     return [
         Append("thing", f"t-{number}", expected, 0, tuple(event() for _ in range(count)))
         for number, count in enumerate(counts)
@@ -37,14 +37,14 @@ def event() -> NewEvent:
 
 
 class DisturbedClient(SimulatedClient):
-    """The simulated server, reached through whatever a test puts between."""
+    """A client of the simulated server with interferences of a test."""
 
     before: Sequence[Interference] = ()
-    """Instead of the server: the request does not reach it."""
+    """Interferences that answer instead of the server: the request does not reach it."""
     sent = ""
-    """The subjects of the request under way."""
+    """The subjects of the current request."""
     after: Sequence[Interference] = ()
-    """Once the server has done what was asked."""
+    """Interferences after the server has carried out the request."""
 
     async def request(
         self,
@@ -55,7 +55,7 @@ class DisturbedClient(SimulatedClient):
         earlier_messages: Collection[tuple[str, bytes, bytes]] = (),
         stream: str = "",
     ) -> Frame:
-        self.sent = " ".join([*(each[0] for each in earlier_messages), subject])
+        self.sent = " ".join([*(message[0] for message in earlier_messages), subject])
         for interfere in self.before:
             instead = interfere(subject, payload)
             if instead is not None:
@@ -85,7 +85,7 @@ def disturbed(replicas: int = 1) -> tuple[SimulatedStore, DisturbedClient]:
 
 
 def publishes(answer: bytes) -> Interference:
-    """Only what goes to the log is disturbed."""
+    """Return an interference with publishes to the log only."""
     return lambda subject, _: answer if subject.startswith("shop.") else None
 
 
@@ -94,7 +94,7 @@ def everything(answer: bytes) -> Interference:
 
 
 def once(interfere: Interference) -> Interference:
-    """The first time only."""
+    """Return an interference that acts only the first time."""
     left = [interfere]
 
     def first(subject: str, payload: bytes) -> bytes | None:

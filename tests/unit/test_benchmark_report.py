@@ -1,4 +1,4 @@
-"""Tables of benchmarks are put into a page between its marks, and nowhere else."""
+"""Tables of benchmarks replace the text between the marks of a page, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.report import BEGIN, END, placed, tables
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
 
 
-def test_tables_take_the_place_of_those_before_them() -> None:
+def test_new_tables_replace_the_former_tables_of_a_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     once = placed(page, "### One\n")
     assert placed(placed(page, "### Another\n\n| a |\n"), "### One\n") == once
@@ -25,12 +25,12 @@ def test_a_page_without_marks_is_refused() -> None:
         placed("# A page\n", "### One\n")
 
 
-def test_figures_kept_from_before_have_their_tables_beside_new_ones() -> None:
+def test_earlier_figures_keep_their_tables_beside_new_figures() -> None:
     figure = {"unit": "ms", "median": 2.0, "min": 1.0, "max": 3.0, "runs": 3}
     old = {"job": "old", "subject": "a", **figure}
     new = {"job": "new", "subject": "b", **figure, "when_it_began": "load average 0.1"}
     ratio = {**new, "subject": "a", "versus": "b", "ratio": 2.5, "ratio_min": 2.0, "ratio_max": 3.0, "target": 4.0}
-    made = tables([old, new, ratio])
-    assert "### Old\n\n| | ms |" in made
-    assert "### New\n\nWhen it began: load average 0.1.\n" in made
-    assert "| b | 2 | 1 to 3 | 3 | 2.5 × (2 to 3), aimed at 4 and missed |" in made
+    text = tables([old, new, ratio])
+    assert "### Old\n\n| | ms |" in text
+    assert "### New\n\nWhen it began: load average 0.1.\n" in text
+    assert "| b | 2 | 1 to 3 | 3 | 2.5 × (2 to 3), aimed at 4 and missed |" in text

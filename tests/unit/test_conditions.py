@@ -1,4 +1,4 @@
-"""The word for how a subscription does: each follows from facts, and none is good where nobody works or lag grows."""
+"""The word for the condition of a subscription: each follows from facts, and growing lag or no worker is not OK."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_each_word_follows_from_facts(word: str, level: Level, status: WorkStatu
     [replace(WORKING, log_position=0), replace(WORKING, kind="reactor", log_position=0)],
     ids=lambda status: status.kind,
 )
-def test_the_doctor_knows_no_lag_where_the_log_does_not_say_its_end(status: WorkStatus) -> None:
+def test_the_doctor_reports_an_unknown_lag_if_the_end_of_the_log_is_unknown(status: WorkStatus) -> None:
     report = Report("read models")
     check_work(report, status)
     assert [(finding.level, finding.check) for finding in report.findings] == [(Level.UNKNOWN, "lag")]
 
 
-def test_the_trend_is_that_of_the_last_ten_seconds() -> None:
+def test_the_trend_covers_the_last_ten_seconds() -> None:
     history = StatusHistory(120.0)
     assert history.statuses() == []
     for at, end in ((0.0, 1_000), (95.0, 400), (100.0, 500)):
@@ -83,9 +83,9 @@ def test_the_trend_is_that_of_the_last_ten_seconds() -> None:
     history.add(StatusSnapshot(300.0, [WORKING]))
     assert [at for at, _ in history.lags("stock", 1)] == [100.0, 300.0]
     (status,) = history.statuses()
-    assert status.lag_per_s is not None  # of looks that are far apart, the last two are compared
+    assert status.lag_per_s is not None  # the last two of looks that are far apart are compared
 
 
-def test_a_revision_is_named_where_there_are_several() -> None:
+def test_revisions_are_named_if_there_are_several() -> None:
     assert labels([WORKING]) == ["stock"]
     assert labels([WORKING, replace(BESIDE, revision=2)]) == ["stock revision 1", "stock revision 2"]

@@ -14,7 +14,7 @@ def test_a_job_that_has_not_begun_has_no_phases() -> None:
     assert a_job().phases() == []
 
 
-def test_a_phase_is_over_when_the_next_one_begins_and_the_last_one_with_the_job() -> None:
+def test_a_phase_is_over_when_the_next_phase_begins_or_the_job_ends() -> None:
     job = a_job()
     job.report("balances", Progress("read", 10, 30))
     job.report("balances", Progress("read", 20, 0))

@@ -8,19 +8,19 @@ from eventjet.commands import contention
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import ContentionBackoff
 from eventjet.domain.history import Commands, FoldedState
-from tests.simulation.rivals import Costs, Told, compete
+from tests.simulation.rivals import Costs, Measurement, compete
 
 SECONDS = 6.0
 LEAST, WORST_S = 5, 5.0
 
 
 @pytest.fixture(scope="module")
-def alone() -> Told:
+def alone() -> Measurement:
     """Measure a single connection on a single aggregate."""
     return compete(1, 1, SECONDS)
 
 
-def are_fair(measured: Told, alone: Told) -> bool:
+def are_fair(measured: Measurement, alone: Measurement) -> bool:
     return (
         not measured.failed
         and measured.rate >= alone.rate / 2
@@ -30,7 +30,7 @@ def are_fair(measured: Told, alone: Told) -> bool:
 
 
 @pytest.mark.parametrize("connections", [16, 64])
-def test_many_connections_on_an_aggregate_all_get_their_turn(connections: int, alone: Told) -> None:
+def test_many_connections_on_an_aggregate_all_get_their_turn(connections: int, alone: Measurement) -> None:
     measured = compete(connections, 1, SECONDS)
     assert measured.recorded == measured.commands
     assert are_fair(measured, alone)
@@ -57,7 +57,7 @@ def test_slow_replicas_do_not_starve_a_connection() -> None:
     ids=["a winner goes on for ever", "pauses do not grow with the rivals", "pauses are short however many there are"],
 )
 def test_a_broken_rule_makes_contention_unfair(
-    rule: str, broken: float, connections: int, seconds: float, alone: Told, monkeypatch: pytest.MonkeyPatch
+    rule: str, broken: float, connections: int, seconds: float, alone: Measurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Use only as many connections and as much time as needed: without the rules they race at every save."""
     assert are_fair(compete(connections, 1, seconds), alone)

@@ -1,4 +1,4 @@
-"""Whatever is in the log, every reader has an answer for it or an error with its position."""
+"""For any record in the log, every reader has a result or an error with its position."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cut(whole: RawRecord, count: int) -> RawRecord:
 @example((*record()[:4], b"[" * 100_000))
 @example((*record()[:4], b'{"a":' * 3_000 + b"1" + b"}" * 3_000))
 @example(record(Ej_Version="1" * 5_000))
-def test_every_reader_answers_or_names_the_record(hostile: RawRecord) -> None:
+def test_every_reader_has_a_result_or_names_the_record(hostile: RawRecord) -> None:
     check_record(CATALOG, (Counted,), hostile)
 
 
@@ -69,14 +69,14 @@ def test_every_reader_answers_or_names_the_record(hostile: RawRecord) -> None:
         ((*record()[:2], b"app.\xc3\x84.a", *record()[3:]), "not the name of an aggregate"),
     ],
 )
-def test_what_cannot_be_read_names_its_position_and_why(bad: RawRecord, reason: str) -> None:
+def test_an_unreadable_record_is_refused_with_its_position_and_reason(bad: RawRecord, reason: str) -> None:
     with pytest.raises(UndecodableEvent, match=reason) as raised:
         Decoder(CATALOG)(bad)
     assert raised.value.position == 9
 
 
 @pytest.mark.parametrize("aggregate_id", ["\0", "a\0b"])
-def test_an_id_with_a_nul_is_refused_and_not_read(aggregate_id: str) -> None:
+def test_an_id_with_a_nul_is_refused_in_both_directions(aggregate_id: str) -> None:
     with pytest.raises(Refused, match="NUL"):
         encode_id(aggregate_id)
     with pytest.raises(ValueError, match="encoding"):
@@ -84,13 +84,13 @@ def test_an_id_with_a_nul_is_refused_and_not_read(aggregate_id: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"[" * 400 + b"]" * 400, b"1" * 5_000, b'["\\ud800"]'])
-def test_what_is_stored_can_be_printed(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_stored_body_can_be_printed(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     print_json(stored_json(body))
     assert capsys.readouterr().out.encode()
 
 
 @pytest.mark.parametrize("depth", [100, 101])
-def test_json_that_is_nested_deeply_is_shown_as_text(depth: int) -> None:
+def test_deeply_nested_json_is_shown_as_text(depth: int) -> None:
     body = b'{"a":' * (depth - 1) + b"[1]" + b"}" * (depth - 1)
     assert isinstance(stored_json(body), dict if depth <= 100 else str)
     assert stored_json(b"[" + b"[]," * 500 + b"{}]") == [*([[]] * 500), {}]

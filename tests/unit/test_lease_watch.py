@@ -1,4 +1,4 @@
-"""When a standby calls an owner silent, by its own clock."""
+"""When a standby finds an owner silent, by the standby's own clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventjet.subscriptions.retry import OwnerWatch
 HELD = Checkpoint("balances", 1, 1, 7, "e", "log", 3, "host:1:aa", 1e12, 2.0, ACTIVE, None)
 
 
-def test_an_owner_is_silent_once_its_lease_was_seen_unchanged_for_as_long_as_it_lasts() -> None:
+def test_an_owner_is_silent_if_its_lease_stays_unchanged_for_its_duration() -> None:
     now = 100.0
     watch = OwnerWatch(lambda: now)
     assert silent_checkpoint(watch, None) is None
@@ -23,7 +23,7 @@ def test_an_owner_is_silent_once_its_lease_was_seen_unchanged_for_as_long_as_it_
     assert silent_checkpoint(watch, HELD) == HELD
 
 
-def test_a_renewal_another_epoch_and_an_end_begin_the_time_anew() -> None:
+def test_a_renewal_another_epoch_or_a_release_restarts_the_time() -> None:
     now = 0.0
     watch = OwnerWatch(lambda: now)
     others = (replace(HELD, lease_until=1e12 - 3_600), replace(HELD, epoch=4), replace(HELD, owner=None), None)
@@ -39,7 +39,7 @@ def test_a_renewal_another_epoch_and_an_end_begin_the_time_anew() -> None:
     assert silent_checkpoint(watch, HELD) == HELD
 
 
-def test_what_nobody_holds_has_no_silent_owner() -> None:
+def test_a_checkpoint_without_an_owner_has_no_silent_owner() -> None:
     now = 0.0
     watch = OwnerWatch(lambda: now)
     free = replace(HELD, owner=None)

@@ -37,13 +37,13 @@ def published(batch: RestoreBatch) -> list[RawRecord]:
     """Return the records as the log has them after it stored a batch."""
     frames, final = batch.frames("id")
     blocks: list[bytes] = []
-    for frame, record_ in zip(frames.split(b"HPUB ")[1:], batch.records, strict=False):
+    for frame, batch_record in zip(frames.split(b"HPUB ")[1:], batch.records, strict=False):
         start = frame.index(b"NATS/1.0")
         blocks.append(frame[start : start + int(frame.split(b" ")[1])])
-        assert frame[start + len(blocks[-1]) :] == record_[4] + b"\r\n"
+        assert frame[start + len(blocks[-1]) :] == batch_record[4] + b"\r\n"
     return [
-        (record_[0], NS * 2, record_[2], block, record_[4])
-        for record_, block in zip(batch.records, [*blocks, final], strict=True)
+        (batch_record[0], NS * 2, batch_record[2], block, batch_record[4])
+        for batch_record, block in zip(batch.records, [*blocks, final], strict=True)
     ]
 
 
@@ -131,7 +131,7 @@ def test_batches_have_a_limit_of_events_and_of_bytes() -> None:
     small = list(batches(past(*(record(position) for position in range(1, 2 * BATCH_MAX + 2))), 1))
     assert [len(batch.records) for batch in small] == [BATCH_MAX, BATCH_MAX, 1]
     large = list(batches(past(*(record(position, body=b"x" * 900_000) for position in range(1, 10))), 1))
-    assert max(sum(len(record_[4]) for record_ in batch.records) for batch in large) <= BATCH_BYTES
+    assert max(sum(len(batch_record[4]) for batch_record in batch.records) for batch in large) <= BATCH_BYTES
     assert [len(batch.records) for batch in large] == [4, 4, 1]
 
 

@@ -148,9 +148,9 @@ def rows(batches: Any) -> list[dict[str, Any]]:
 
 
 def resolved(name: str) -> ResolvedProjection:
-    projection_ = app.projections[name]
-    assert isinstance(projection_, ResolvedProjection)
-    return projection_
+    declared_projection = app.projections[name]
+    assert isinstance(declared_projection, ResolvedProjection)
+    return declared_projection
 
 
 def test_a_fold_by_key_gives_the_rows_of_its_table_in_the_types_of_spark() -> None:

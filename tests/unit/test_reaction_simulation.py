@@ -1,4 +1,4 @@
-"""Seeded schedules of what follows the log: the product keeps every promise, and each broken rule is caught."""
+"""Seeded schedules of reactors and processes: the product keeps every promise, and each broken rule is caught."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.reactions.streams import Rules
 ROOT = Path(__file__).parents[2]
 SCHEDULES = int(os.environ.get("EVENTJET_TEST_REACTION_SCHEDULES", "200"))
 SEEDS_TO_CATCH = 600
-"""A broken rule must show within so many schedules."""
+"""The number of schedules within which a broken rule must show."""
 
 COVERED = {
     "Hearing", "Reacting", "Transferring", "answer late", "answer lost", "asked to leave", "blocked",
@@ -30,7 +30,7 @@ COVERED = {
 
 
 @pytest.mark.timeout(400)
-def test_every_promise_is_kept_in_all_schedules() -> None:
+def test_every_promise_holds_in_all_schedules() -> None:
     report = run_reactions_on_all_processors(0, SCHEDULES)
     assert report.schedules == SCHEDULES
     assert report.broken == []
@@ -90,13 +90,13 @@ def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
-def test_a_timer_that_is_cleared_before_it_is_dealt_with_is_caught() -> None:
-    """It takes a crash between the two, on a process that nothing else wakes: about one schedule of 800."""
+def test_a_timer_that_is_cleared_before_it_is_handled_is_caught() -> None:
+    """It takes a crash between both, on a process that nothing else wakes: about one schedule in 800."""
     assert is_caught(Rules(clears_last=False), "has not ended", 10 * SEEDS_TO_CATCH)
 
 
 def is_caught(rules: Rules, says: str, seeds: int) -> bool:
-    """Whether one of so many schedules shows it."""
+    """Return whether one of that many schedules shows the fault."""
     return any(
         re.search(says, broken) for first in range(0, seeds, 20) for _, broken in run_reactions(first, 20, rules).broken
     )

@@ -326,7 +326,7 @@ async def test_an_id_of_a_text_enum_is_its_text() -> None:
 async def test_a_start_without_a_zone_is_refused() -> None:
     jet = connection(Bell)
     with pytest.raises(UsageError, match="zone"):
-        _ = [event_ async for event_ in jet.tail(since=datetime(2026, 1, 1))]  # noqa: DTZ001  naive is the point
+        _ = [recorded async for recorded in jet.tail(since=datetime(2026, 1, 1))]  # noqa: DTZ001  naive is the point
 
 
 @pytest.mark.parametrize("name", ["", "clock told", "clock.told ", "clock\r\nEj-Command: x", "uhr.geläutet", "a" * 101])

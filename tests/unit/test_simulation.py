@@ -32,7 +32,7 @@ from tests.simulation.stream import Message, Stream
 ROOT = Path(__file__).parents[2]
 SCHEDULES = int(os.environ.get("EVENTJET_TEST_SCHEDULES", "20000"))
 SEEDS_TO_CATCH = 3_000
-"""A broken rule must show within so many schedules."""
+"""The number of schedules within which a broken rule must show."""
 
 COVERED = {
     "Conflicted after doubt", "Conflicted at once", "Conflicted when resumed", "Conflicted without another's event",
@@ -81,7 +81,7 @@ def test_a_trace_is_the_same_in_every_process() -> None:
 
 
 def tail_of(stream: Stream, subject: str, expected: int) -> tuple[int, Message] | None:
-    """The subject's last message instead of the slot."""
+    """Return the last message of the subject instead of the slot."""
     position = stream.last.get(subject, 0)
     return (position, stream.log[position - 1]) if position > expected else None
 
@@ -98,7 +98,7 @@ class BelievesAnyConflict(Save):
 
 
 class BelievesAFirstConflict(Save):
-    """Until a try is in doubt; so deposed leaders are believed."""
+    """Believes conflicts until an attempt is in doubt, so it believes deposed leaders."""
 
     def answered(self, answer: Answer) -> Step:
         step = super().answered(answer)
@@ -137,7 +137,7 @@ class GivesUpEarly(Save):
 
 
 class SaysTheSlotIsTheLastPosition(Save):
-    """Forgets that a batch has other events around the one in the slot."""
+    """Forgets that a batch has other events around the event in the slot."""
 
     def looked(self, slots: NextMessages | None, now: float) -> Step:
         step = super().looked(slots, now)
@@ -147,12 +147,12 @@ class SaysTheSlotIsTheLastPosition(Save):
 
 
 def all_at_the_end(answer: Answer, counts: Sequence[int]) -> list[Answer]:
-    """Forgets that a batch holds the events of other saves behind those of one."""
+    """Forget that a batch has events of later saves behind the events of a save."""
     return [answer] * len(counts) if isinstance(answer, Acked) else shared(answer, counts)
 
 
-def any_refusal_is_each_ones(answer: Answer, counts: Sequence[int]) -> list[Answer]:
-    """Forgets that the server refused a batch for one of its saves."""
+def any_refusal_is_that_of_each_save(answer: Answer, counts: Sequence[int]) -> list[Answer]:
+    """Forget that the server may have refused a batch because of another save in it."""
     is_conflict = isinstance(answer, ErrorReply) and answer.code in (10071, 10164)
     return [ErrorReply(400, 10170, "a race")] * len(counts) if is_conflict else shared(answer, counts)
 
@@ -172,7 +172,7 @@ def any_refusal_is_each_ones(answer: Answer, counts: Sequence[int]) -> list[Answ
         (Rules(save=GivesUpEarly), "before its deadline"),
         (Rules(save=SaysTheSlotIsTheLastPosition), "was called stored at"),
         (Rules(shared=all_at_the_end), "was called stored at"),
-        (Rules(shared=any_refusal_is_each_ones), "was called ErrorReply"),
+        (Rules(shared=any_refusal_is_that_of_each_save), "was called ErrorReply"),
         (Rules(looks_for_commands=False), "is in the log twice"),
         (Rules(looks_at_all_members=False), "is in the log in part"),
         (Rules(believes_the_end=True), "is version"),

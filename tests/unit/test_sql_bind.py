@@ -122,7 +122,7 @@ def test_foreign_keys_must_lead_to_declared_tables_without_a_cycle() -> None:
     declared = SqlProjection("ledger", tables=[child, parent, own])
     declared.handler(begun)
     resolved = App("a", aggregates=[X], projections=[declared]).projections["ledger"]
-    assert [table_.name for table_ in resolved.tables] == ["parent", "own", "child"]
+    assert [resolved_table.name for resolved_table in resolved.tables] == ["parent", "own", "child"]
     assert (resolved.events, resolved.durable) == ((Begun,), "ledger-r1")
 
 

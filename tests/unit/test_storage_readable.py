@@ -53,7 +53,7 @@ def test_a_declared_table_on_sqlite_is_read_back_unchanged() -> None:
         for row in rows:
             connection.exec_driver_sql("insert into kinds values (?, ?, ?, ?)", codec.dump(codec.normalise(row)))
         stored = connection.execute(select(table).order_by(table.c.id)).all()
-        assert [tuple(row_) for row_ in stored] == [
+        assert [tuple(stored_row) for stored_row in stored] == [
             ("a", Decimal("1234567890.50"), at.astimezone(UTC), ["x", "12"]),
             ("b", None, None, None),
         ]

@@ -1,4 +1,4 @@
-"""The apps of schedules: things that happen, a reactor that notes them, and the transfers of the examples."""
+"""The apps of schedules: a reactor that notes events, a process that counts them, and the example's transfers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Happened:
 
 @aggregate("thing")
 class Thing:
-    """What happens to it is reacted to."""
+    """An aggregate whose events a reactor or a process takes."""
 
     count: int = 0
 
@@ -34,13 +34,13 @@ class Thing:
 @event("ledger.noted")
 class Noted:
     position: int
-    """Of what is noted."""
+    """The position of the noted event."""
     line: int
 
 
 @aggregate("ledger", snapshot_every=100)
 class Ledger:
-    """What was noted; asked twice, it notes twice."""
+    """An aggregate that notes: a command that is executed twice notes twice."""
 
     count: int = 0
 
@@ -62,17 +62,17 @@ class Told:
 
 
 POISON = 1_000
-"""From here on, a number cannot be counted."""
+"""Numbers from here on cannot be counted."""
 
 
 def tally_of(event: Recorded[Happened]) -> str | None:
-    """Every seventh is for nobody."""
+    """Return the id of the tally of a number; every seventh has none."""
     return f"y{event.data.number % 3}" if event.data.number % 7 else None
 
 
 @process("tally")
 class Tally:
-    """Counts what happens, and has each noted."""
+    """A process that counts events and has each noted."""
 
     counted: int = 0
     told: int = 0
@@ -100,7 +100,7 @@ class Tally:
 
 @lru_cache
 def reacting(partitions: int) -> App:
-    """With a reactor that is divided so."""
+    """Return an app with a reactor of this number of partitions."""
 
     @reactor("echo", start="beginning", retry=RETRY, partitions=partitions)
     async def echo(event: Recorded[Happened], to: Reaction[Any]) -> None:
@@ -111,11 +111,11 @@ def reacting(partitions: int) -> App:
 
 @lru_cache
 def transferring() -> App:
-    """With a process that has deadlines."""
+    """Return an app with a process that has deadlines."""
     return App("transfers", aggregates=[Account], processes=[Transfer])
 
 
 @lru_cache
 def hearing() -> App:
-    """With a process that listens."""
+    """Return an app with a process that listens."""
     return App("tallies", aggregates=[Thing, Ledger], processes=[Tally])

@@ -1,4 +1,4 @@
-"""What is checked of cursors and their quarantine at each write, as the server stores it."""
+"""Checks of cursors and their quarantine at each write that the server stores."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ SLACK_S = 1e-6
 
 
 class Broken(AssertionError):
-    """A promise was broken; the message says which, of what."""
+    """A broken promise; the message says which, and of what."""
 
 
 @dataclass(slots=True)
 class Ledgers:
-    """Of one cursor: what it says, who wrote it, and what is parked."""
+    """The cursor of a subscription, its last writer, and its quarantine."""
 
     cursor: Cursor
     writer: str = OPERATOR
     sent: dict[str, float] = field(default_factory=dict[str, float])
-    """When each process sent the last write that was stored."""
+    """The time when each process sent its last stored write."""
     written_at: float = 0.0
-    """When the last one was sent."""
+    """The time when the last stored write was sent."""
     entries: dict[int, QuarantinedEntry] = field(default_factory=dict[int, QuarantinedEntry])
 
 
 class Books:
-    """What was handled, where the cursors stand, and whether the one follows from the other."""
+    """Handled events and cursors, and the checks that they agree."""
 
     def __init__(self, prefix: str, lease_s: float) -> None:
         self.relevant: dict[int, AggregateKey] = {}
-        """Positions that something follows, and whose they are."""
+        """Positions that must be handled, with their keys."""
         self.first: dict[int, float] = {}
-        """When each was handled first, and with success."""
+        """The order of the first successful handling of each position."""
         self.skipped: set[int] = set()
-        """Passed over because somebody said so: by setting a cursor beyond them, or by dropping them."""
+        """Positions that an operator skipped by setting a cursor beyond them, or by dropping them."""
         self.by_name: dict[str, Ledgers] = {}
         self.counts: dict[str, int] = {}
         self._prefix = prefix
@@ -49,14 +49,16 @@ class Books:
         self._order = 0.0
 
     def written(self, stored: Sequence[Stored], sender: str, sent_at: float) -> None:
-        """A batch that the server has stored; raises `Broken`."""
+        """Check a batch that the server has stored; raise `Broken` for a fault."""
         changes: list[tuple[str, Cursor]] = []
-        for one in stored:
-            kind, name, *rest = one.subject.removeprefix(self._prefix).split(".")
+        for record in stored:
+            kind, name, *rest = record.subject.removeprefix(self._prefix).split(".")
             if kind == "c":
-                changes.append((name, Cursor.decoded(one.body)))
+                changes.append((name, Cursor.decoded(record.body)))
             elif kind == "q":
-                self._entry(self.by_name[name], int(rest[0]), QuarantinedEntry.decoded(one.body) if one.body else None)
+                self._entry(
+                    self.by_name[name], int(rest[0]), QuarantinedEntry.decoded(record.body) if record.body else None
+                )
         for name, cursor in changes:
             known = self.by_name.get(name)
             if known is None:
@@ -67,7 +69,7 @@ class Books:
             known.sent[sender] = known.written_at = sent_at
 
     def begins(self, name: str, process: str, position: int, now: float) -> None:
-        """A handler is called; raises `Broken` where it must not be."""
+        """Check that a handler may be called; raise `Broken` if not."""
         known = self.by_name[name]
         entry = known.entries.get(position)
         is_open = entry is not None and entry.is_open
@@ -90,10 +92,10 @@ class Books:
             self.first[position] = self._order
 
     def check_end(self) -> None:
-        """Raises `Broken` for what was lost, or handled out of order."""
+        """Raise `Broken` for an event that was lost or handled out of order."""
         last: dict[AggregateKey, tuple[float, int]] = {}
         blocked: dict[AggregateKey, int] = {}
-        entries = {position: one for known in self.by_name.values() for position, one in known.entries.items()}
+        entries = {position: entry for known in self.by_name.values() for position, entry in known.entries.items()}
         for position, key in sorted(self.relevant.items()):
             entry = entries.get(position)
             if position in self.skipped:
@@ -141,10 +143,10 @@ class Books:
         for position, key in self.relevant.items():
             if not self._is_of(after, key):
                 continue
-            was, now = before.is_done(position), after.is_done(position)
-            if was and not now and sender != OPERATOR:
+            was_done, is_done = before.is_done(position), after.is_done(position)
+            if was_done and not is_done and sender != OPERATOR:
                 raise Broken(f"{after.name}: {sender} takes back that position {position} is done")
-            if now and not was and position not in self.first and position not in known.entries:
+            if is_done and not was_done and position not in self.first and position not in known.entries:
                 if sender != OPERATOR:
                     raise Broken(f"{after.name}: {sender} passes position {position} over, which was not handled")
                 self.skipped.add(position)
@@ -162,7 +164,10 @@ class Books:
 
     def _head(self, known: Ledgers, position: int) -> QuarantinedEntry:
         key = known.entries[position].key
-        return min((one for one in known.entries.values() if one.key == key and one.is_open), key=lambda e: e.position)
+        return min(
+            (entry for entry in known.entries.values() if entry.key == key and entry.is_open),
+            key=lambda entry: entry.position,
+        )
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

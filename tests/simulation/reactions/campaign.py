@@ -1,4 +1,4 @@
-"""Many schedules of what follows the log, by seed."""
+"""Runs of many seeded schedules of reactors and processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CHUNK = 25
 
 
 def run_reactions(first_seed: int, count: int, rules: Rules = PRODUCT) -> Report:
-    """Some schedules in this process."""
+    """Run some schedules in this process."""
     return run_each(lambda seed: ReactionWorld(seed, rules), first_seed, count)
 
 
 def run_reactions_on_all_processors(
     first_seed: int, count: int, progress: Callable[[Report], object] = lambda report: None
 ) -> Report:
-    """Some schedules, spread over the processors; `progress` is told the sum so far, after each chunk."""
+    """Run some schedules on all processors; `progress` gets the sum so far after each chunk."""
     return run_on_all_processors(first_seed, count, progress, run_reactions, CHUNK)
 
 
 def traced_reactions(seed: int, rules: Rules = PRODUCT) -> tuple[list[str], str | None]:
-    """The trace of one schedule, and what did not hold."""
+    """Return the trace of a schedule, and the broken promise."""
     trace: Trace = []
     return traced_of(ReactionWorld(seed, rules, trace), trace)

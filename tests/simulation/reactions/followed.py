@@ -1,4 +1,4 @@
-"""What followers do about events: the product's, or with one of its rules broken on purpose."""
+"""The event handlers of schedules: those of the product, or with a rule broken on purpose."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from eventjet.subscriptions.process_steps import ProcessRunner
 from tests.simulation.reactions.streams import Rules
 
 
-def followed_of(
-    app: App, one: Declaration, feed: EventSource, repositories: Repositories, client: Client, deps: Any, rules: Rules
+def handler_of(
+    app: App,
+    declaration: Declaration,
+    feed: EventSource,
+    repositories: Repositories,
+    client: Client,
+    deps: Any,
+    rules: Rules,
 ) -> EventHandler:
-    """As the supervisor makes it of a declaration."""
+    """Return the handler of a declaration as the supervisor makes it."""
     for cls, info in app.processes.items():
-        if info.name == one.name:
+        if info.name == declaration.name:
             runner, timers = ProcessRunner(repositories, cls, info), JetStreamTimers(client, app.name)
             if not rules.waits:
                 runner.cache_first = lambda event: None  # else the first event itself shows that a replica lags
-                return RestsTooSoon(one, feed, runner, timers)
-            return (ProcessHandler if rules.clears_last else ClearsFirst)(one, feed, runner, timers)
+                return RestsTooSoon(declaration, feed, runner, timers)
+            return (ProcessHandler if rules.clears_last else ClearsFirst)(declaration, feed, runner, timers)
     kind = ReactorHandler if rules.orders else HasNoOrder
-    return kind(one, feed, app.reactors[one.declared_as], repositories, cast("Deps", Given(deps)))
+    return kind(declaration, feed, app.reactors[declaration.declared_as], repositories, cast("Deps", OpenDeps(deps)))
 
 
-class Given:
-    """Deps that are open from the beginning."""
+class OpenDeps:
+    """Deps that are already open."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -43,14 +49,14 @@ class Given:
 
 
 class RestsTooSoon(ProcessHandler):
-    """Believes a replica that does not know of what woke it."""
+    """Believes a replica that lacks the event that woke the process."""
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
         await super().wake(process_id, 0, fired)
 
 
 class ClearsFirst(ProcessHandler):
-    """Forgets a timer before it is dealt with."""
+    """Clears a timer before it is handled."""
 
     async def come_due(self, due: Due) -> None:
         await self._timers.clear(self.declaration.name, due)
@@ -58,7 +64,7 @@ class ClearsFirst(ProcessHandler):
 
 
 class HasNoOrder(ReactorHandler):
-    """Handles the events of an aggregate at once."""
+    """Handles the events of an aggregate concurrently."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         (aggregate, aggregate_id), handle = super().work(event)

@@ -1,4 +1,4 @@
-"""A schedule of a process that listens: it counts each thing that happens once, and has each noted once."""
+"""A schedule of a process that listens: it counts each event once, and has each noted once."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _EVENTS_MAX = 25
 
 
 class Hearing:
-    """The app and its users."""
+    """The app, its users, and the checks of its listening process."""
 
     may_be_skipped = False
-    """Whether a cursor may be set beyond what was not done."""
+    """Whether a cursor may be set beyond positions that are not done."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self.app = hearing()
         self._world = world
         self._positions: dict[int, int] = {}
-        """Of each number."""
+        """The position of each number."""
         self._counted: list[int] = []
         self._seen = 0
         self._decode = Decoder(self.app.catalog)
 
     async def use(self) -> None:
-        """Things happen; now and then one that cannot be counted."""
+        """Record numbers, now and then one that cannot be counted."""
         world = self._world
         random = world.random
         things = self._repositories().of(Thing)
         has_poison = random() < 0.3
         count = 3 + int(random() * _EVENTS_MAX)
         for number in range(1, count + 1):
-            told = number + POISON if has_poison and random() < 0.1 else number
-            await things.execute(f"t{int(random() * 4)}", Thing.happen, told)
+            recorded_number = number + POISON if has_poison and random() < 0.1 else number
+            await things.execute(f"t{int(random() * 4)}", Thing.happen, recorded_number)
             if random() < 0.4:
                 await asyncio.sleep(random() * random() * world.weather.calm_at / 5.0)
         world.count("events to hear", count)
 
     def grown(self) -> None:
-        """The log has more."""
+        """Take in the new records of the log."""
         world = self._world
         books, records = world.books, world.truth.all
         for record in records[self._seen :]:
@@ -66,18 +66,18 @@ class Hearing:
                 self._counted.append(event.data.number)
                 books.succeeded(self._positions[event.data.number])
             if isinstance(event.data, Counted | Told):
-                # What follows from it is asked of the newest state: that it is heard of late is no matter.
+                # The next step follows from the newest state, so these events may be handled late.
                 books.relevant[position] = "told", event.aggregate_id
                 books.first[position] = 0.0
             world.note("log", position, type(event.data).__name__)
         self._seen = len(records)
 
     async def handle(self, event: Recorded[Any], to: Any) -> None:
-        """Nothing reacts here."""
+        """Fail, since this app has no reactor."""
         raise AssertionError
 
     def unsettled(self, living: set[str]) -> str:
-        """What is not yet done; empty for nothing."""
+        """Return what is not yet done, or an empty text."""
         books = self._world.books
         known = books.by_name["tally"]
         if known.cursor.state == PAUSED:
@@ -94,7 +94,7 @@ class Hearing:
         return ""
 
     def check_end(self) -> None:
-        """Raises `Broken`."""
+        """Raise `Broken` for a broken promise."""
         world = self._world
         world.books.check_end()
         if len(set(self._counted)) < len(self._counted):
@@ -103,7 +103,7 @@ class Hearing:
             raise Broken("what cannot be counted was counted")
         ledgers = self._repositories().of(Ledger)
         noted = sorted(event.data.position for name in ("l0", "l1") for event in at_once(ledgers.history(name)))
-        waits = [one for one in world.books.by_name["tally"].entries.values() if one.is_open]
+        waits = [entry for entry in world.books.by_name["tally"].entries.values() if entry.is_open]
         if len(set(noted)) < len(noted):
             raise Broken(f"something was noted twice: {noted}")
         if not waits and noted != sorted(self._counted):

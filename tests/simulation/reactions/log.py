@@ -1,4 +1,4 @@
-"""The log of a schedule, a `MemoryStore` by the server's clock, as one process reaches it; and a follower's reader."""
+"""The log of a schedule by the server's clock, a process's way to it, and the reader of a subscription."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHUNK_MAX = 40
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives that waits for nothing."""
+    """Return the result of a coroutine that does not wait."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -42,7 +42,7 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Truth(MemoryStore):
-    """The log itself. `on_grown` is called after each save; where it does not compare, rivals overwrite each other."""
+    """The log, which calls `on_grown` after each save; if it does not compare, rivals overwrite each other."""
 
     def __init__(self, app: str, clock: Callable[[], int], *, compares: bool = True) -> None:
         super().__init__(app, clock)
@@ -66,7 +66,7 @@ class Truth(MemoryStore):
 
 
 class SimulatedLog(MemoryStore):
-    """The log over a link: late, lost, and where a replica is asked, of a while ago."""
+    """The log over a link: answers are late or lost, and those of replicas may be stale."""
 
     def __init__(self, truth: Truth, link: Link) -> None:
         super().__init__(truth.app)
@@ -109,9 +109,9 @@ class SimulatedLog(MemoryStore):
         return await self._leader(lambda: self._truth.at(position))
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
-        found = await self._leader(lambda: self._truth.history(aggregate, aggregate_id, after=after))
+        records = await self._leader(lambda: self._truth.history(aggregate, aggregate_id, after=after))
         until = self._known()
-        return [record for record in found if record[0] <= until]
+        return [record for record in records if record[0] <= until]
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         yield await self.history(aggregate, aggregate_id, after=after)
@@ -123,8 +123,8 @@ class SimulatedLog(MemoryStore):
         return await self._leader(lambda: self._truth.tail(aggregate, aggregate_id))
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        found = await self.history(aggregate, aggregate_id)
-        return found[-1] if found else None
+        records = await self.history(aggregate, aggregate_id)
+        return records[-1] if records else None
 
     async def state(self) -> LogState:
         return await self._leader(self._truth.state)
@@ -133,7 +133,7 @@ class SimulatedLog(MemoryStore):
         return await self._link.exchange("The log", lambda: at_once(read()))
 
     def _known(self) -> int:
-        """Up to where the replica that is asked knows the log."""
+        """Return the last position that the asked replica has."""
         network = self._link.network
         length = len(self._truth.all)
         if network.loop.now < network.weather.calm_at and network.random() < network.weather.stale:
@@ -143,7 +143,7 @@ class SimulatedLog(MemoryStore):
 
 
 class SimulatedFeed(LogSource):
-    """Looks at the log itself, at once."""
+    """A source that reads the log without delay."""
 
     truth: Truth
     link: Link
@@ -165,14 +165,14 @@ class SimulatedFeed(LogSource):
 
 
 class SimulatedReader:
-    """A durable's records from a position on, in pieces, until another reader has taken the durable over."""
+    """A reader of a durable's records from a position on, until another reader takes the durable."""
 
     def __init__(self, truth: Truth, link: Link, position: int, filters: Sequence[str], decode: Reader) -> None:
         self._truth = truth
         self._link = link
         self._position = position
         self._read = position
-        self._prefixes = tuple(one.removesuffix("*").encode() for one in filters)
+        self._prefixes = tuple(pattern.removesuffix("*").encode() for pattern in filters)
         self._decode = decode
         self._batches: deque[Batch] = deque()
         self._arrived = asyncio.Event()
@@ -184,13 +184,13 @@ class SimulatedReader:
         self.grown()
 
     def grown(self) -> None:
-        """The log has more: it comes after a while."""
+        """Schedule the arrival of new records of the log."""
         if not self._is_coming and self._failure is None and self._read < len(self._truth.all):
             self._is_coming = True
             self._link.network.loop.after(self._delay(), self._come)
 
     def evict(self) -> None:
-        """Another has the durable: this one is told soon."""
+        """Fail soon, since another reader has the durable."""
         self._link.network.loop.after(self._delay(), self.fail, Evicted("the durable", "another has it"))
 
     def fail(self, error: Exception) -> None:
@@ -214,7 +214,7 @@ class SimulatedReader:
 
     def remaining_after(self, position: int) -> int:
         ahead = self._truth.all[self._read :]
-        return max(0, self._position - position) + sum(one[2].startswith(self._prefixes) for one in ahead)
+        return max(0, self._position - position) + sum(record[2].startswith(self._prefixes) for record in ahead)
 
     async def close(self) -> None:
         self.fail(ConnectionLost("the durable", "it is closed"))
@@ -226,7 +226,7 @@ class SimulatedReader:
         there_s, back_s = network.weather.delays(network.loop.now, network.random)
         if there_s is not None and back_s is not None:
             return there_s + back_s
-        return 0.5 + network.random() * 2.0  # a heartbeat is missed, and what was lost is asked for again
+        return 0.5 + network.random() * 2.0  # a missed heartbeat makes the reader ask again
 
     def _come(self) -> None:
         self._is_coming = False
@@ -238,7 +238,7 @@ class SimulatedReader:
             self.fail(ConnectionLost("the durable", "the link broke"))
             return
         until = self._read + 1 + int(network.random() * _CHUNK_MAX)
-        taken = [one for one in records[self._read : until] if one[2].startswith(self._prefixes)]
+        taken = [record for record in records[self._read : until] if record[2].startswith(self._prefixes)]
         self._read = min(until, len(records))
         if taken:
             self._decode.expect(taken)
@@ -251,7 +251,7 @@ class SimulatedReader:
 
 
 class EarlierTruth(PredecessorReader):
-    """Looks at the log itself, at once."""
+    """A source that reads the log without delay."""
 
     def __init__(self, truth: Truth, source: Source) -> None:
         super().__init__(source.endpoint, source.stream)
@@ -261,12 +261,12 @@ class EarlierTruth(PredecessorReader):
         return [at_once(self._truth.at(position)) for position in positions]
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
-        found = [record for record in self._truth.all[: position - 1] if record[2] == subject]
-        return found[-1] if found else None
+        earlier = [record for record in self._truth.all[: position - 1] if record[2] == subject]
+        return earlier[-1] if earlier else None
 
 
 class Durables:
-    """Who has which durable."""
+    """The present reader of each durable."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
@@ -280,14 +280,14 @@ class Durables:
         decoder: Callable[[PredecessorReader], Reader],
         filters: Sequence[str],
     ) -> SimulatedReader:
-        """As `EventReader.open`."""
+        """Open a reader as `EventReader.open` does."""
         reader = SimulatedReader(self._truth, link, position, filters, decoder(EarlierTruth(self._truth, source)))
 
-        def made() -> None:
+        def register() -> None:
             before = self._readers.get(source.durable)
             if before is not None:
                 before.evict()
             self._readers[source.durable] = reader
 
-        await link.exchange(f"The durable {source.durable}", made)
+        await link.exchange(f"The durable {source.durable}", register)
         return reader

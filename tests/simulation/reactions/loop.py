@@ -1,6 +1,6 @@
-"""`VirtualLoop`: an event loop whose clock jumps to what comes next, and processes in it that stop and go on.
+"""`VirtualLoop`: an event loop whose clock jumps to the next call, with processes in it that stop and continue.
 
-Nothing waits for real, nothing runs in a thread, and the same calls come in the same order every time.
+Nothing waits in real time or runs in a thread, and the same calls come in the same order every time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TURNS_MAX = 400_000
-"""Calls in one schedule: one that takes more does not end."""
+"""The limit of calls in a schedule: one with more does not end."""
 
 
 class Process:
-    """What the operating system runs: its calls wait while it is stopped. A dead one is stopped for ever."""
+    """A process whose calls wait while it is stopped; a dead process is stopped for ever."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,12 +30,12 @@ class Process:
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
-"""Whose call this is; the network's and the servers' are nobody's."""
+"""The process of the present call; calls of the network and the servers have none."""
 NOBODY = Context()
 
 
 class Turn:
-    """One call that the loop is to make."""
+    """A call that the loop has to make."""
 
     __slots__ = ("arguments", "at", "call", "context", "is_cancelled")
 
@@ -57,19 +57,19 @@ class Turn:
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Made for one schedule; `run` is called once."""
+    """The event loop of a single schedule; `run` is called once."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.turns = 0
         self.faults: list[dict[str, Any]] = []
-        """What nobody caught."""
+        """Uncaught errors."""
         self._ready: deque[Turn] = deque()
         self._timers: list[tuple[float, int, Turn]] = []
         self._order = 0
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Until it ends; raises what it raises."""
+        """Run the coroutine to its end, and return its result or raise its error."""
         asyncio._set_running_loop(self)
         try:
             task = self.create_task(main)
@@ -80,16 +80,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def wake(self, process: Process) -> None:
-        """What it was to do meanwhile, it does now."""
+        """Resume a stopped process with the calls that waited meanwhile."""
         process.is_stopped = False
         self._ready.extend(process.waiting)
         process.waiting.clear()
 
     def after(self, delay: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Have it called after a while, as nobody's."""
+        """Call a function after a delay, in no process."""
         self.call_at(self.now + delay, call, *arguments, context=NOBODY)
 
-    # What asyncio asks of a loop.
+    # The methods that asyncio needs of a loop.
 
     def time(self) -> float:
         return self.now
@@ -126,11 +126,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """At once, and in this thread."""
+        """Call the function at once, in this thread."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+        except Exception as error:  # noqa: BLE001 - it is raised where the future is awaited
             future.set_exception(error)
         return future
 

@@ -1,4 +1,4 @@
-"""Whoever pauses, resumes, decides about what is parked, and sets cursors, at any time."""
+"""An operator who pauses, resumes, decides about quarantined events and sets cursors, at any time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """Over a connection like any other."""
+    """The operator, over a connection like any other."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self._world = world
         self._cursors = Cursors(SimulatedClient(world.server, Link(world.network, OPERATOR)), world.app.name)
 
     async def act(self) -> None:
-        """One thing; what cannot be done is not."""
+        """Try one random action."""
         world = self._world
         names = list(world.books.by_name)
         name = names[int(world.random() * len(names))]
@@ -41,7 +41,7 @@ class Operator:
             await self._set(name, forwards=draw > 0.95)
 
     async def calm(self) -> None:
-        """What is paused goes on, and sometimes all that is parked is tried again."""
+        """Resume paused cursors, and sometimes retry all quarantined events."""
         world = self._world
         for name, known in world.books.by_name.items():
             while known.cursor.state == PAUSED:
@@ -49,11 +49,11 @@ class Operator:
             if world.random() < 0.5:
                 await self._try("retried at last", name, cursor_control.retry(self._cursors, name, None))
 
-    async def _try(self, what: str, name: str, done: Awaitable[object]) -> None:
+    async def _try(self, what: str, name: str, action: Awaitable[object]) -> None:
         world = self._world
         world.note("operator", what, name)
         try:
-            await done
+            await action
             world.count(f"operator {what}")
         except EventjetError as error:
             world.note("operator", type(error).__name__)
@@ -69,7 +69,7 @@ class Operator:
 
     async def _drop(self, name: str) -> None:
         known = self._world.books.by_name[name]
-        parked = [position for position, one in known.entries.items() if one.parked.resolution == "parked"]
+        parked = [position for position, entry in known.entries.items() if entry.parked.resolution == "parked"]
         if parked:
             await self._try("dropped", name, cursor_control.drop(self._cursors, name, parked[:1]))
 

@@ -1,4 +1,4 @@
-"""A schedule of a reactor: things happen, and it handles them, slowly, in vain, or never."""
+"""A schedule of a reactor that handles events, sometimes slowly, after failures, or never."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _EVENTS_MAX = 40
 
 
 class Plan:
-    """What becomes of the handling of one event."""
+    """How the handling of an event goes."""
 
     def __init__(self, world: ReactionWorld) -> None:
         random = world.random
         self.seconds = random() * random() * (0.1 if random() < 0.8 else 2.0)
         self.fails = 0 if random() < 0.8 else 1 + int(random() * random() * 12.0)
         self.hangs = random() < 0.1
-        """Instead of failing."""
+        """Whether an attempt hangs instead of failing."""
         self.passes = random() < 0.2
-        """What it fails with passes."""
+        """Whether its error is a passing one."""
         self.lines = int(random() * 3)
         self.tries = 0
 
 
 class Reacting:
-    """The app, its users, and what its reactor meets beyond the log."""
+    """The app, its users, and its reactor with the effects of handling."""
 
     may_be_skipped = True
-    """Whether a cursor may be set beyond what was not done."""
+    """Whether a cursor may be set beyond positions that are not done."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self.partitions = 1 if world.random() < 0.5 else 2 + int(world.random() * 3)
@@ -53,13 +53,13 @@ class Reacting:
         world.count(f"partitions {self.partitions}")
 
     async def use(self) -> None:
-        """Things happen, in bursts."""
+        """Record events, in bursts."""
         world = self._world
         random = world.random
         things = Repositories(self.app, world.truth).of(Thing)
         number = 0
         count = 3 + int(random() * _EVENTS_MAX)
-        names = [f"t{one}" for one in range(1 + int(random() * 8))]
+        names = [f"t{index}" for index in range(1 + int(random() * 8))]
         while number < count:
             for _ in range(1 + int(random() * random() * 20)):
                 number += 1
@@ -68,7 +68,7 @@ class Reacting:
         world.count("events", number)
 
     def grown(self) -> None:
-        """The log has more."""
+        """Take in the new records of the log."""
         books = self._world.books
         records = self._world.truth.all
         for position, _, subject, _, _ in records[self._seen :]:
@@ -78,7 +78,7 @@ class Reacting:
         self._seen = len(records)
 
     async def handle(self, event: Recorded[Happened], to: Any) -> None:
-        """What the reactor does."""
+        """Handle an event as the reactor does."""
         world = self._world
         process = PROCESS.get()
         assert process is not None
@@ -107,7 +107,7 @@ class Reacting:
         world.books.succeeded(event.position)
 
     def unsettled(self, living: set[str]) -> str:
-        """What is not yet done; empty for nothing."""
+        """Return what is not yet done, or an empty text."""
         books = self._world.books
         for name, known in books.by_name.items():
             cursor = known.cursor
@@ -128,7 +128,7 @@ class Reacting:
         return ""
 
     def check_end(self) -> None:
-        """Raises `Broken`."""
+        """Raise `Broken` for a broken promise."""
         world = self._world
         world.books.check_end()
         ledgers = Repositories(self.app, world.truth).of(Ledger)

@@ -1,4 +1,4 @@
-"""The simulated server behind the protocol's own words, and one process's way to it over an unreliable network."""
+"""The simulated server behind its protocol, and the link of a process to it over an unreliable network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATE = ("first_seq", "last_seq", "messages", "bytes")
 
 
 class Server:
-    """Its streams by name, of which each takes the subjects that begin with its prefix."""
+    """A server with its streams by name, each for the subjects that begin with its prefix."""
 
     def __init__(self, app: str, streams: Mapping[str, tuple[str, SimulatedStream]]) -> None:
         self._configs = {str(config["name"]): config for config in every_config(app, 1)}
@@ -39,57 +39,57 @@ class Server:
         self._prefixes = dict(streams.values())
 
     def page(self, request: Request[Any]) -> list[Frame]:
-        """The answer to a batched direct get."""
+        """Return the answer to a batched direct get."""
         name = request.subject[len(_DIRECT) :]
         return _page(name, self._streams[name], orjson.loads(request.payload))
 
     def answer(self, subject: str, payload: bytes, headers: bytes, before: Collection[tuple[str, bytes, bytes]]) -> Any:
-        """What it answers, as JSON holds it."""
+        """Return the answer to a request as JSON values."""
         try:
             if subject.startswith(_GET):
                 return _shown(self._streams[subject[len(_GET) :]], orjson.loads(payload))
             if subject.startswith(_PURGE):
-                asked = orjson.loads(payload)
+                request = orjson.loads(payload)
                 stream = self._streams[subject[len(_PURGE) :]]
-                return {"success": True, "purged": stream.purge(asked["filter"], asked["seq"])}
+                return {"success": True, "purged": stream.purge(request["filter"], request["seq"])}
             if subject.startswith(_INFO):
                 return {"config": self._configs[subject[len(_INFO) :]], "state": dict.fromkeys(_STATE, 0)}
-            stream = next(one for prefix, one in self._prefixes.items() if subject.startswith(prefix))
+            stream = next(candidate for prefix, candidate in self._prefixes.items() if subject.startswith(prefix))
             messages = [Message(to, _pairs(block), body) for to, body, block in (*before, (subject, payload, headers))]
             return {"stream": "", "seq": stream.publish(messages)}
         except Refused as error:
             return {"error": {"code": error.status, "err_code": error.code, "description": "refused"}}
 
 
-def _page(name: str, stream: SimulatedStream, asked: Mapping[str, Any]) -> list[Frame]:
-    """A batched direct get (ADR-31), of a replica that does not lag."""
-    found: list[Stored] = []
-    while len(found) < asked["batch"]:
-        record = stream.next(found[-1].sequence + 1 if found else asked["seq"], asked["next_by_subj"])
+def _page(name: str, stream: SimulatedStream, request: Mapping[str, Any]) -> list[Frame]:
+    """Return the answer to a batched direct get (ADR-31) of a replica that does not lag."""
+    records: list[Stored] = []
+    while len(records) < request["batch"]:
+        record = stream.next(records[-1].sequence + 1 if records else request["seq"], request["next_by_subj"])
         if record is None:
             break
-        found.append(record)
+        records.append(record)
     ended = b"NATS/1.0 404 Message Not Found\r\n\r\n"
-    if found:
-        left = stream.next(found[-1].sequence + 1, asked["next_by_subj"]) is not None
-        told = f"Nats-Num-Pending: {int(left)}\r\nNats-Last-Sequence: {found[-1].sequence}"
-        ended = f"NATS/1.0 204 EOB\r\n{told}\r\n\r\n".encode()
-    return [*(_direct(name, record) for record in found), (b"1", b"", b"", ended, b"")]
+    if records:
+        left = stream.next(records[-1].sequence + 1, request["next_by_subj"]) is not None
+        fields = f"Nats-Num-Pending: {int(left)}\r\nNats-Last-Sequence: {records[-1].sequence}"
+        ended = f"NATS/1.0 204 EOB\r\n{fields}\r\n\r\n".encode()
+    return [*(_direct(name, record) for record in records), (b"1", b"", b"", ended, b"")]
 
 
 def _direct(name: str, record: Stored) -> Frame:
-    told = (
+    fields = (
         f"Nats-Stream: {name}\r\nNats-Subject: {record.subject}\r\nNats-Sequence: {record.sequence}\r\n"
         f"Nats-Time-Stamp: {_message(record)['time']}\r\n\r\n"
     )
-    return b"1", b"", b"", (record.block or b"NATS/1.0\r\n\r\n")[:-2] + told.encode(), record.body
+    return b"1", b"", b"", (record.block or b"NATS/1.0\r\n\r\n")[:-2] + fields.encode(), record.body
 
 
-def _shown(stream: SimulatedStream, asked: Mapping[str, Any]) -> Any:
-    if "last_by_subj" in asked:
-        record = stream.newest(asked["last_by_subj"])
+def _shown(stream: SimulatedStream, request: Mapping[str, Any]) -> Any:
+    if "last_by_subj" in request:
+        record = stream.newest(request["last_by_subj"])
     else:
-        record = stream.next(int(asked["seq"]), asked["next_by_subj"])
+        record = stream.next(int(request["seq"]), request["next_by_subj"])
     if record is None:
         raise Refused(404, NOT_FOUND)
     return {"message": _message(record)}
@@ -114,30 +114,30 @@ def _pairs(block: bytes) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Network:
-    """What all links of a schedule share."""
+    """The state that all links of a schedule share."""
 
     loop: VirtualLoop
     random: Callable[[], float]
     weather: Weather
     rules: Rules
     sender: str = ""
-    """Whose request a server is carrying out."""
+    """The sender of the request that a server carries out."""
     sent_at: float = 0.0
 
 
 class Link:
-    """One process's way to the servers: requests and answers are late, or lost."""
+    """The link of a process to the servers: requests and answers are late, or lost."""
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network
         self.name = name
         self.is_closed = False
         self.is_confirmed = True
-        """Whether no connection was lost since the log was looked at."""
+        """Whether no connection was lost since the last look at the log."""
         self._open: dict[asyncio.Future[Any], None] = {}
 
     async def exchange(self, what: str, apply: Callable[[], T], timeout_s: float = REQUEST_S) -> T:
-        """What `apply` gives, at the server; raises `StoreUnavailable` where no answer comes."""
+        """Return the result of `apply` at the server; raise `StoreUnavailable` if no answer comes."""
         if self.is_closed:
             raise ConnectionClosed
         network = self.network
@@ -155,7 +155,7 @@ class Link:
             del self._open[future]
 
     def lose(self) -> None:
-        """The connection breaks: nobody answers what is under way."""
+        """Break the connection: open requests get no answer."""
         self.is_confirmed = False
         for future in self._open:
             if not future.done():
@@ -184,7 +184,7 @@ def _expire(future: asyncio.Future[Any], what: str) -> None:
 
 
 class SimulatedClient(Client):
-    """The product's client, whose requests go over a link."""
+    """The product's client with requests over a link."""
 
     def __init__(self, server: Server, link: Link) -> None:
         super().__init__(endpoint(), REQUEST_S)
@@ -213,5 +213,5 @@ class SimulatedClient(Client):
 
 @lru_cache
 def endpoint() -> Endpoint:
-    """Of no server."""
+    """Return an endpoint without a server."""
     return Endpoint.of(Settings())

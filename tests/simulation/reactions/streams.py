@@ -1,7 +1,7 @@
 """Streams of the simulated server, by the rules measured on nats-server 2.15.1 (facts 1 to 3): cursors and timers.
 
-A message replaces the one before it on its subject where the stream keeps one a subject, a batch is stored whole or not
-at all, what has a time to live goes, and a schedule fires: late, and now and then twice.
+A message replaces the earlier message on its subject if the stream keeps one for each subject, a batch is stored whole
+or not at all, a message with a time to live expires, and a schedule fires: late, and now and then twice.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from eventjet.codec.headers import EXPECTED, header_block
 from tests.simulation.reactions.loop import VirtualLoop
 
 BASE_NS = 1_767_600_000 * 1_000_000_000
-"""When schedules begin, by the server's clock."""
+"""The beginning of schedules by the server's clock."""
 WRONG_SEQUENCE, IN_PROCESS, NOT_FOUND = 10071, 10164, 10037
 _TTL, _SCHEDULE, _TARGET = "Nats-TTL", "Nats-Schedule", "Nats-Schedule-Target"
 _FLOOR_S = 0.25
-"""The server looks for what is due no more often."""
+"""The interval at which the server looks for due schedules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the servers do, and the followers; a test breaks one on purpose."""
+    """The rules of the servers and the event handlers; a test breaks one on purpose."""
 
     compares: bool = True
-    """A cursor is replaced only by whoever names the sequence that is there."""
+    """A cursor is replaced only by a write that expects its sequence."""
     atomic: bool = True
-    """A batch is stored whole or not at all; else some of what is parked gets lost."""
+    """A batch is stored whole or not at all; else some quarantine entries get lost."""
     log_compares: bool = True
-    """An event is stored only after the one it names."""
+    """An event is stored only after the event that it expects."""
     on_time: bool = True
     """A schedule never fires before its time, nor says so."""
     once: bool = True
@@ -40,15 +40,15 @@ class Rules:
     clocks: bool = True
     """The clocks of all workers are equally fast."""
     waits: bool = True
-    """A process rests on no state that does not contain what woke it."""
+    """A process does not rest on a state without the event that woke it."""
     clears_last: bool = True
-    """A timer that has fired is cleared once it was dealt with."""
+    """A fired timer is cleared after it was handled."""
     orders: bool = True
     """The events of an aggregate are handled one after the other."""
 
 
 class Message(NamedTuple):
-    """As it is sent."""
+    """A message as it is sent."""
 
     subject: str
     headers: dict[str, str]
@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """As it is kept."""
+    """A message as it is stored."""
 
     sequence: int
     time_ns: int
@@ -75,10 +75,10 @@ class Refused(Exception):
 
 
 class SimulatedStream:
-    """One stream, and its schedules."""
+    """A stream and its schedules."""
 
     def __init__(
-        self, loop: VirtualLoop, random: Callable[[], float], rules: Rules, *, one_each: bool, replicas: int
+        self, loop: VirtualLoop, random: Callable[[], float], rules: Rules, *, keeps_last: bool, replicas: int
     ) -> None:
         self.records: dict[int, Stored] = {}
         self.on_stored: Callable[[Sequence[Stored]], None] = lambda stored: None
@@ -87,26 +87,28 @@ class SimulatedStream:
         self._loop = loop
         self._random = random
         self._rules = rules
-        self._one_each = one_each
+        self._keeps_last = keeps_last
         self._replicas = replicas
         self._sequence = 0
         self._by_subject: dict[str, list[int]] = {}
 
     def publish(self, messages: Sequence[Message]) -> int:
-        """The sequence of the last; raises `Refused`."""
+        """Store messages and return the sequence of the last; raise `Refused` for a wrong expectation."""
         rules = self._rules
         if rules.compares:
             self._compare(messages)
-        kept = (
-            messages if rules.atomic else [one for one in messages if ".q." not in one.subject or self._random() < 0.8]
+        accepted = (
+            messages
+            if rules.atomic
+            else [message for message in messages if ".q." not in message.subject or self._random() < 0.8]
         )
-        stored = [self._store(one) for one in kept]
+        stored = [self._store(message) for message in accepted]
         self.on_stored(stored)
-        for one, record in zip(kept, stored, strict=True):
-            if _TTL in one.headers:
-                self._loop.after(_seconds(one.headers[_TTL]), self._expire, record.sequence)
-            if _SCHEDULE in one.headers:
-                self._schedule(one, record)
+        for message, record in zip(accepted, stored, strict=True):
+            if _TTL in message.headers:
+                self._loop.after(_seconds(message.headers[_TTL]), self._expire, record.sequence)
+            if _SCHEDULE in message.headers:
+                self._schedule(message, record)
         return self._sequence
 
     def last(self, subject: str) -> Stored | None:
@@ -114,10 +116,10 @@ class SimulatedStream:
         return self.records[known[-1]] if known else None
 
     def newest(self, pattern: str) -> Stored | None:
-        """The last record of all subjects that match."""
+        """Return the last record of all subjects that match."""
         if "*" not in pattern:
             return self.last(pattern)
-        return next((one for one in reversed(self.records.values()) if is_match(pattern, one.subject)), None)
+        return next((record for record in reversed(self.records.values()) if is_match(pattern, record.subject)), None)
 
     def next(self, position: int, pattern: str) -> Stored | None:
         for sequence, record in self.records.items():
@@ -126,18 +128,18 @@ class SimulatedStream:
         return None
 
     def purge(self, subject: str, below: int) -> int:
-        gone = [each for each in self._by_subject.get(subject, ()) if each < below]
-        for sequence in gone:
+        removed = [sequence for sequence in self._by_subject.get(subject, ()) if sequence < below]
+        for sequence in removed:
             self._remove(sequence)
-        return len(gone)
+        return len(removed)
 
     def now_ns(self) -> int:
         return BASE_NS + int(self._loop.now * 1e9)
 
     def _compare(self, messages: Sequence[Message]) -> None:
-        for one in messages:
-            expected = one.headers.get(EXPECTED)
-            last = self.last(one.subject)
+        for message in messages:
+            expected = message.headers.get(EXPECTED)
+            last = self.last(message.subject)
             if expected is not None and int(expected) != (last.sequence if last else 0):
                 is_race = self._replicas == 3 and self._random() < 0.3
                 raise Refused(400, IN_PROCESS if is_race else WRONG_SEQUENCE)
@@ -145,7 +147,7 @@ class SimulatedStream:
     def _store(self, message: Message) -> Stored:
         self._sequence += 1
         known = self._by_subject.setdefault(message.subject, [])
-        if self._one_each or _SCHEDULE in message.headers:
+        if self._keeps_last or _SCHEDULE in message.headers:
             for sequence in list(known):
                 self._remove(sequence)
         block = header_block(message.headers.items()) if message.headers else b""
@@ -171,13 +173,13 @@ class SimulatedStream:
 
     def _fire(self, message: Message, sequence: int, due: float) -> None:
         if sequence not in self.records:
-            return  # it was replaced or purged
+            return  # the schedule was replaced or purged
         target = message.headers[_TARGET]
         headers = {name: value for name, value in message.headers.items() if name not in (_SCHEDULE, _TARGET, EXPECTED)}
         fired = self._store(Message(target, {**headers, "Nats-Scheduler": message.subject}, message.body))
         if not self._rules.on_time:
-            told = BASE_NS + int(due * 1e9) + 1_000_000
-            self.records[fired.sequence] = fired._replace(time_ns=max(told, fired.time_ns))
+            due_ns = BASE_NS + int(due * 1e9) + 1_000_000
+            self.records[fired.sequence] = fired._replace(time_ns=max(due_ns, fired.time_ns))
         self.fired[message.subject] = self.fired.get(message.subject, 0) + 1
         if self._random() < 0.1:
             # The server was killed before it had forgotten the schedule.
@@ -189,10 +191,10 @@ class SimulatedStream:
 
 @lru_cache(maxsize=4_096)
 def is_match(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of those that a pattern with `*` means."""
-    wanted, told = pattern.split("."), subject.split(".")
-    return len(wanted) == len(told) and all(one in ("*", name) for one, name in zip(wanted, told, strict=True))
+    """Return whether a subject matches a pattern with `*`."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    return len(wanted) == len(tokens) and all(token in ("*", name) for token, name in zip(wanted, tokens, strict=True))
 
 
-def _seconds(told: str) -> float:
-    return float(told[:-1]) * (3600.0 if told.endswith("h") else 1.0)
+def _seconds(duration: str) -> float:
+    return float(duration[:-1]) * (3600.0 if duration.endswith("h") else 1.0)

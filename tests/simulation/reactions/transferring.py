@@ -37,15 +37,15 @@ _LETTERS = {
     "Completed": "c", "Refunded": "b",
 }  # fmt: skip
 _STORY = re.compile(r"q(f|d(pr)*(c|xb|pxb))")
-"""What may happen to a transfer, each step once."""
+"""The possible histories of a transfer, each step once."""
 _START = Decimal(100)
 
 
 class Transferring:
-    """The app and its users."""
+    """The app, its users, and the checks of its transfers."""
 
     may_be_skipped = False
-    """Whether a cursor may be set beyond what was not done."""
+    """Whether a cursor may be set beyond positions that are not done."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self.app = transferring()
@@ -55,12 +55,12 @@ class Transferring:
         self._seen = 0
 
     async def use(self) -> None:
-        """Accounts are opened; then transfers are asked for, and accounts freeze, thaw and close."""
+        """Open accounts, then request transfers while accounts freeze, thaw and close."""
         world = self._world
         random = world.random
         own = self._repositories()
         accounts, transfers = own.of(Account), own.of(Transfer)
-        names = [f"a{one}" for one in range(2 + int(random() * 4))]
+        names = [f"a{index}" for index in range(2 + int(random() * 4))]
         for name in names:
             await accounts.execute(name, Account.deposit, _START)
         for number in range(2 + int(random() * _TRANSFERS_MAX)):
@@ -80,24 +80,24 @@ class Transferring:
         world.count("transfers", len(self._ids))
 
     def grown(self) -> None:
-        """The log has more: every event of a transfer wakes it."""
+        """Take in the new records of the log: every event of a transfer wakes it."""
         world = self._world
         records = world.truth.all
         for position, _, subject, _, _ in records[self._seen :]:
             key = aggregate_key_of(subject)
             if key[0] == "transfer":
                 world.books.relevant[position] = key
-                # A step is handled when it is recorded: what follows from an event is asked of the newest state.
+                # A step is handled when it is recorded: the next step follows from the newest state.
                 world.books.first[position] = 0.0
             world.note("log", position, subject.decode())
         self._seen = len(records)
 
     async def handle(self, event: Recorded[Any], to: Any) -> None:
-        """Nothing reacts here."""
+        """Fail, since this app has no reactor."""
         raise AssertionError
 
     def unsettled(self, living: set[str]) -> str:
-        """What is not yet done; empty for nothing."""
+        """Return what is not yet done, or an empty text."""
         world = self._world
         known = world.books.by_name["transfer"]
         if known.cursor.state == PAUSED:
@@ -111,24 +111,24 @@ class Transferring:
             if not known.cursor.is_done(position):
                 return f"it has not come to position {position}"
         transfers = self._repositories().of(Transfer)
-        for one in self._ids:
-            if not self._stages.get(one):
-                self._stages[one] = at_once(transfers.load(one)).stage is Stage.ENDED
-            if not self._stages[one]:
-                return f"the transfer {one} has not ended"
-        for subject in {one.subject for one in world.timers.records.values()}:
+        for transfer_id in self._ids:
+            if not self._stages.get(transfer_id):
+                self._stages[transfer_id] = at_once(transfers.load(transfer_id)).stage is Stage.ENDED
+            if not self._stages[transfer_id]:
+                return f"the transfer {transfer_id} has not ended"
+        for subject in {record.subject for record in world.timers.records.values()}:
             if ".due." in subject:
                 return f"{subject} has fired and is not cleared"
         return ""
 
     def check_end(self) -> None:
-        """Raises `Broken`."""
+        """Raise `Broken` for a broken promise."""
         world = self._world
         own = self._repositories()
         moved: dict[tuple[str, str, str], int] = {}
         total = Decimal(0)
         accounts = {key[1] for key in map(aggregate_key_of, {record[2] for record in world.truth.all})}
-        for name in sorted(one for one in accounts if one.startswith("a")):
+        for name in sorted(account_id for account_id in accounts if account_id.startswith("a")):
             total += at_once(own.of(Account).load(name)).balance - _START
             for event in at_once(own.of(Account).history(name)):
                 if isinstance(event.data, Withdrawn | Deposited) and event.data.transfer:
@@ -136,32 +136,32 @@ class Transferring:
                     moved[event.data.transfer, name, kind] = moved.get((event.data.transfer, name, kind), 0) + 1
         if total:
             raise Broken(f"there is {total} more money than before")
-        for one in self._ids:
-            self._check_one(at_once(own.of(Transfer).history(one)), moved)
+        for transfer_id in self._ids:
+            self._check_transfer(at_once(own.of(Transfer).history(transfer_id)), moved)
         world.count("timer fired", sum(world.timers.fired.values()))
         world.count("timer fired twice", world.timers.twice)
 
-    def _check_one(self, history: list[Recorded[Any]], moved: dict[tuple[str, str, str], int]) -> None:
-        one = history[0].aggregate_id
+    def _check_transfer(self, history: list[Recorded[Any]], moved: dict[tuple[str, str, str], int]) -> None:
+        transfer_id = history[0].aggregate_id
         story = "".join(_LETTERS[type(event.data).__name__] for event in history)
         if not _STORY.fullmatch(story):
-            raise Broken(f"the transfer {one} went {story}")
-        asked: Requested = history[0].data
+            raise Broken(f"the transfer {transfer_id} went {story}")
+        request: Requested = history[0].data
         wanted: dict[tuple[str, str, str], int] = {}
         if "d" in story:
-            wanted[one, asked.source, "Withdrawn"] = 1
-            wanted[one, asked.target if story.endswith("c") else asked.source, "Deposited"] = 1
-        if {key: times for key, times in moved.items() if key[0] == one} != wanted:
-            raise Broken(f"the transfer {one} went {story} and moved {moved}")
+            wanted[transfer_id, request.source, "Withdrawn"] = 1
+            wanted[transfer_id, request.target if story.endswith("c") else request.source, "Deposited"] = 1
+        if {key: times for key, times in moved.items() if key[0] == transfer_id} != wanted:
+            raise Broken(f"the transfer {transfer_id} went {story} and moved {moved}")
         for before, event in pairwise(history):
             if not isinstance(before.data, Postponed):
                 continue
             after = event.recorded_at - before.recorded_at
             self._world.count(f"deadline: {type(event.data).__name__}")
             if isinstance(event.data, Resumed) and after < RETRY_AFTER:
-                raise Broken(f"the transfer {one} was tried again after {after}")
-            if isinstance(event.data, CreditRefused) and event.recorded_at < asked.until - timedelta(milliseconds=1):
-                raise Broken(f"the transfer {one} was given up {asked.until - event.recorded_at} early")
+                raise Broken(f"the transfer {transfer_id} was tried again after {after}")
+            if isinstance(event.data, CreditRefused) and event.recorded_at < request.until - timedelta(milliseconds=1):
+                raise Broken(f"the transfer {transfer_id} was given up {request.until - event.recorded_at} early")
 
     def _repositories(self) -> Repositories:
         return Repositories(self.app, self._world.truth)

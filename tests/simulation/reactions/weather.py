@@ -1,4 +1,4 @@
-"""What goes wrong on the network of one schedule, drawn from its seed. At some time the trouble ends."""
+"""The trouble on the network of a schedule, drawn from its seed. At some time the trouble ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Weather:
-    """Delays, and what is lost; `counts` tells how often."""
+    """Delays and losses; `counts` has the number of each."""
 
     calm_at: float
     mishap: float
-    """The chance of each kind of mishap, a request."""
+    """The chance of each kind of mishap for a request."""
     outages: tuple[tuple[float, float], ...]
-    """Nothing comes through: beginnings and ends."""
+    """The times (start, end) at which nothing comes through."""
     slow: float
     """The longest usual delay, in seconds."""
     stale: float = 0.0
@@ -24,7 +24,7 @@ class Weather:
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def delays(self, now: float, random: Callable[[], float]) -> tuple[float | None, float | None]:
-        """How long a request takes to the server, and its answer back; None for one that is lost."""
+        """Return the delays of a request and of its answer, None for one that is lost."""
         there = 0.0005 + self.slow * random() * random()
         back = 0.0005 + self.slow * random() * random()
         if now >= self.calm_at:

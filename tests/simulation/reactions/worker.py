@@ -1,4 +1,4 @@
-"""One worker of a schedule: the product's followers in a process of their own, until it is stopped, or dies."""
+"""A worker of a schedule: the product's subscriptions in a process, until it is stopped or dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.reader import Source
-from tests.simulation.reactions.followed import followed_of
+from tests.simulation.reactions.followed import handler_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
 from tests.simulation.reactions.loop import Process
 from tests.simulation.reactions.server import Link, Network, Server, SimulatedClient
@@ -27,7 +27,7 @@ OPTIONS = WorkerOptions(drain_s=4.0)
 
 
 class Worker:
-    """Begins to work when it is made."""
+    """A worker, which begins to work when it is made."""
 
     def __init__(
         self, name: str, app: App, network: Network, server: Server, truth: Truth, durables: Durables, deps: Any
@@ -54,17 +54,17 @@ class Worker:
         return self.is_dead or all(task.done() for task in self.tasks)
 
     def leave(self) -> None:
-        """It is asked to end."""
+        """Ask the worker to end."""
         self.is_leaving = True
         self._stop.set()
 
     def die(self) -> None:
-        """Nothing of it goes on; what it sent may arrive yet."""
+        """End the worker at once; its sent requests may still arrive."""
         self.is_dead = True
         self.process.is_stopped = True
 
     async def bury(self) -> None:
-        """At the end of a schedule: end what is left of it, without any effect."""
+        """End the rest of the worker at the end of a schedule, without any effect."""
         self.link.close()
         self._network.loop.wake(self.process)
         for task in self.tasks:
@@ -76,14 +76,16 @@ class Worker:
         cursors = Cursors(self._client, self._app.name, self._clock)
         context = ReactionContext(repositories, cursors, self.name, OPTIONS, open_reader=self._open_reader)
         shares: dict[str, PartitionAssignment] = {}
-        for one in declarations_of(self._app).values():
-            share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
-            feed = SimulatedFeed(repositories, LogReader(self._app.name, self._client), one)
+        for declaration in declarations_of(self._app).values():
+            share = shares.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
+            feed = SimulatedFeed(repositories, LogReader(self._app.name, self._client), declaration)
             feed.truth, feed.link = self._truth, self.link
-            followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
-            self._run(ReactionSubscription(followed, context, share, _ready).run)
-            if one.partitions > 1 and one.partition == 0:
-                self._run(partial(share.keep, cursors, one.declared_as, self.name, OPTIONS.lease_s))
+            handler = handler_of(
+                self._app, declaration, feed, repositories, self._client, self._deps, self._network.rules
+            )
+            self._run(ReactionSubscription(handler, context, share, _ready).run)
+            if declaration.partitions > 1 and declaration.partition == 0:
+                self._run(partial(share.keep, cursors, declaration.declared_as, self.name, OPTIONS.lease_s))
 
     def _run(self, run: Callable[[asyncio.Event], Any]) -> None:
         self.tasks.append(self._network.loop.create_task(run(self._stop), context=self.process.context.copy()))
@@ -103,4 +105,4 @@ class Worker:
 
 
 def _ready() -> None:
-    """Nobody waits for it."""
+    """Take the readiness of a subscription, which no caller waits for."""

@@ -1,4 +1,4 @@
-"""One schedule: workers over a log and cursors, what goes wrong meanwhile, and what must hold at its end.
+"""A schedule: workers over a log and cursors, trouble meanwhile, and the checks at its end.
 
 Everything is drawn from one seed, so the same seed gives the same trace.
 """
@@ -33,21 +33,21 @@ from tests.simulation.reactions.worker import OPTIONS, Worker
 
 PRODUCT = Rules()
 SETTLED_S = 120.0
-"""After the trouble is over, all is done within this."""
+"""The time within which all is done after the end of the trouble."""
 _LOOK_S = 0.25
 _CALM = Weather(0.0, 0.0, (), 0.001)
 
 
 class Unforeseen(logging.Handler):
-    """Keeps what followers log with a traceback: what they did not foresee."""
+    """Keeps the logged errors with a traceback, which no subscription foresees."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            self.found.append(f"{record.getMessage()} {traceback.format_exception(*record.exc_info)[-3:]}")
+            self.messages.append(f"{record.getMessage()} {traceback.format_exception(*record.exc_info)[-3:]}")
 
 
 UNFORESEEN = Unforeseen()
@@ -55,7 +55,7 @@ logging.getLogger("eventjet").addHandler(UNFORESEEN)
 
 
 class ReactionWorld:
-    """Everything of one schedule."""
+    """The whole state of a schedule."""
 
     def __init__(self, seed: int, rules: Rules = PRODUCT, trace: list[Any] | None = None) -> None:
         self.random: Callable[[], float] = Random(seed).random
@@ -72,21 +72,21 @@ class ReactionWorld:
         self._woken_at = 0.0
 
     def run(self) -> None:
-        """Until all is settled; raises `Broken` when a promise was."""
-        random_module.seed(self.seed)  # the product's own pauses are drawn from it
-        UNFORESEEN.found.clear()
+        """Run the schedule until all is settled; raise `Broken` for a broken promise."""
+        random_module.seed(self.seed)  # the product draws its pauses from it
+        UNFORESEEN.messages.clear()
         try:
             self.loop.run(self._main())
         except EventjetError as error:
             raise Broken(f"{type(error).__name__}: {error}") from error
-        if UNFORESEEN.found:
-            raise Broken(UNFORESEEN.found[0])
+        if UNFORESEEN.messages:
+            raise Broken(UNFORESEEN.messages[0])
         for fault in self.loop.faults:
             if not isinstance(fault.get("exception"), Broken):
                 raise Broken(f"nobody caught {fault}")
 
     def note(self, *what: Any) -> None:
-        """Put it into the trace."""
+        """Add an entry to the trace."""
         if self._trace is not None:
             self._trace.append((round(self.loop.now, 6), *map(str, what)))
 
@@ -97,10 +97,10 @@ class ReactionWorld:
         self._build()
         try:
             await self._begin()
-            tasks = [self.loop.create_task(one) for one in (self.work.use(), self._trouble())]
+            tasks = [self.loop.create_task(work) for work in (self.work.use(), self._trouble())]
             await asyncio.sleep(self.weather.calm_at)
             await asyncio.gather(*tasks)
-            await asyncio.sleep(REQUEST_S)  # what was lost is missed by then
+            await asyncio.sleep(REQUEST_S)  # lost requests have timed out by then
             await self.operator.calm()
             await self._settle()
             await self._end()
@@ -120,10 +120,10 @@ class ReactionWorld:
         self.books = Books(f"$KV.{app.name}_cursors.", OPTIONS.lease_s)
         self.books.counts = self.counts
         replicas = 3 if random() < 0.5 else 1
-        self.cursors = SimulatedStream(loop, random, rules, one_each=True, replicas=replicas)
+        self.cursors = SimulatedStream(loop, random, rules, keeps_last=True, replicas=replicas)
         self.cursors.on_stored = self._stored
         log_rules = Rules(on_time=rules.on_time)
-        self.timers = SimulatedStream(loop, random, log_rules, one_each=False, replicas=replicas)
+        self.timers = SimulatedStream(loop, random, log_rules, keeps_last=False, replicas=replicas)
         self.server = Server(
             app.name,
             {
@@ -144,12 +144,12 @@ class ReactionWorld:
             self.hire()
 
     def hire(self) -> None:
-        """One more worker."""
+        """Add a worker."""
         self._made += 1
         deps = self.work
-        one = Worker(f"w{self._made}", self.app, self.network, self.server, self.truth, self.durables, deps)
-        self.workers.append(one)
-        self.note("starts", one.name)
+        worker = Worker(f"w{self._made}", self.app, self.network, self.server, self.truth, self.durables, deps)
+        self.workers.append(worker)
+        self.note("starts", worker.name)
 
     def _hire_soon(self) -> None:
         self._coming += 1
@@ -161,7 +161,7 @@ class ReactionWorld:
         self.loop.after(0.5 + self.random() * 4.0, come)
 
     async def _trouble(self) -> None:
-        """Workers die, stop for a while, leave; connections break; somebody pauses, decides, sets."""
+        """Kill, stop and dismiss workers, break connections, and let the operator act."""
         often = (0.6, 1.5, 4.0)[int(self.random() * 3)]
         while True:
             await asyncio.sleep(self.random() * 2.0 * often)
@@ -173,50 +173,50 @@ class ReactionWorld:
                 self._harm()
 
     def _harm(self) -> None:
-        living = [one for one in self.workers if not one.is_over and not one.process.is_stopped]
+        living = [worker for worker in self.workers if not worker.is_over and not worker.process.is_stopped]
         if not living:
             return
-        one = living[int(self.random() * len(living))]
+        worker = living[int(self.random() * len(living))]
         draw = self.random()
         if draw < 0.35:
-            self._kill(one)
+            self._kill(worker)
         elif draw < 0.7:
-            self._stop(one)
+            self._stop(worker)
         elif draw < 0.85:
             self.count("asked to leave")
-            self.note("leaves", one.name)
-            one.leave()
+            self.note("leaves", worker.name)
+            worker.leave()
             self._hire_soon()
-            self.loop.after(OPTIONS.drain_s, one.die)
+            self.loop.after(OPTIONS.drain_s, worker.die)
         else:
             self.count("connection lost")
-            self.note("loses its connection", one.name)
-            one.link.lose()
+            self.note("loses its connection", worker.name)
+            worker.link.lose()
 
     def _harm_writer(self, name: str) -> None:
-        """Before it knows that its cursor was written."""
-        one = next((one for one in self.workers if one.name == name), None)
-        if one is not None and not one.is_over and self.loop.now < self.weather.calm_at:
+        """Kill or stop a worker before it knows that its cursor was written."""
+        worker = next((worker for worker in self.workers if worker.name == name), None)
+        if worker is not None and not worker.is_over and self.loop.now < self.weather.calm_at:
             self.count("killed or stopped after a write")
-            (self._kill if self.random() < 0.4 else self._stop)(one)
+            (self._kill if self.random() < 0.4 else self._stop)(worker)
 
-    def _kill(self, one: Worker) -> None:
+    def _kill(self, worker: Worker) -> None:
         self.count("killed")
-        self.note("dies", one.name)
-        one.die()
+        self.note("dies", worker.name)
+        worker.die()
         self._hire_soon()
 
-    def _stop(self, one: Worker) -> None:
+    def _stop(self, worker: Worker) -> None:
         self.count("stopped")
-        self.note("stops", one.name)
-        one.process.is_stopped = True
-        self.loop.after(0.1 + self.random() * self.random() * 12.0, self._wake, one)
+        self.note("stops", worker.name)
+        worker.process.is_stopped = True
+        self.loop.after(0.1 + self.random() * self.random() * 12.0, self._wake, worker)
 
-    def _wake(self, one: Worker) -> None:
-        if not one.is_dead:
-            self.note("wakes", one.name)
+    def _wake(self, worker: Worker) -> None:
+        if not worker.is_dead:
+            self.note("wakes", worker.name)
             self._woken_at = self.loop.now
-            self.loop.wake(one.process)
+            self.loop.wake(worker.process)
 
     async def _settle(self) -> None:
         until = self.loop.now + SETTLED_S
@@ -231,28 +231,28 @@ class ReactionWorld:
         raise Broken(f"{SETTLED_S:g} s after the trouble {why}")
 
     def _unsettled(self) -> str:
-        living = [one for one in self.workers if not one.is_over]
+        living = [worker for worker in self.workers if not worker.is_over]
         if not living or self._coming:
             return "a worker is not yet there"
-        if any(one.process.is_stopped for one in living) or any(one.is_leaving for one in living):
+        if any(worker.process.is_stopped for worker in living) or any(worker.is_leaving for worker in living):
             return "a worker stands still"
         if self.loop.now < self._woken_at + OPTIONS.lease_s:
             return "a worker has just gone on"
         for name, known in self.books.by_name.items():
             if self.loop.now > known.written_at + OPTIONS.lease_s:
                 return f"nobody works on {name}"
-        return self.work.unsettled({one.name for one in living})
+        return self.work.unsettled({worker.name for worker in living})
 
     async def _end(self) -> None:
-        """They are asked to leave: each lets its cursors go, or is cut off where it takes too long."""
-        living = [one for one in self.workers if not one.is_over]
-        for one in living:
-            one.leave()
+        """Ask all workers to leave: each releases its cursors, or is cut off if it takes too long."""
+        living = [worker for worker in self.workers if not worker.is_over]
+        for worker in living:
+            worker.leave()
         until = self.loop.now + OPTIONS.drain_s
-        while not all(one.is_over for one in living) and self.loop.now < until:
+        while not all(worker.is_over for worker in living) and self.loop.now < until:
             await asyncio.sleep(_LOOK_S)
         self._raise_failure()
-        late = {one.name for one in living if not one.is_over}
+        late = {worker.name for worker in living if not worker.is_over}
         self.count("cut off", len(late))
         for name, known in self.books.by_name.items():
             if known.cursor.owner is not None and known.cursor.owner not in late:
@@ -263,7 +263,7 @@ class ReactionWorld:
             raise self.failure
 
     def broke(self, error: Broken) -> None:
-        """A promise was broken while the schedule runs: it ends soon."""
+        """Note a promise that was broken during the schedule, which ends soon."""
         if self.failure is None:
             self.note("BROKEN", error)
             self.failure = error
@@ -276,16 +276,16 @@ class ReactionWorld:
             self.broke(error)
         if self.random() < self.weather.pounce:
             self._harm_writer(network.sender)
-        for one in stored:
+        for record in stored:
             if self._trace is not None:
-                self.note("stored by", network.sender, one.subject, one.sequence, shown(one.body))
+                self.note("stored by", network.sender, record.subject, record.sequence, shown(record.body))
 
 
 def shown(body: bytes) -> str:
-    """A cursor or an entry without what differs from run to run."""
-    told: Any = orjson.loads(body or b"{}")
-    if isinstance(told, int):
-        return str(told)
-    if "parked" in told:
-        return f"{told['parked']['resolution']} {told['parked']['aggregate_id']}"
-    return " ".join(f"{told.get(name)}" for name in ("position", "done", "owner", "state"))
+    """Return a cursor or an entry as text, without the fields that differ from run to run."""
+    values: Any = orjson.loads(body or b"{}")
+    if isinstance(values, int):
+        return str(values)
+    if "parked" in values:
+        return f"{values['parked']['resolution']} {values['parked']['aggregate_id']}"
+    return " ".join(f"{values.get(name)}" for name in ("position", "done", "owner", "state"))
