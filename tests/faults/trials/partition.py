@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 from eventjet.dev.nats import NatsServer
@@ -39,7 +38,7 @@ class Hosts(NatsCluster):
         super().__init__()
         self._network = network
 
-    def _made(self, route_ports: Sequence[int]) -> list[NatsServer]:
+    def _new_servers(self) -> list[NatsServer]:
         addresses = self._network.addresses
         routes = ", ".join(f"nats-route://{address}:{ROUTES}" for address in addresses)
         return [
@@ -56,6 +55,7 @@ class Hosts(NatsCluster):
 def parted(trial: Trial, *, with_clients: bool) -> None:
     network = trial.stack.enter_context(Network(3))
     cluster = trial.stack.enter_context(Hosts(network))
+    assert all(isinstance(server, Host) for server in cluster.servers), "a server is not on a host that can be cut off"
     with trial.running(cluster.urls) as run:
         for _ in range(trial.options.rounds):
             trial.wait()
