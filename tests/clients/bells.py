@@ -48,7 +48,7 @@ class Heard:
 
 Fact = tuple[int, str, str, str, str, Any]
 """A record of a log: position, subject, the event's name, version, id, and body."""
-Told = tuple[str, str, str, str, datetime, str, Any]
+Message = tuple[str, str, str, str, datetime, str, Any]
 """A CloudEvent: id, source, type, subject, time, sequence and data."""
 
 
@@ -87,7 +87,7 @@ class Town:
         for number in range(count):
             await self.jet.repository(Bell).execute(BELLS[number % len(BELLS)], Bell.ring, number % 4)
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """Have a worker publish what is not published yet."""
 
         async def is_published() -> bool:
@@ -111,7 +111,7 @@ class Town:
             for event in await self._recorded()
         ]
 
-    async def told(self) -> list[Told]:
+    async def messages(self) -> list[Message]:
         """Return what a reader of the publication has to read."""
         return [
             (
@@ -161,7 +161,7 @@ def fact_of(position: int, subject: str, headers: Mapping[str, str], body: Any) 
     return position, subject, headers["Ej-Type"], headers["Ej-Version"], headers["Nats-Msg-Id"], body
 
 
-def told_of(body: str | bytes) -> Told:
+def message_of(body: str | bytes) -> Message:
     """Return what another program read of the publication; raise unless it is a CloudEvent 1.0."""
     event = JSONFormat().read(CloudEvent, body)
     name, source, kind, subject, at = (

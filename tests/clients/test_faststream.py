@@ -13,7 +13,7 @@ from faststream.nats import ConsumerConfig, JStream, NatsBroker, NatsMessage, Pu
 from nats.js.errors import ServerError
 
 from eventjet.subscriptions.status import status
-from tests.clients.bells import Fact, Told, Town, fact_of, told_of
+from tests.clients.bells import Fact, Message, Town, fact_of, message_of
 from tests.integration.reacting import eventually, until, working
 
 BOUND_S = 120.0
@@ -59,7 +59,7 @@ def reading(town: Town, facts: list[Fact], *, declare: bool = False, **road: Any
     return broker
 
 
-def hearing(town: Town, messages: list[Told], gate: asyncio.Event | None = None) -> NatsBroker:
+def hearing(town: Town, messages: list[Message], gate: asyncio.Event | None = None) -> NatsBroker:
     """Return a broker that reads the publication, each event after the one before is done, when the gate opens."""
     broker = broker_of(town)
 
@@ -72,7 +72,7 @@ def hearing(town: Town, messages: list[Told], gate: asyncio.Event | None = None)
         config=ConsumerConfig(max_ack_pending=1, ack_wait=SOON_S),
     )
     async def hear(message: NatsMessage) -> None:
-        messages.append(told_of(message.body))
+        messages.append(message_of(message.body))
         if gate is not None:
             await gate.wait()
 
@@ -101,18 +101,18 @@ async def test_the_log_is_read_in_order_and_its_stream_is_unchanged(town: Town, 
 
 
 async def test_a_publication_is_read_as_cloud_events_in_order_over_restarts(town: Town) -> None:
-    received: list[Told] = []
+    received: list[Message] = []
     await town.ring(12)
-    await town.tell()
+    await town.publish()
     async with running(hearing(town, received)):
         await until(lambda: len(received) >= 5)
     # It may have heard all twelve before it was stopped.
     await town.ring(12)
-    await town.tell()
-    unacknowledged: list[Told] = []
+    await town.publish()
+    unacknowledged: list[Message] = []
     async with running(hearing(town, unacknowledged, asyncio.Event())):
         await until(lambda: bool(unacknowledged))  # It is stopped over this one, which it has not acknowledged.
-    expected = await town.told()
+    expected = await town.messages()
     async with running(hearing(town, received)):
         await until(lambda: {message[0] for message in received} == {message[0] for message in expected})
     # Messages that took longer than SOON_S may come twice.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests import javascript
-from tests.clients.bells import Town, fact_of, told_of
+from tests.clients.bells import Town, fact_of, message_of
 
 SCRIPT = Path(__file__).with_name("log.mjs")
 BOUND_S = 120.0
@@ -84,10 +84,10 @@ async def test_a_durable_push_consumer_is_shared_by_a_queue_group(town: Town, re
 
 async def test_a_publication_is_read_as_cloud_events_in_order(town: Town, reader: Reader) -> None:
     await town.ring(12)
-    await town.tell()
+    await town.publish()
     first = await reader.read("pull-durable", town.public, town.public_subject, 5)
     await town.ring(12)
-    await town.tell()
+    await town.publish()
     messages = first + await reader.read("pull-durable", town.public, town.public_subject)
-    assert [told_of(message["body"]) for message in messages] == await town.told()
+    assert [message_of(message["body"]) for message in messages] == await town.messages()
     assert {message["headers"]["Content-Type"] for message in messages} == {"application/cloudevents+json"}

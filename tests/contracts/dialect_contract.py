@@ -143,7 +143,7 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         fitted = {codec.key(row): codec.normalise(row) for row in rows}
         with engine.begin() as connection:
-            lease = self.held(connection, table)
+            lease = self.lease(connection, table)
             mark = (lease.name, lease.revision, lease.epoch)
             assert statements.write(connection, (1, "e-1", 60.0, *mark, 0), Changes(inserts=list(fitted.values())))
             rows_read = statements.read(connection, [*fitted, ("none", 3)])
@@ -160,7 +160,7 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         columns = quarantine.c
         with engine.begin() as connection:
-            lease = self.held(connection, table)
+            lease = self.lease(connection, table)
             counts: list[int] = []
             for number, shares in enumerate(odd_batches(codec), lease.position + 1):
                 changes = whole(shares)
@@ -179,7 +179,7 @@ class DialectContract:
         table = located(TABLE, DECLARED, dialect)
         statements = dialect.statements(table, codec)
         with engine.begin() as connection:
-            lease = self.held(connection, table)
+            lease = self.lease(connection, table)
             parked = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
             changes = Changes(inserts=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
             for epoch, after in ((lease.epoch + 1, 0), (lease.epoch - 1, 0), (lease.epoch, 1)):
@@ -195,7 +195,7 @@ class DialectContract:
         first = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because", "Traceback …", b"{}")
         second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
-            lease = self.held(connection, table)
+            lease = self.lease(connection, table)
             dialect.write_quarantine(connection, lease.name, lease.revision, QuarantineChanges([first, second]))
             mark = (lease.name, lease.revision, lease.epoch, 0)
             changes = QuarantineChanges(deletions=[1], resolutions=[(2, DROPPED)])
@@ -290,7 +290,7 @@ class DialectContract:
             assert dialect.find_table(connection, (None, "eventjet_projection"), DECLARED) is not None
 
     @staticmethod
-    def held(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:
+    def lease(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:
         """Return the lease of a projection whose table was just made."""
         create_tables(connection)
         table.create(connection)

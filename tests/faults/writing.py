@@ -54,16 +54,16 @@ def truth(events: list[Recorded[Any]]) -> TableRows:
     """What the tables must hold, by the plainest loop."""
     accounts: dict[str, tuple[Any, ...]] = {}
     lines: list[tuple[int, str, Decimal]] = []
-    for one in events:
-        own = one.aggregate_id
-        if isinstance(one.data, Closed):
+    for event in events:
+        own = event.aggregate_id
+        if isinstance(event.data, Closed):
             lines = [line for line in lines if line[1] != own]
             del accounts[own]
             continue
-        accounts[own] = (own, None, Decimal(0), one.recorded_at, [])
-        if isinstance(one.data, Added):
-            lines.append((one.position, own, one.data.amount))
-    totals = Counter(type(one.data).__name__.lower() for one in events)
+        accounts[own] = (own, None, Decimal(0), event.recorded_at, [])
+        if isinstance(event.data, Added):
+            lines.append((event.position, own, event.data.amount))
+    totals = Counter(type(event.data).__name__.lower() for event in events)
     return {"accounts": sorted(accounts.values()), "lines": lines, "totals": sorted(totals.items())}
 
 
