@@ -202,7 +202,7 @@ CHANGES = {
         ONE, replace(ONE, name="order.made", formerly=(NAME,)), READERS, "recorded as 'order.made'", False, True
     ),
     "event removed": Change(ONE, None, EVENTS, 'retired_events=["order.placed"]', True),
-    "event retired": Change(ONE, None, SAFE, "passed over", retired=(NAME,)),
+    "event retired": Change(ONE, None, SAFE, "stored events are skipped", retired=(NAME,)),
     "event given to another aggregate": Change(ONE, replace(ONE, aggregate="cart"), EVENTS, "Leave"),
     "field renamed": Change(ONE, shape(amount=Decimal, who=str), EVENTS, "`who` is required", True, True),
     "field renamed, with a default": Change(
