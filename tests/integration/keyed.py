@@ -1,4 +1,4 @@
-"""An app whose rows are keyed by times, decimals and enums, and are classes that declare their tables."""
+"""An app whose row classes declare their tables and have times, decimals and enums as keys."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Reassigned:
 
 @event("order.noted")
 class Noted:
-    """An event that no projection takes."""
+    """An event that no projection handles."""
 
     text: str
 
@@ -99,7 +99,7 @@ class Payment:
 @event("complaint.filed")
 class Filed:
     order: str | None
-    """The id of an order, which need not be there."""
+    """The id of an order, which may not exist."""
 
 
 @aggregate("complaint")

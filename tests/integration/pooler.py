@@ -20,8 +20,8 @@ _STARTUP = 196608
 
 @dataclass
 class Pooler:
-    """Listens on 127.0.0.1. `by_transaction` gives each transaction the session that rested longest, or the last one
-    used; otherwise a connection keeps its session."""
+    """Listens on 127.0.0.1. With `by_transaction` each transaction gets the longest idle session, or the last used with
+    `lifo`; otherwise a connection keeps its session."""
 
     url: str
     """The URL of the server, as SQLAlchemy writes it."""

@@ -1,4 +1,4 @@
-"""What the tests of writers and workers share: a small ledger of events, its projections, and two databases."""
+"""Helpers for the tests of writers and workers: a ledger of events, its projections, and two databases."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def database_with(database: str, *resolved: AnyResolved) -> Database:
 
 
 def rows_of(connection: Connection, resolved: ResolvedProjection) -> list[Any]:
-    """All rows of a read model, read as an application reads them, by key."""
+    """Return all rows of a read model by key, as an application reads them."""
     table = located(resolved.table, DECLARED, dialect_of(connection))
     query = select(table).order_by(*table.primary_key.columns)
     return [resolved.row_type(*row) for row in connection.execute(query)]

@@ -70,7 +70,7 @@ app = App("$name", aggregates=[Tally, Plain])
 
 @dataclass
 class Scene:
-    """An app whose log and bucket exist."""
+    """An app with an existing log and bucket."""
 
     settings: Settings
     folder: Path

@@ -32,7 +32,7 @@ def bank_log(nats: NatsServer, events: int = 0) -> Ledger:
 
 
 def fill(log: Ledger, count: int) -> int:
-    """Append random movements of twenty accounts; returns the last position."""
+    """Append random movements of twenty accounts; return the last position."""
     chance = random.Random(count)
 
     def movement() -> Any:
@@ -79,6 +79,6 @@ def positions_of(frame: Any) -> list[int]:
 
 
 def api(nats: NatsServer, subject: str, body: object = None) -> Any:
-    """Ask the server's JetStream for something that eventjet never does."""
+    """Send a JetStream request that eventjet itself never sends."""
     with NatsConnection.open(Endpoint((nats.url,))) as link:
         return link.api(subject, body)

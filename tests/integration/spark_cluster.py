@@ -115,7 +115,7 @@ def connect_server(folder: Path, master: str = "local[2]") -> Generator[str]:
 
 
 def defaults(folder: Path) -> dict[str, str]:
-    """What an operator would have in spark-defaults.conf: small executors, and a log of all that happens."""
+    """Return settings as in an operator's spark-defaults.conf: small executors, and an event log."""
     events = folder / "events"
     events.mkdir(exist_ok=True)
     return {
@@ -141,7 +141,7 @@ def driver_conf(folder: Path, settings: dict[str, str]) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a machine of the cluster: eventjet is installed in its Python, wherever this one has it from."""
+    """Return the environment of a cluster machine, whose Python has eventjet installed."""
     environ = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -202,7 +202,7 @@ def files_with(secrets: Sequence[str], folder: Path) -> tuple[int, list[Path]]:
     telling = b"|".join(re.escape(secret.encode()) for secret in secrets)
     key = telling + rb"|#[0-9a-f]{64}"
     files = [Path(inside, name) for inside, _, names in os.walk(folder) for name in names]
-    # A Connect server writes plans into its log, with the keys, which open nothing that it keeps.
+    # A Connect server logs plans with the keys, which decrypt nothing that it stores.
     return len(files), [path for path in files if _shows(path, telling if path.name == "connect.log" else key)]
 
 

@@ -244,9 +244,9 @@ async def test_the_console_offers_a_body_only_as_a_download(nats: NatsServer, tm
         hidden = await web.get("/events/one?position=2")
         assert "ada.jpg" not in hidden.text
         assert "/events/body" not in hidden.text
-        for position, asked in ((2, Blob.of(b"face").digest), (2, digest), (9, digest), (1, "sha256:0")):
-            answer = await web.get("/events/body", params={"position": position, "digest": asked})
-            assert answer.status_code == 404, (position, asked)
+        for position, requested in ((2, Blob.of(b"face").digest), (2, digest), (9, digest), (1, "sha256:0")):
+            answer = await web.get("/events/body", params={"position": position, "digest": requested})
+            assert answer.status_code == 404, (position, requested)
         await lose(jet, html)
         assert (await web.get("/events/body", params={"position": 1, "digest": digest})).status_code == 404
 

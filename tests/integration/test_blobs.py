@@ -27,7 +27,7 @@ from tests.blobs import Document, Filed, documents
 from tests.logs import fresh_name
 
 LARGE = b"".join(sha256(str(number).encode()).digest() for number in range(60_000))
-"""1.9 MB: three chunks and a half."""
+"""A content of 1.9 MB, which is three chunks and a half."""
 
 
 @pytest.fixture
@@ -110,9 +110,7 @@ async def test_content_comes_from_bytes_paths_files_and_iterators(jet: Jet, tmp_
             await jet.blobs.put(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_saved_file_keeps_the_mode_of_its_predecessor_or_has_that_of_any_new_file(
-    jet: Jet, tmp_path: Path
-) -> None:
+async def test_a_saved_file_gets_the_mode_of_the_replaced_file_or_of_a_new_file(jet: Jet, tmp_path: Path) -> None:
     blob = await jet.blobs.put(b"content")
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "old").chmod(0o640)

@@ -90,7 +90,7 @@ def test_every_async_method_has_a_blocking_one_with_its_parameters_and_docstring
 def test_blocking_connections_take_the_arguments_of_async_ones(name: str) -> None:
     blocking_parameters = inspect.signature(getattr(App, f"{name}_blocking")).parameters
     async_parameters = dict(inspect.signature(getattr(App, name)).parameters)
-    async_parameters.pop("client", None)  # an open client of nats-py is of another loop
+    async_parameters.pop("client", None)  # an open client of nats-py belongs to another loop
     assert blocking_parameters == async_parameters
 
 
@@ -206,7 +206,7 @@ def test_calls_of_a_closed_connection_fail_also_in_other_threads(jet: BlockingJe
         assert begun.wait(BOUND_S)
         jet.close()
         assert "closed" in waiting.result(BOUND_S)
-    jet.close()  # a second time it does nothing
+    jet.close()  # a second call does nothing
     for use in (jet.log, jet.__enter__, lambda: accounts.load("a"), lambda: list(jet.tail())):
         with pytest.raises(UsageError, match=r"is closed.*connect_blocking"):
             use()

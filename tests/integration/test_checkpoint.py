@@ -40,9 +40,9 @@ def take(engine: Engine, owner: str, ttl_s: float = 30.0) -> Checkpoint | None:
 
 
 def take_lease(engine: Engine, owner: str = "w-1") -> Checkpoint:
-    take_with_code = take(engine, owner)
-    assert take_with_code is not None
-    return take_with_code
+    lease = take(engine, owner)
+    assert lease is not None
+    return lease
 
 
 def test_concurrent_processes_create_the_tables_once(database: str) -> None:
@@ -65,23 +65,23 @@ def test_concurrent_processes_create_the_tables_once(database: str) -> None:
 def test_a_lease_that_is_not_renewed_may_be_taken_though_the_clock_was_ahead(engine: Engine) -> None:
     first = take_lease(engine)
     with engine.begin() as connection:
-        assert checkpoint.renew(connection, first, 3_600)  # the clock was an hour ahead then
-        seen = checkpoint.read(connection, "balances", 1)
-        assert seen is not None
+        assert checkpoint.renew(connection, first, 3_600)  # the database's clock was an hour ahead
+        observed = checkpoint.read(connection, "balances", 1)
+        assert observed is not None
         assert not checkpoint.is_free(connection, "balances", 1, "w-2", silent=first)
-        assert checkpoint.is_free(connection, "balances", 1, "w-2", silent=seen)
+        assert checkpoint.is_free(connection, "balances", 1, "w-2", silent=observed)
     with engine.begin() as connection:
         assert checkpoint.renew(connection, first, 30)
         # The owner renews its lease after all.
-        assert checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen) is None
-        seen = checkpoint.read(connection, "balances", 1)
+        assert checkpoint.take(connection, "balances", 1, "w-2", 30, silent=observed) is None
+        observed = checkpoint.read(connection, "balances", 1)
     with engine.begin() as connection:
-        take_with_code = checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen)
-        assert take_with_code is not None
-        assert (take_with_code.epoch, take_with_code.owner) == (first.epoch + 1, "w-2")
+        second = checkpoint.take(connection, "balances", 1, "w-2", 30, silent=observed)
+        assert second is not None
+        assert (second.epoch, second.owner) == (first.epoch + 1, "w-2")
         assert not checkpoint.renew(connection, first, 30)
         assert not checkpoint.advance(connection, first, 0, 1, "e", 30)
-        assert checkpoint.take(connection, "balances", 1, "w-1", 30, silent=seen) is None
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, silent=observed) is None
 
 
 def test_a_lease_has_a_single_owner_and_each_owner_a_new_epoch(engine: Engine) -> None:
@@ -140,15 +140,15 @@ def test_the_codes_that_wrote_rows_are_recorded_in_order_and_limited(engine: Eng
     assert last == "a,13,14,15,16,17,18,19"
     holder = take_with_code(engine, "w-1", "z")
     with engine.begin() as connection:
-        anew = checkpoint.reset(connection, holder)
-        assert anew is not None
-        assert anew.code == ""
+        restarted = checkpoint.reset(connection, holder)
+        assert restarted is not None
+        assert restarted.code == ""
 
 
 def test_a_proof_is_recorded_only_if_no_other_code_can_have_written(engine: Engine) -> None:
-    def proved(seen: Checkpoint, code: str) -> bool:
+    def proved(observed: Checkpoint, code: str) -> bool:
         with engine.begin() as connection:
-            return checkpoint.note_proof(connection, seen, code)
+            return checkpoint.note_proof(connection, observed, code)
 
     def current_checkpoint() -> Checkpoint:
         with engine.begin() as connection:
@@ -161,14 +161,14 @@ def test_a_proof_is_recorded_only_if_no_other_code_can_have_written(engine: Engi
     second = take_with_code(engine, "w-1", "b")
     assert not proved(current_checkpoint(), "c"), "the owner has other code"
     assert not proved(first, "b"), "another owner was there since"
-    seen = current_checkpoint()
+    observed = current_checkpoint()
     advance_to(engine, second, 2)
-    assert proved(seen, "b"), "the owner goes on with the same code"
-    seen = current_checkpoint()
-    advance_to(engine, seen, 3)
+    assert proved(observed, "b"), "the owner goes on with the same code"
+    observed = current_checkpoint()
+    advance_to(engine, observed, 3)
     with engine.begin() as connection:
-        assert checkpoint.release(connection, seen)
-    assert not proved(seen, "c"), "other code wrote before it let go"
+        assert checkpoint.release(connection, observed)
+    assert not proved(observed, "c"), "other code wrote before it let go"
     assert proved(current_checkpoint(), "c")
     assert current_checkpoint().code == "c"
 

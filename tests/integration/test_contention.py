@@ -53,11 +53,11 @@ async def test_payments_of_many_connections_between_two_accounts_keep_the_sum(ri
         await accounts.execute(name, Account.deposit, Decimal(1_000))
 
     async def pay(jet: Jet, payer: str, payee: str) -> None:
-        mine = jet.repository(Account)
+        payments = jet.repository(Account)
         for _ in range(5):
             await jet.transact(
-                mine.decide(payer, Account.withdraw, Decimal(1), reason="rent"),
-                mine.decide(payee, Account.deposit, Decimal(1)),
+                payments.decide(payer, Account.withdraw, Decimal(1), reason="rent"),
+                payments.decide(payee, Account.deposit, Decimal(1)),
             )
 
     directions = (("ada", "bob"), ("bob", "ada"))
@@ -67,10 +67,10 @@ async def test_payments_of_many_connections_between_two_accounts_keep_the_sum(ri
 
 
 async def test_a_command_is_never_refused_because_of_an_old_state(rivals: list[Jet]) -> None:
-    here, there = rivals[0].repository(Account), rivals[1].repository(Account)
-    await here.execute("poor", Account.deposit, Decimal(1))
+    first, second = rivals[0].repository(Account), rivals[1].repository(Account)
+    await first.execute("poor", Account.deposit, Decimal(1))
     for _ in range(5):
-        await there.execute("poor", Account.deposit, Decimal(1))
-        await here.execute("poor", Account.withdraw, Decimal(2))
-        await there.execute("poor", Account.deposit, Decimal(1))
-    assert (await there.load("poor")).balance == 1
+        await second.execute("poor", Account.deposit, Decimal(1))
+        await first.execute("poor", Account.withdraw, Decimal(2))
+        await second.execute("poor", Account.deposit, Decimal(1))
+    assert (await second.load("poor")).balance == 1

@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # The second when it goes between opening and reading.
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError: it ends between opening and reading.
         return False
 
 

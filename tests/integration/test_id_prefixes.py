@@ -126,7 +126,7 @@ def test_postgresql_with_another_collation_needs_and_names_a_prefix_index(
         assert "Only whole ids can be found" in matches.fault
         declared = 'Index("names_account_id_prefix", "account_id", postgresql_ops={"account_id": "text_pattern_ops"})'
         assert f"Declare {declared} in its Table and rebuild names." in matches.fault
-        with_line = bank_with(eval(declared))  # what the page says can be pasted
+        with_line = bank_with(eval(declared))  # the suggested line is valid Python
         (index,) = with_line.projections["names"].tables[0].indexes
         index.create(connection)
         check(connection, with_line)

@@ -104,7 +104,7 @@ async def test_an_import_is_resumed_after_its_server_was_killed(replicas: int) -
             struck = servers if isinstance(servers, NatsServer) else servers.stream_leader(name)
             assert struck is not None
             before = await asyncio.to_thread(logs.records_of, Endpoint(tuple(urls)), name)
-            # A run that was not killed stored all; the servers are killed under later ones while they compare.
+            # A run that was not killed stored all events; the servers are killed during the comparison of later runs.
             assert len(before) > stored or stored == COUNT, "the last run had stored some more"
             stored = len(before)
             await asyncio.to_thread(struck.kill)

@@ -97,16 +97,17 @@ async def test_racing_transactions_lose_no_money(app: App, jet: Jet, eventjet_na
         await accounts.execute(name, Account.open, name)
         await accounts.execute(name, Account.deposit, Decimal(100))
 
-    async def move(there: Jet, number: int) -> None:
-        mine = there.repository(Account)
+    async def move(connection: Jet, number: int) -> None:
+        transfers = connection.repository(Account)
         source, target = names[number % 4], names[(number * 3 + 1) % 4]
         if source != target:
-            await there.transact(
-                mine.decide(source, Account.withdraw, Decimal(1)), mine.decide(target, Account.deposit, Decimal(1))
+            await connection.transact(
+                transfers.decide(source, Account.withdraw, Decimal(1)),
+                transfers.decide(target, Account.deposit, Decimal(1)),
             )
 
     async with app.connect(servers=eventjet_nats.url) as other:
-        await asyncio.gather(*(move(there, number) for number in range(12) for there in (jet, other)))
+        await asyncio.gather(*(move(connection, number) for number in range(12) for connection in (jet, other)))
     balances = [(await accounts.load(name)).balance for name in names]
     assert sum(balances) == Decimal(400)
 
@@ -131,7 +132,7 @@ async def test_an_import_is_resumed_without_lost_or_duplicate_events(jet: Jet) -
     assert (await jet.log()).last == 2_500
 
 
-async def test_an_import_goes_on_beside_live_commands(jet: Jet) -> None:
+async def test_an_import_runs_beside_live_commands(jet: Jet) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("live", Account.open, "ada")
     stop = asyncio.Event()
@@ -243,19 +244,19 @@ async def test_a_snapshot_shortens_replay_and_an_invalid_snapshot_is_ignored(
 
     async def loaded() -> tuple[Decimal, int]:
         async with app.connect(servers=eventjet_nats.url) as other:
-            asked: list[int] = []
+            positions: list[int] = []
             store = other.store
             pages = store.pages
 
             def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-                asked.append(after)
+                positions.append(after)
                 return pages(aggregate, aggregate_id, after=after)
 
             store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
             if other._repositories._snapshots is not None:  # pyright: ignore[reportPrivateUsage]
                 await other._repositories._snapshots._queue.join()  # pyright: ignore[reportPrivateUsage]
-            return state.balance, asked[0] if asked else -1
+            return state.balance, positions[0] if positions else -1
 
     balance, after = await loaded()
     assert balance == Decimal(400)

@@ -278,7 +278,7 @@ async def test_a_lake_continues_with_a_promoted_mirror_up_to_the_mirrors_end(
     log = lake_log(nats, 20)
     await synced(log, tmp_path, table_format, to=15)
     log.promote(20)
-    for _ in range(2):  # the second time the table is beyond the mirror's end, with the new log's events
+    for _ in range(2):  # at the second sync the table is already beyond the mirror's end
         fill(log, 5)
         await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 31))

@@ -284,7 +284,7 @@ def test_a_narrower_number_is_refused_since_deltas_merge_keeps_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("table_format", "placed", "words"),
+    ("table_format", "placed", "messages"),
     [
         (
             "delta",
@@ -305,7 +305,7 @@ def test_a_narrower_number_is_refused_since_deltas_merge_keeps_it(tmp_path: Path
     ],
 )
 async def test_other_changes_are_refused_with_the_way_out(
-    nats: NatsServer, tmp_path: Path, table_format: str, placed: Any, words: list[str]
+    nats: NatsServer, tmp_path: Path, table_format: str, placed: Any, messages: list[str]
 ) -> None:
     log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
@@ -314,7 +314,7 @@ async def test_other_changes_are_refused_with_the_way_out(
     with pytest.raises(LakeRefused) as refused:
         await sync(later, str(tmp_path), log.settings, table_format=table_format)
     assert refused.value.table == "order_placed"
-    for expected in [*words, f"{'delete the folder' if table_format == 'delta' else 'drop the table'} "]:
+    for expected in [*messages, f"{'delete the folder' if table_format == 'delta' else 'drop the table'} "]:
         assert expected in str(refused.value)
     # Nothing was written, also not to other tables.
     assert positions_of(tmp_path, "events", table_format) == [1, 2]

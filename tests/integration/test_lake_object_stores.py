@@ -164,7 +164,7 @@ async def test_a_fault_of_the_store_is_reported_with_its_cause(
         monkeypatch.setenv(name, value)
     for work in (sync, status, verify):
         if table_format == "iceberg" and work is not sync:
-            continue  # without a table, only the catalog is asked
+            continue  # without a table, only the catalog is read
         with pytest.raises(LakeRefused) as refused:
             await work(log, url, log.settings, **options(table_format))
         text = str(refused.value)

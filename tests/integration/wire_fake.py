@@ -17,7 +17,7 @@ INFO = b'INFO {"server_id":"fake","version":"2.15.1","headers":true,"max_payload
 
 
 class FakeServer:
-    """Accepts one connection after the other and hands each to `script`, in a thread."""
+    """Accepts connections one after another, and runs `script` with each in a thread."""
 
     def __init__(self, script: Callable[[socket.socket], None]) -> None:
         self._script = script
@@ -63,7 +63,7 @@ def greet(conversation: socket.socket) -> None:
 
 
 def jetstream(on_pull: Callable[[bytes, int], bytes]) -> Callable[[socket.socket], None]:
-    """A script that grants every request and answers the n-th pull of a consumer with `on_pull(consumer, n)`."""
+    """Return a script that grants every request and answers a consumer's n-th pull with `on_pull(consumer, n)`."""
 
     def script(conversation: socket.socket) -> None:
         greet(conversation)

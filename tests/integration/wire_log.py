@@ -23,7 +23,7 @@ def make_log(endpoint: Endpoint, bodies: Iterable[bytes] = (), **config: object)
 
 
 def append(endpoint: Endpoint, name: str, bodies: Iterable[bytes]) -> int:
-    """Store one event a body, on ten subjects in turn; returns the last position."""
+    """Store an event for each body, on ten subjects in turn; return the last position."""
     numbered = enumerate(bodies, 1)
     records = ((f"account.{number % 10}", logs.block(version=number), body) for number, body in numbered)
     return logs.append(endpoint, name, records)
