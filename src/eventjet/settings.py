@@ -174,7 +174,7 @@ def dev_hint(name: str, value: object) -> str:
     variable = _PREFIX + name.upper()
     if value != getattr(Settings(), name) or os.environ.get(variable) or not Path(".eventjet", "env").is_file():
         return ""
-    return f"{variable} is not set; `eventjet dev` runs here: `. .eventjet/env`."
+    return f"{variable} is not set. While `eventjet dev` runs here, set it by `. .eventjet/env`."
 
 
 def is_domain(read_from: Sequence[str]) -> bool:

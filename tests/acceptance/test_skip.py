@@ -53,3 +53,20 @@ def test_an_event_of_a_renamed_aggregate_is_not_skipped(bank: Program) -> None:
     assert bank("skip", str(stray), "--reason", "a stray answer", "--yes").status == 0
     file.write_text(file.read_text().replace('@aggregate("konto")', '@aggregate("account")'))
     assert [event.get("void") for event in json.loads(bank("history", "account", "a-1", "--json").out)].count(None) == 2
+
+
+def test_an_event_that_only_this_release_refuses_is_skipped_with_a_warning(bank: Program) -> None:
+    bank("init")
+    position = Bank(bank).deposit("a-1", 1)
+    file = bank.folder / "bank.py"
+    file.write_text(
+        file.read_text().replace("class Deposited:\n    amount: Decimal", "class Deposited:\n    amount: bool")
+    )
+    history = bank("history", "account", "a-1")
+    assert "unreadable" in history.out
+    refused = bank("skip", str(position), "--reason", "it stops a projection")
+    assert refused.status == 2
+    for part in ("a release of this app recorded", "made decisions and rows from it", "Nothing was recorded"):
+        assert part in " ".join(refused.err.split())
+    stray = append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [("account.a-2", b"", b"+ACK")])
+    assert "recorded" not in bank("skip", str(stray), "--reason", "a stray answer", "--yes").err

@@ -1,4 +1,4 @@
-"""What the tests of SQL by hand share: three tables that hang together, their handlers, and a plain loop."""
+"""Helpers for the tests of SQL projections: three related tables, their handlers, and the expected rows."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def _keep(event: Recorded[Any], connection: AsyncConnection, amount: Decim
 
 
 async def _count(connection: AsyncConnection, name: str) -> None:
-    """Not idempotent: an event taken twice, or not at all, shows."""
+    """Count an event; the count shows an event that is handled twice or not at all."""
     own = totals_table.c.name == name
     done = await connection.execute(update(totals_table).where(own).values(n=totals_table.c.n + 1))
     if not done.rowcount:
@@ -113,11 +113,11 @@ async def _count(connection: AsyncConnection, name: str) -> None:
 
 
 def resolved(declared: SqlProjection) -> ResolvedSql:
-    """As an `App` resolves it."""
-    found = resolve_sql(declared, CATALOG)
-    for table in found.tables:
+    """Resolve a declaration as an `App` does."""
+    resolution = resolve_sql(declared, CATALOG)
+    for table in resolution.tables:
         make_readable(table)
-    return found
+    return resolution
 
 
 LEDGER = resolved(ledger)
@@ -126,26 +126,26 @@ TableRows = dict[str, list[tuple[Any, ...]]]
 
 
 def expected(events: Iterable[Recorded[Any]]) -> TableRows:
-    """What the tables must hold, by the plainest loop; `lines` without the ids that the database gave."""
+    """Return the expected rows, by a plain loop; `lines` without the ids that the database gave."""
     accounts: dict[str, list[Any]] = {}
     lines: list[tuple[int, str, Decimal]] = []
     totals: dict[str, int] = {}
-    for one in events:
-        own = one.aggregate_id
-        if not isinstance(one.data, Opened | Added | Closed):
+    for event in events:
+        account_id = event.aggregate_id
+        if not isinstance(event.data, Opened | Added | Closed):
             continue
-        name = type(one.data).__name__.lower()
+        name = type(event.data).__name__.lower()
         totals[name] = totals.get(name, 0) + 1
-        if isinstance(one.data, Closed):
-            accounts.pop(own, None)
-            lines = [line for line in lines if line[1] != own]
+        if isinstance(event.data, Closed):
+            accounts.pop(account_id, None)
+            lines = [line for line in lines if line[1] != account_id]
             continue
-        amount = one.data.amount if isinstance(one.data, Added) else Decimal(0)
-        _, owner, before, _, notes = accounts.get(own, [own, None, Decimal(0), None, []])
-        owner = one.data.owner if isinstance(one.data, Opened) else owner
-        accounts[own] = [own, owner, before + amount, one.recorded_at, [*notes, one.position][-3:]]
-        if isinstance(one.data, Added):
-            lines.append((one.position, own, amount))
+        amount = event.data.amount if isinstance(event.data, Added) else Decimal(0)
+        _, owner, before, _, notes = accounts.get(account_id, [account_id, None, Decimal(0), None, []])
+        owner = event.data.owner if isinstance(event.data, Opened) else owner
+        accounts[account_id] = [account_id, owner, before + amount, event.recorded_at, [*notes, event.position][-3:]]
+        if isinstance(event.data, Added):
+            lines.append((event.position, account_id, amount))
     return {
         "accounts": sorted(tuple(row) for row in accounts.values()),
         "lines": lines,
@@ -154,23 +154,23 @@ def expected(events: Iterable[Recorded[Any]]) -> TableRows:
 
 
 def table_rows(where: Database, *, tables: Sequence[Table] = (accounts_table, lines_table, totals_table)) -> TableRows:
-    """The rows as an application's own select gives them, without the ids that the database gave."""
+    """Return the rows that an application's select gives, without the ids that the database gave."""
     engine = where.sync_engine()
-    made: TableRows = {}
+    rows: TableRows = {}
     with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
         for table in tables:
             columns = [column for column in table.columns if column.name != "id"]
-            made[table.name] = sorted(tuple(row) for row in connection.execute(select(*columns)))
+            rows[table.name] = sorted(tuple(row) for row in connection.execute(select(*columns)))
     engine.dispose()
-    return made
+    return rows
 
 
 def bound_with(*handlers: Any, tables: Sequence[Table] = ledger.tables, name: str = "ledger") -> ResolvedSql:
-    """The same tables with other handlers; those of `ledger` take the events that these do not."""
-    made = SqlProjection(name, tables=tables)
-    for one in handlers:
-        made.handler(one)
-    return resolved(made)
+    """Return a projection with the tables of `ledger` and these handlers."""
+    projection = SqlProjection(name, tables=tables)
+    for handler in handlers:
+        projection.handler(handler)
+    return resolved(projection)
 
 
 kinds_table = Table(
@@ -194,7 +194,7 @@ QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
 
 def log_of(nats: NatsServer, database: str, resolved: ResolvedSql = LEDGER) -> Ledger:
-    """A new log, and a database with the tables."""
+    """Return a new log, and create the tables in the database."""
     database_with(database, resolved)
     log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": resolved})
     log.create()
@@ -202,5 +202,5 @@ def log_of(nats: NatsServer, database: str, resolved: ResolvedSql = LEDGER) -> L
 
 
 def changed(log: Ledger, resolved: ResolvedSql) -> Ledger:
-    """The same log, with other handlers."""
+    """Return the same log with other handlers."""
     return Ledger(log.settings, log.name, projections={"ledger": resolved})

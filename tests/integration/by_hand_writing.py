@@ -1,4 +1,4 @@
-"""Handlers of the ledger by hand, one of them of many events; what they must come to, and a log for them."""
+"""Handlers of an SQL projection that only write, with the rows they must give and a log for them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
 
 
 async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
-    """The same as `added_all`, of one event."""
+    """Handle a single event as `added_all` does."""
     await added_all([event], connection)
 
 
 async def added_all(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
-    """Two statements, however many events there are."""
-    lines = [{"position": one.position, "account_id": one.aggregate_id, "amount": one.data.amount} for one in events]
+    """Handle a batch of events with two statements."""
+    lines = [
+        {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount} for event in events
+    ]
     await connection.execute(INSERT_LINE, lines)
-    await connection.execute(TOUCH, [{"own": one.aggregate_id, "seen_at": one.recorded_at} for one in events])
+    await connection.execute(TOUCH, [{"own": event.aggregate_id, "seen_at": event.recorded_at} for event in events])
 
 
 async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
@@ -67,27 +69,27 @@ def rows(log: Ledger) -> Any:
 
 
 def written(events: list[Recorded[Any]]) -> Any:
-    """What these handlers must come to."""
+    """Return the rows that these handlers must give."""
     accounts: dict[str, tuple[Any, ...]] = {}
     lines: list[tuple[int, str, Decimal]] = []
-    for one in events:
-        own = one.aggregate_id
-        match one.data:
+    for event in events:
+        account_id = event.aggregate_id
+        match event.data:
             case Opened(owner=owner):
-                accounts[own] = (own, owner, Decimal(0), one.recorded_at, [])
+                accounts[account_id] = (account_id, owner, Decimal(0), event.recorded_at, [])
             case Added(amount=amount):
-                lines.append((one.position, own, amount))
-                accounts[own] = (*accounts[own][:3], one.recorded_at, [])
+                lines.append((event.position, account_id, amount))
+                accounts[account_id] = (*accounts[account_id][:3], event.recorded_at, [])
             case Closed():
-                lines = [line for line in lines if line[1] != own]
-                accounts.pop(own, None)
+                lines = [line for line in lines if line[1] != account_id]
+                accounts.pop(account_id, None)
             case _:
                 pass
     return {"accounts": sorted(accounts.values()), "lines": lines, "totals": []}
 
 
 def writes(accounts: int, times: int) -> list[tuple[str, Any]]:
-    """Opened, added to in turns, and every third one closed and opened again."""
+    """Return events that open accounts and add to them in turn; each third account is closed and reopened."""
     log: list[tuple[str, Any]] = [(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(accounts)]
     for turn in range(times):
         for number in range(accounts):

@@ -51,7 +51,7 @@ def spark(mounted: Path) -> Started:
 
 @pytest.fixture
 def book(nats: NatsServer, database: str, tmp_path: Path) -> Book:
-    """The app of `rebuild_log` without a log, and a database of each kind."""
+    """Return the app of `rebuild_log` without a log, with a database of each kind."""
     return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
 
 
@@ -62,7 +62,7 @@ def postgres_book(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> B
 
 @pytest.fixture
 def ledger(nats: NatsServer, database: str) -> Ledger:
-    """The app of `projecting` over an empty log, with its tables."""
+    """Return the app of `projecting` over an empty log, with its tables."""
     database_with(database, BALANCES, MOVEMENTS)
     ledger = Ledger(Settings(servers=(nats.url,), database=database))
     ledger.create()
@@ -71,7 +71,7 @@ def ledger(nats: NatsServer, database: str) -> Ledger:
 
 @pytest.fixture
 def log(nats: NatsServer, database: str) -> Ledger:
-    """The app of `by_hand` over an empty log, with its tables."""
+    """Return the app of `by_hand` over an empty log, with its tables."""
     return log_of(nats, database)
 
 

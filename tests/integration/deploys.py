@@ -84,7 +84,7 @@ NEWER_CATALOG = Catalog([Opened, NewerAdded, Closed, Noted], [to_currency])
 
 
 def changed(row: NewerBalance | None, event: Recorded[Any]) -> NewerBalance | None:
-    """Counts from a thousand, shouts the owner, and keeps cents."""
+    """Count from a thousand, write the owner in capitals, and keep cents."""
     row = row or NewerBalance(event.aggregate_id)
     row = replace(row, events=row.events + 1, last=event.position)
     match event.data:
@@ -124,7 +124,7 @@ DEPLOYS: dict[str, tuple[Catalog, tuple[ResolvedProjection, ...]]] = {
 
 
 def as_before(row: Any, event: Recorded[Any]) -> Any:
-    """The fold of revision 1, over events in whichever schema."""
+    """Fold as revision 1 does, over events of both schemas."""
     data = event.data
     return balances(row, replace(event, data=Added(amount=data.amount)) if isinstance(data, NewerAdded) else event)
 
@@ -133,20 +133,25 @@ FOLDS: dict[int, Callable[[Any, Recorded[Any]], Any]] = {1: as_before, 2: change
 
 
 def deployed(deploy: str, settings: Settings, name: str) -> Ledger:
-    """The app as one deploy knows it."""
+    """Return the app as this deploy declares it."""
     catalog, resolved = DEPLOYS[deploy]
-    return Ledger(settings, name=name, catalog=catalog, projections={one.name: one for one in resolved})
+    return Ledger(
+        settings,
+        name=name,
+        catalog=catalog,
+        projections={resolved_projection.name: resolved_projection for resolved_projection in resolved},
+    )
 
 
 class Worker(ForkedWorker):
-    """A worker process of one deploy."""
+    """A worker process of a deploy."""
 
     def __init__(self, deploy: str, ledger: Ledger, **more: str) -> None:
         place = (deploy, ledger.settings.servers[0], ledger.settings.database, ledger.name)
         super().__init__("tests.integration.deploys", place, **more)
 
     def drain(self) -> str:
-        """End it with SIGTERM; what it logged."""
+        """End the process with SIGTERM; return what it logged."""
         self.process.send_signal(signal.SIGTERM)
         logged = self.ended()
         assert self.process.returncode == 0, logged

@@ -1,4 +1,4 @@
-"""An import in a process of its own: `python -m tests.integration.importing APP SERVERS COUNT`."""
+"""`python -m tests.integration.importing APP SERVERS COUNT` imports in another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def app_named(name: str) -> App:
 
 
 def events(count: int) -> Iterator[Imported]:
-    """Openings, and deposits in turn to a few busy accounts and to all."""
+    """Return openings, then deposits in turn to a few busy accounts and to all accounts."""
     for number in range(count):
         if number < ACCOUNTS:
             yield Imported(Account, f"a-{number}", Opened(owner="x"))
@@ -29,14 +29,14 @@ def events(count: int) -> Iterator[Imported]:
             yield Imported(Account, f"a-{account}", Deposited(amount=Decimal(number)))
 
 
-def told(done: int) -> None:
+def report_progress(done: int) -> None:
     sys.stdout.write(f"{done}\n")
     sys.stdout.flush()
 
 
 async def main(name: str, servers: str, count: int) -> None:
     async with app_named(name).connect(servers=servers.split(",")) as jet:
-        await jet.append_many(events(count), source=SOURCE, progress=told)
+        await jet.append_many(events(count), source=SOURCE, progress=report_progress)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An app whose rows are keyed by times, decimals and enums, and are classes that declare their tables."""
+"""An app whose row classes declare their tables and have times, decimals and enums as keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventjet import App, Key, Recorded, aggregate, entries, event, projection
 
 
 class Kind(Enum):
-    """Declared in another order than the alphabet's; both members print alike."""
+    """An enum that is not declared in alphabetical order, and whose members print alike."""
 
     van = "b"
     car = "a"
@@ -68,7 +68,7 @@ def slots(row: Slot | None, event: Recorded[Booked]) -> Slot:
 
 
 class ByKind(BaseModel):
-    """A native enum of PostgreSQL in the key, which it sorts in the order of its declaration."""
+    """A native enum of PostgreSQL in the key; PostgreSQL sorts it in the order of declaration."""
 
     model_config = ConfigDict(frozen=True)
     kind: Annotated[Key[Kind], EnumType(Kind, name="vehicle_kind")]

@@ -1,4 +1,4 @@
-"""What the tests of lakes share: a log of events with all kinds of fields, and its tables read by other programs."""
+"""Helpers for the tests of lakes: a log with all kinds of fields, and tables read by other programs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CATALOG = Catalog([Placed, Paid, Known], [paid_by_somebody])
 
 
 def lake_log(nats: NatsServer, events: int = 0, catalog: Catalog = CATALOG) -> Ledger:
-    """A log of its own, with an identity, and so many events."""
+    """Return a new log with an identity and this number of events."""
     log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=catalog, projections={})
     log.create()
     if events:
@@ -92,13 +92,13 @@ def fill(log: Ledger, count: int) -> int:
 
 
 def archive_of(log: Ledger, folder: Path) -> str:
-    """An archive of the whole log; its URL."""
+    """Archive the whole log; return the URL of the archive."""
     identity = ask_once(log.endpoint, stream_info(log.name)).metadata[IDENTITY]
     return seal(folder, logs.records_of(log.endpoint, log.name), identity, name=log.name)
 
 
 def some_event(chance: random.Random) -> Any:
-    """An event of any of the types."""
+    """Return a random event of any type."""
     cents = Decimal(chance.randrange(1, 100_000)) / 100
     match chance.randrange(4):
         case 0:
@@ -121,7 +121,7 @@ def some_event(chance: random.Random) -> Any:
 
 
 def arrow_of(url: Path, name: str, table_format: str) -> Any:
-    """A table as somebody without eventjet opens it, in Arrow."""
+    """Read a table into Arrow without eventjet."""
     if table_format == "delta":
         from deltalake import DeltaTable
 
@@ -130,7 +130,7 @@ def arrow_of(url: Path, name: str, table_format: str) -> Any:
 
 
 def iceberg_of(url: Path, name: str) -> Any:
-    """An Iceberg table out of the lake's own catalog, whatever its namespace is."""
+    """Return an Iceberg table from the lake's own catalog, in any namespace."""
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("eventjet", type="sql", uri=f"sqlite:///{url}/catalog.db", warehouse=f"file://{url}")
@@ -140,5 +140,5 @@ def iceberg_of(url: Path, name: str) -> Any:
 
 
 def positions_of(url: Path, name: str, table_format: str) -> list[int]:
-    found: list[int] = arrow_of(url, name, table_format).column("position").to_pylist()
-    return sorted(found)
+    positions: list[int] = arrow_of(url, name, table_format).column("position").to_pylist()
+    return sorted(positions)

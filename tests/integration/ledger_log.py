@@ -1,4 +1,4 @@
-"""Logs of ledger events for the tests of workers, and waiting with a bound."""
+"""Logs of ledger events for the tests of workers, and a bounded wait."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tables import execute
 
 @dataclass
 class Ledger:
-    """An app with its log: as much of one as workers need."""
+    """An app and its log, with the attributes that workers need."""
 
     settings: Settings
     name: str = field(default_factory=fresh_name)
@@ -70,7 +70,7 @@ class Ledger:
         return Database(self.settings.database)
 
     def create(self, identity: str | None = None) -> None:
-        """Its stream, with an identity."""
+        """Create the stream, with an identity."""
         logs.create(self.endpoint, self.name, metadata={IDENTITY: identity or str(uuid4())})
 
     def delete(self) -> None:
@@ -95,7 +95,8 @@ class Ledger:
         """Store (aggregate id, event) pairs; returns the last position."""
         encoded = ((aggregate_id, self.catalog.encode(data)) for aggregate_id, data in events)
         return self.append_raw(
-            (aggregate_id, block(one.type_name, one.schema), one.body) for aggregate_id, one in encoded
+            (aggregate_id, block(encoded_event.type_name, encoded_event.schema), encoded_event.body)
+            for aggregate_id, encoded_event in encoded
         )
 
     def append_raw(self, records: Iterable[tuple[str, bytes, bytes]]) -> int:
@@ -104,26 +105,26 @@ class Ledger:
         return logs.append(self.endpoint, self.name, subjects)
 
     def recorded(self, last: int) -> list[Recorded[Any]]:
-        """The log up to a position, as events."""
+        """Return the events of the log up to a position."""
         decode = Decoder(self.catalog)
-        found = [decode(record) for batch in read_range(self.endpoint, self.name, 1, last + 1) for record in batch]
-        return [one for one in found if one is not None]
+        events = [decode(record) for batch in read_range(self.endpoint, self.name, 1, last + 1) for record in batch]
+        return [event for event in events if event is not None]
 
     def init(self) -> list[str]:
-        """The tables, as `eventjet init` makes them; what it made."""
+        """Create the tables as `eventjet init` does; return the names of new tables."""
         return create_tables(self.where.sync_engine(), self.projections.values())
 
     def execute(self, *statements: str) -> list[Any]:
-        """Statements in one transaction on the database; the rows of the last one."""
+        """Execute statements in a transaction on the database; return the rows of the last statement."""
         return execute(self.settings.database, *statements)
 
     async def status(self, name: str | None = None) -> WorkStatus:
-        """Of a projection, the first one unless it is named."""
+        """Return the status of a projection, by default of the first."""
         wanted = name or next(iter(self.projections))
-        return next(one for one in await status(self, self.settings) if one.name == wanted)
+        return next(shown for shown in await status(self, self.settings) if shown.name == wanted)
 
     async def failed(self) -> WorkStatus:
-        """The status of the first projection, once it has failed."""
+        """Wait until the first projection has failed, and return its status."""
 
         async def is_failed() -> bool:
             return (await self.status()).state == "failed"
@@ -138,9 +139,9 @@ class Ledger:
     async def working(
         self, *names: str, options: WorkerOptions | None = None, http: tuple[str, int] | None = None
     ) -> AsyncGenerator[None]:
-        """A worker in this process, ready, and drained at the end.
+        """Run a worker in this process, yield once it is ready, and drain it at the end.
 
-        On a loop of its own: a test that waits for the database's lock must not keep the worker from giving it back.
+        It has its own event loop: a test that waits for a database lock must not keep the worker from releasing it.
         """
         stop, ready = asyncio.Event(), threading.Event()
         loops: list[asyncio.AbstractEventLoop] = []
@@ -167,7 +168,7 @@ class Ledger:
 def history(count: int, accounts: int = 50, seed: int = 7) -> list[tuple[str, Any]]:
     """Random (aggregate id, event) pairs: accounts are opened, added to, closed, and opened again."""
     chance = random.Random(seed)
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for number in range(count):
         kind = chance.random()
         data: Any = Added(amount=Decimal(chance.randrange(-10_000, 10_000)) / 100)
@@ -177,14 +178,14 @@ def history(count: int, accounts: int = 50, seed: int = 7) -> list[tuple[str, An
             data = Closed()
         elif kind < 0.2:
             data = Noted(text="x" * chance.randrange(50))
-        found.append((f"a-{chance.randrange(accounts)}", data))
-    return found
+        pairs.append((f"a-{chance.randrange(accounts)}", data))
+    return pairs
 
 
-async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 90) -> float:
-    """Wait until it holds; returns the seconds it took."""
+async def eventually(condition: Callable[[], Awaitable[bool]], expected: str, timeout_s: float = 90) -> float:
+    """Wait until the condition holds; return the seconds it took."""
     started = time.monotonic()
-    while not await found():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {what}"
+    while not await condition():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {expected}"
         await asyncio.sleep(0.02)
     return time.monotonic() - started

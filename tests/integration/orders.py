@@ -1,4 +1,4 @@
-"""An app whose read models are keyed by what only the history of an order knows."""
+"""An app whose read models have keys from the state of an order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reassigned:
 
 @event("order.noted")
 class Noted:
-    """An event that no projection takes."""
+    """An event that no projection handles."""
 
     text: str
 
@@ -99,7 +99,7 @@ class Payment:
 @event("complaint.filed")
 class Filed:
     order: str | None
-    """The id of an order, which need not be there."""
+    """The id of an order, which may not exist."""
 
 
 @aggregate("complaint")
@@ -235,32 +235,32 @@ NAMES = list(orders.projections)
 
 
 def history(seed: int, count: int, ids: int = 20) -> list[tuple[str, OrderEvent | Paid | Filed]]:
-    """Return (aggregate id, event) pairs in the order of a log; orders change hands, are lost and found again."""
+    """Return (aggregate id, event) pairs in the order of a log; orders change and lose their customers."""
     chance = random.Random(seed)
     known: dict[str, str | None] = {}
     pairs: list[tuple[str, OrderEvent | Paid | Filed]] = []
     while len(pairs) < count:
         name = f"o {chance.randrange(ids)}"
         customer = f"c{chance.randrange(4)}"
-        made: OrderEvent | Paid | Filed
+        event: OrderEvent | Paid | Filed
         match chance.randrange(9) if name in known else 0:
             case 0 if name not in known:
-                made, known[name] = Placed(customer=customer, ref=name), customer
+                event, known[name] = Placed(customer=customer, ref=name), customer
             case 0 | 1 | 2:
-                made = Added(amount=chance.randrange(100), tag=chance.choice(["", "red", "blue"]))
+                event = Added(amount=chance.randrange(100), tag=chance.choice(["", "red", "blue"]))
             case 3 | 4:
                 target = chance.choice([customer, customer, None])
-                made, known[name] = Reassigned(customer=target), target
+                event, known[name] = Reassigned(customer=target), target
             case 5:
-                made = Noted(text="x")
+                event = Noted(text="x")
             case 6:
-                made = Closed()
+                event = Closed()
             case 7:
                 complaint = f"t {chance.randrange(6)}"
-                name, made = complaint, Filed(order=chance.choice([name, f"o {chance.randrange(ids)}", None]))
+                name, event = complaint, Filed(order=chance.choice([name, f"o {chance.randrange(ids)}", None]))
             case _:
-                name, made = f"p {len(pairs)}", Paid(customer=customer, amount=chance.randrange(50))
-        pairs.append((name, made))
+                name, event = f"p {len(pairs)}", Paid(customer=customer, amount=chance.randrange(50))
+        pairs.append((name, event))
     return pairs
 
 
@@ -277,14 +277,14 @@ def append(settings: Settings, pairs: Iterable[tuple[str, Any]], name: str = "or
 
 
 def rows_of(database: str, names: Iterable[str] = ()) -> dict[str, set[Any]]:
-    """Return the rows of every table of these projections, by default of all, of the tables with states, too."""
+    """Return the rows of all tables, also with states, of these projections or of all projections."""
     with reading(database) as connection:
         tables = [table for name in names or NAMES for table in orders.projections[name].tables]
         return {table.name: set(map(tuple, connection.execute(select(table)))) for table in tables}
 
 
 def expected(pairs: Iterable[tuple[str, OrderEvent | Paid | Filed]]) -> dict[str, dict[Any, Any]]:
-    """Return the rows by key, made without eventjet: a state for each order, and what each event does to the tables."""
+    """Return the expected rows by key, computed without eventjet."""
     states: dict[str, Order] = {}
     rows: dict[str, dict[Any, Any]] = {name: {} for name in NAMES}
     for name, data in pairs:

@@ -1,4 +1,4 @@
-"""A pooler of PostgreSQL's protocol: it drops the `options` of its clients, as PgBouncer does where it is told to."""
+"""A PostgreSQL pooler that ignores the startup `options` of its clients, as PgBouncer can be configured to do."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _STARTUP = 196608
 
 @dataclass
 class Pooler:
-    """Listens on 127.0.0.1. `by_transaction` gives each transaction the session that rested longest, or the last one
-    used; otherwise a connection keeps its session."""
+    """Listens on 127.0.0.1. With `by_transaction` each transaction gets the longest idle session, or the last used with
+    `lifo`; otherwise a connection keeps its session."""
 
     url: str
-    """Of the server, as SQLAlchemy writes it."""
+    """The URL of the server, as SQLAlchemy writes it."""
     by_transaction: bool
     lifo: bool = False
     sessions_max: int = 20
-    asked_for: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    """What clients wrote into their first message."""
+    startup_parameters: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """The parameters of each client's startup message."""
     _idle: list[socket.socket] = field(default_factory=list[socket.socket])
-    _made: int = 0
+    _open_sessions: int = 0
     _turn: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
     def listening(self) -> Iterator[str]:
-        """The URL to connect to instead."""
+        """Start the pooler, and yield its URL."""
         with ExitStack() as stack, closing(socket.create_server(("127.0.0.1", 0))) as server:
             threading.Thread(target=self._accept, args=(server, stack), daemon=True).start()
             yield make_url(self.url).set(port=server.getsockname()[1]).render_as_string(hide_password=False)
@@ -63,10 +63,10 @@ class Pooler:
                     self._give(session)
                     session = None
         if session is not None:
-            # What it was in the midst of is undone, and its settings go, as `server_reset_query = DISCARD ALL` has it.
+            # The open transaction is rolled back and settings are lost, as with `server_reset_query = DISCARD ALL`.
             session.close()
             with self._turn:
-                self._made -= 1
+                self._open_sessions -= 1
                 self._turn.notify()
 
     def _greet(self, client: socket.socket, number: int) -> None:
@@ -77,21 +77,21 @@ class Pooler:
                 break
             client.sendall(b"N")  # neither TLS nor GSS
         words = body[4:].decode().rstrip("\0").split("\0")
-        self.asked_for.append(dict(zip(words[::2], words[1::2], strict=False)))
-        told = {"server_version": "18.0", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
-        told |= {"integer_datetimes": "on", "DateStyle": "ISO, MDY", "TimeZone": "UTC"}
+        self.startup_parameters.append(dict(zip(words[::2], words[1::2], strict=False)))
+        parameters = {"server_version": "18.0", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
+        parameters |= {"integer_datetimes": "on", "DateStyle": "ISO, MDY", "TimeZone": "UTC"}
         client.sendall(_message(b"R", struct.pack("!i", 0)))
-        for name, value in told.items():
+        for name, value in parameters.items():
             client.sendall(_message(b"S", f"{name}\0{value}\0".encode()))
         client.sendall(_message(b"K", struct.pack("!ii", number, number)) + _message(b"Z", b"I"))
 
     def _take(self, stack: ExitStack) -> socket.socket:
         with self._turn:
-            while not self._idle and self._made >= self.sessions_max:
+            while not self._idle and self._open_sessions >= self.sessions_max:
                 self._turn.wait()
-            if self._idle and (self.lifo or self._made > 1):
+            if self._idle and (self.lifo or self._open_sessions > 1):
                 return self._idle.pop(-1 if self.lifo else 0)
-            self._made += 1
+            self._open_sessions += 1
         connection = psycopg.connect(self.url.replace("+psycopg", "", 1), autocommit=True)
         stack.callback(connection.close)
         return stack.enter_context(closing(socket.socket(fileno=os.dup(connection.pgconn.socket))))
@@ -103,7 +103,7 @@ class Pooler:
 
 
 def _relay(client: socket.socket, session: socket.socket) -> None:
-    """Both ways, until the server says that no transaction is open."""
+    """Relay both ways until the server reports that no transaction is open."""
     session.setblocking(True)
     waiting = b""
     while True:
@@ -118,7 +118,7 @@ def _relay(client: socket.socket, session: socket.socket) -> None:
             while len(waiting) > 5 and len(waiting) > (size := struct.unpack("!i", waiting[1:5])[0]):
                 status = waiting[5:6] if waiting[:1] == b"Z" else b""
                 waiting = waiting[size + 1 :]
-            if not waiting and status == b"I":  # what the client has sent since is the beginning of another one
+            if not waiting and status == b"I":  # later bytes of the client begin another transaction
                 return
 
 

@@ -1,4 +1,4 @@
-"""What the tests of writers and workers share: a small ledger of events, its projections, and two databases."""
+"""Helpers for the tests of writers and workers: a ledger of events, its projections, and two databases."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
-    """A recorded event, as the log would tell it."""
+    """Return a recorded event, as the log would give it."""
     return Recorded(
         data, aggregate_id, position, position, START + timedelta(seconds=position), f"id-{position}", "ledger"
     )
 
 
 def database_with(database: str, *resolved: AnyResolved) -> Database:
-    """The database with all its tables."""
+    """Create the tables of these projections, and return the database."""
     where = Database(database)
     engine = where.sync_engine()
     try:
@@ -124,16 +124,16 @@ def database_with(database: str, *resolved: AnyResolved) -> Database:
 
 
 def rows_of(connection: Connection, resolved: ResolvedProjection) -> list[Any]:
-    """All rows of a read model, read as an application reads them, by key."""
+    """Return all rows of a read model by key, as an application reads them."""
     table = located(resolved.table, DECLARED, dialect_of(connection))
     query = select(table).order_by(*table.primary_key.columns)
     return [resolved.row_type(*row) for row in connection.execute(query)]
 
 
 def folded(events: Iterable[Recorded[Any]]) -> list[Balance]:
-    """What the balances must be, by the plainest loop."""
-    found: dict[str, Balance | None] = {}
-    for one in events:
-        if isinstance(one.data, Opened | Added | Closed):
-            found[one.aggregate_id] = balances(found.get(one.aggregate_id), one)
-    return sorted((row for row in found.values() if row is not None), key=lambda row: row.account_id)
+    """Return the expected balances, by a plain loop."""
+    rows: dict[str, Balance | None] = {}
+    for recorded in events:
+        if isinstance(recorded.data, Opened | Added | Closed):
+            rows[recorded.aggregate_id] = balances(rows.get(recorded.aggregate_id), recorded)
+    return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id)

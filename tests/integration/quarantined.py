@@ -1,5 +1,4 @@
-"""What the tests of the quarantine share: a projection that parks, bad events of every kind, and what must become of
-them by the plainest loop."""
+"""Helpers for the tests of the quarantine: bad events of every kind, and the expected rows."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ BAD = Decimal(666)
 
 
 class Poisoned(Exception):
-    """What the function raises for the poison."""
+    """The fold raises it for the amount `BAD`."""
 
 
 def wary(row: Balance | None, event: Recorded[Any]) -> Balance | None:
@@ -45,7 +44,7 @@ MENDED = replace(PARKING, declared=replace(PARKING.declared, fold=balances.fold)
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRow:
-    """A row of the quarantine, without times."""
+    """A row of the quarantine table, without times."""
 
     position: int
     aggregate: str
@@ -56,7 +55,7 @@ class QuarantineRow:
 
 
 def bad_records() -> dict[str, tuple[bytes, bytes]]:
-    """Kind → (headers, body) of an event that cannot be taken."""
+    """Return (headers, body) of an event that cannot be handled, by kind."""
     added = CATALOG.encode(Added(amount=Decimal(1))).body
     return {
         "poison": (block("ledger.added"), CATALOG.encode(Added(amount=BAD)).body),
@@ -79,17 +78,17 @@ def bad_records() -> dict[str, tuple[bytes, bytes]]:
 
 
 def mixed(count: int, *, every: int = 20, accounts: int = 40, seed: int = 5) -> list[tuple[str, bytes, bytes]]:
-    """Random histories with a bad event now and then, of every kind in turn."""
+    """Return random histories with a bad event after every `every` events, of each kind in turn."""
     chance = random.Random(seed)
     kinds = list(bad_records())
-    found: list[tuple[str, bytes, bytes]] = []
+    records: list[tuple[str, bytes, bytes]] = []
     for number, (aggregate_id, data) in enumerate(history(count, accounts, seed)):
         encoded = CATALOG.encode(data)
-        found.append((aggregate_id, block(encoded.type_name, encoded.schema), encoded.body))
+        records.append((aggregate_id, block(encoded.type_name, encoded.schema), encoded.body))
         if number % every == 0:
             headers, body = bad_records()[kinds[number // every % len(kinds)]]
-            found.append((f"a-{chance.randrange(accounts)}", headers, body))
-    return found
+            records.append((f"a-{chance.randrange(accounts)}", headers, body))
+    return records
 
 
 def expected(
@@ -99,12 +98,12 @@ def expected(
     *,
     dropped: Iterable[int] = (),
 ) -> tuple[list[Balance], dict[int, str]]:
-    """(rows, position → parked or blocked) by the plainest loop over the log, one event at a time."""
+    """Return the expected rows, and the resolutions by position, by a plain loop over the log."""
     decode = Decoder(CATALOG, PARKING.events)
     codec = RowCodec(PARKING.table, PARKING.row_type, POSTGRES)
     rows: dict[str, Any] = {}
-    held: set[bytes] = set()
-    kept: dict[int, str] = {}
+    blocked_subjects: set[bytes] = set()
+    resolutions: dict[int, str] = {}
     for records in read_range(ledger.endpoint, ledger.name, 1, last + 1):
         for record in records:
             position, subject = record[0], record[2]
@@ -114,15 +113,15 @@ def expected(
                 event = decode(record)
                 if event is None:
                     continue
-                if subject in held:
-                    kept[position] = "blocked"
+                if subject in blocked_subjects:
+                    resolutions[position] = "blocked"
                     continue
                 row = fold(rows.get(event.aggregate_id), event)
                 rows[event.aggregate_id] = None if row is None else codec.normalise(row)
             except (Poisoned, RowRefused, CodecError):
-                kept[position] = "blocked" if subject in held else "parked"
-                held.add(subject)
-    return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id), kept
+                resolutions[position] = "blocked" if subject in blocked_subjects else "parked"
+                blocked_subjects.add(subject)
+    return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id), resolutions
 
 
 def quarantine_rows(connection: Connection, name: str = "balances", revision: int = 1) -> list[QuarantineRow]:
@@ -134,10 +133,10 @@ def quarantine_rows(connection: Connection, name: str = "balances", revision: in
 
 
 def state_of(ledger: Ledger) -> tuple[list[Any], list[QuarantineRow]]:
-    """(live rows, quarantine)."""
+    """Return the rows of the read model and of the quarantine."""
     with reading(ledger.settings.database) as connection:
         return rows_of(connection, PARKING), quarantine_rows(connection)
 
 
-def resolutions(kept: Iterable[QuarantineRow]) -> dict[int, str]:
-    return {one.position: one.resolution for one in kept}
+def resolutions(rows: Iterable[QuarantineRow]) -> dict[int, str]:
+    return {row.position: row.resolution for row in rows}

@@ -1,4 +1,4 @@
-"""An app with a reactor whose handler tests can make fail, and workers of it in this process."""
+"""An app with a reactor whose handler can be made to fail, and its workers in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Polished:
 
 @aggregate("bell")
 class Bell:
-    """What is heard."""
+    """The aggregate whose events the reactor handles."""
 
     count: int = 0
 
@@ -55,7 +55,7 @@ class Counted:
 
 @aggregate("tower", snapshot_every=50)
 class Tower:
-    """What reactions write to."""
+    """The aggregate that reactions write to."""
 
     counted: int = 0
 
@@ -68,21 +68,21 @@ class Tower:
 
 @dataclass
 class Town:
-    """What the reactor needs: it remembers everything that reached it, and fails where it is told to."""
+    """The dependency of the reactor: it records events, and makes the handler fail on demand."""
 
     heard: list[tuple[str, int, str, int]] = field(default_factory=list[tuple[str, int, str, int]])
     """(bell, n, key, attempt)"""
     fails: Callable[[str, int, int], Exception | None] = lambda bell, n, attempt: None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     begun: set[str] = field(default_factory=set[str])
-    """Bells of which a handler has begun, and waits for the gate perhaps."""
+    """Bells whose handler has begun, and may wait for the gate."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     def order(self, bell: str) -> list[int]:
-        """What was heard of a bell, each once, in the order of its first time."""
-        return list(dict.fromkeys(n for one, n, _, _ in self.heard if one == bell))
+        """Return the distinct events of a bell, in the order of their first delivery."""
+        return list(dict.fromkeys(n for heard_bell, n, _, _ in self.heard if heard_bell == bell))
 
     @property
     def keys(self) -> Counter[str]:
@@ -90,7 +90,7 @@ class Town:
 
 
 def app_of(town: Town, *, retry: Retry | None = None, name: str | None = None, **declared: Any) -> App:
-    """A fresh app, whose stream nobody else has, or the one of this name; `declared` is what `@reactor` takes."""
+    """Return an app with a new stream or with the stream `name`; `declared` is what `@reactor` takes."""
 
     @reactor("echo", retry=retry or Retry(tries=2, first_s=0.01), **declared)
     async def echo(event: Recorded[Rung], to: Reaction[Town]) -> None:
@@ -110,7 +110,7 @@ def app_of(town: Town, *, retry: Retry | None = None, name: str | None = None, *
 
 @asynccontextmanager
 async def working(app: App, settings: Settings, options: WorkerOptions = QUICK) -> AsyncGenerator[None]:
-    """Within the block a worker of this process works on all of the app."""
+    """Run a worker for all of the app in this process, within the block."""
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.ensure_future(run_workers(app, settings, stop=stop, on_ready=ready.set, options=options))
     waiting = asyncio.ensure_future(ready.wait())
@@ -127,7 +127,7 @@ async def working(app: App, settings: Settings, options: WorkerOptions = QUICK) 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
 
     async def holds() -> bool:
         return condition()
@@ -135,15 +135,15 @@ async def until(condition: Callable[[], bool]) -> None:
     await eventually(holds)
 
 
-async def eventually(look: Callable[[], Awaitable[T]]) -> T:
-    """What a look gives as soon as that is true."""
+async def eventually(read: Callable[[], Awaitable[T]]) -> T:
+    """Wait until the result is true, and return it."""
     deadline = asyncio.get_running_loop().time() + PATIENT_S
-    while not (found := await look()):
+    while not (result := await read()):
         assert asyncio.get_running_loop().time() < deadline, "it did not come to be"
         await asyncio.sleep(0.01)
-    return found
+    return result
 
 
 async def counted(jet: Jet) -> list[tuple[str, int]]:
-    """What reactions have recorded."""
+    """Return what reactions have recorded."""
     return [(event.data.bell, event.data.n) for event in await jet.repository(Tower).history("all")]

@@ -1,4 +1,4 @@
-"""What the tests of rebuilds share: an app in a folder that is on nobody's path, its log, and its tables."""
+"""Helpers for the tests of rebuilds: an app in a folder outside of `sys.path`, its log and its tables."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ ALL = ("balances", "owners", "turnover", "movements")
 
 
 class Book(Ledger):
-    """An app in a folder of its own, with its log and its database."""
+    """An app in its own folder, with its log and its database."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         name = fresh_name("book")
@@ -197,11 +197,11 @@ class Book(Ledger):
         self.create()
 
     def fill(self, count: int, accounts: int = 500, seed: int = 1) -> int:
-        """Random histories; returns the last position."""
+        """Append random histories; return the last position."""
         return self.append(self._history(count, accounts, seed))
 
     def rows(self, name: str = "balances") -> list[Any]:
-        """The live rows, by key."""
+        """Return the live rows, by key."""
         resolved = self.projections[name]
         table = located(resolved.table, DECLARED, self.where.dialect)
         with reading(self.settings.database) as connection:
@@ -218,7 +218,7 @@ class Book(Ledger):
             return read(connection, name, self.projections[name].revision)
 
     def folded(self, last: int, name: str = "balances") -> list[Any]:
-        """The rows of a live fold: events in small batches, as a worker takes them."""
+        """Return the rows of a live fold, with events in small batches as in a worker."""
         resolved = self.projections[name]
         fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect))
         events = [event for event in self.recorded(last) if isinstance(event.data, resolved.events)]
@@ -228,7 +228,7 @@ class Book(Ledger):
         return sorted((row for row in rows.values() if row is not None), key=key_of(resolved))
 
     def altered(self, *replacements: tuple[str, str]) -> AppRef:
-        """The same app over the same log, with other code."""
+        """Return the same app over the same log, with other code."""
         folder = Path(self.ref.path[0])
         source = (folder / f"{self.ref.module}.py").read_text()
         for old, new in replacements:
@@ -240,7 +240,7 @@ class Book(Ledger):
 
     def _history(self, count: int, accounts: int, seed: int) -> Iterator[tuple[str, Any]]:
         chance = random.Random(seed)
-        types = {one.__name__: one for one in self.projections["balances"].events}
+        types = {event_type.__name__: event_type for event_type in self.projections["balances"].events}
         for _ in range(count):
             kind = chance.random()
             amount = Decimal(chance.randrange(1, 10_000)) / 100
@@ -260,7 +260,7 @@ def key_of(resolved: ResolvedProjection) -> Any:
 
 
 def remains(where: Database) -> list[str]:
-    """What a run left behind."""
+    """Return what a rebuild left in the database or its folder."""
     engine = where.sync_engine()
     if where.dialect.name == "postgresql":
         query = (
@@ -270,4 +270,4 @@ def remains(where: Database) -> list[str]:
         with engine.connect() as connection:
             return [str(row[0]) for row in connection.exec_driver_sql(query)]
     path = Path(str(engine.url.database))
-    return [found.name for found in path.parent.glob(f"{path.name}.ej_*")]
+    return [leftover.name for leftover in path.parent.glob(f"{path.name}.ej_*")]

@@ -1,4 +1,4 @@
-"""The bank, with a read model of times: restored, they are those of the first log."""
+"""The bank with a read model of recorded times, which a restore must keep."""
 
 from __future__ import annotations
 

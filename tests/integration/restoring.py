@@ -1,4 +1,4 @@
-"""What the tests of restores share: a bank's log on one server, its archive, and another server that is empty."""
+"""Helpers for the tests of restores: a bank's log, its archive, and another, empty server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def endpoint(url: str) -> Endpoint:
 
 
 def records_of(url: str, name: str = NAME) -> list[RawRecord]:
-    """All that a log holds."""
+    """Return all records of a log."""
     return logs.records_of(endpoint(url), name)
 
 
@@ -39,7 +39,7 @@ def append_raw(url: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
 
 
 async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
-    """Single saves, commands with metadata, transactions and an import, so that every kind of header is there."""
+    """Fill the log with saves, commands with metadata, transactions and an import: all kinds of headers."""
     chance = random.Random(seed)
     async with app.connect(servers=url) as jet:
         await jet.init()
@@ -65,7 +65,7 @@ async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
 
 
 def seal(folder: Path, records: Sequence[RawRecord], log: str, *, name: str = NAME, segments: int = 2) -> str:
-    """An archive in a folder, two files a segment, as `eventjet archive` seals it; its URL."""
+    """Write an archive as `eventjet archive` does, with two files per segment; return its URL."""
     size = -(-len(records) // segments)
     for start in range(0, len(records), size):
         part = records[start : start + size]
@@ -84,12 +84,12 @@ def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecor
     at = folder / path
     at.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_batches([batch_of(records)]), at, compression="zstd")
-    found = at.read_bytes()
-    return ArchivedFile(path, records[0][0], records[-1][0], len(found), hashlib.sha256(found).hexdigest())
+    content = at.read_bytes()
+    return ArchivedFile(path, records[0][0], records[-1][0], len(content), hashlib.sha256(content).hexdigest())
 
 
 def delete(url: str, name: str = NAME) -> None:
-    """Have the stream gone, if it is there."""
+    """Delete the stream if it exists."""
     with NatsConnection.open(endpoint(url)) as link:
         if name in (link.api("STREAM.NAMES").get("streams") or []):
             link.api(f"STREAM.DELETE.{name}")

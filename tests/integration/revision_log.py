@@ -1,4 +1,4 @@
-"""What the tests of revisions share: what `init` of a deploy makes, where revisions stand, and what rows must be."""
+"""Helpers for the tests of revisions: deploys, checkpoints of revisions, and their expected rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tables import reading
 
 
 def old_deploy(server: str, database: str) -> Ledger:
-    """The old deploy over an empty log, with its tables."""
+    """Return the old deploy over an empty log, with its tables."""
     ledger = Ledger(Settings(servers=(server,), database=database))
     ledger.create()
     init(ledger, "old")
@@ -27,17 +27,17 @@ def old_deploy(server: str, database: str) -> Ledger:
 
 
 def init(ledger: Ledger, deploy: str) -> list[str]:
-    """What `eventjet init` of this deploy makes."""
+    """Create the tables that `eventjet init` of this deploy creates."""
     return create_tables(ledger.where.sync_engine(), DEPLOYS[deploy][1])
 
 
 def checkpoints(ledger: Ledger) -> dict[tuple[str, int], Checkpoint]:
     with reading(ledger.settings.database) as connection:
-        return {(one.name, one.revision): one for one, _ in read_all(connection)}
+        return {(checkpoint.name, checkpoint.revision): checkpoint for checkpoint, _ in read_all(connection)}
 
 
 def rows(ledger: Ledger, resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
-    """The rows of a revision, wherever they are, by key."""
+    """Return the rows of a revision by key, wherever its table is."""
     location = checkpoints(ledger)[resolved.name, resolved.revision].location
     with reading(ledger.settings.database) as connection:
         table = located(resolved.table, location, ledger.where.dialect)
@@ -45,27 +45,31 @@ def rows(ledger: Ledger, resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
 
 
 def folded(ledger: Ledger, revision: int, last: int, deploy: str = "old") -> list[tuple[Any, ...]]:
-    """What the rows must be, by the plainest loop."""
-    found: dict[str, Any] = {}
-    for one in deployed(deploy, ledger.settings, ledger.name).recorded(last):
-        if isinstance(one.data, Opened | Added | NewerAdded | Closed):
-            found[one.aggregate_id] = FOLDS[revision](found.get(one.aggregate_id), one)
-    return sorted(astuple(row) for row in found.values() if row is not None)
+    """Return the expected rows of a revision, by a plain loop over the log."""
+    balances: dict[str, Any] = {}
+    for event in deployed(deploy, ledger.settings, ledger.name).recorded(last):
+        if isinstance(event.data, Opened | Added | NewerAdded | Closed):
+            balances[event.aggregate_id] = FOLDS[revision](balances.get(event.aggregate_id), event)
+    return sorted(astuple(row) for row in balances.values() if row is not None)
 
 
 async def stands(ledger: Ledger, revision: int, *, location: str | None = None, position: int | None = None) -> None:
-    async def found() -> bool:
-        one = (await asyncio.to_thread(checkpoints, ledger)).get(("balances", revision))
-        return one is not None and location in (None, one.location) and position in (None, one.position)
+    async def is_there() -> bool:
+        checkpoint = (await asyncio.to_thread(checkpoints, ledger)).get(("balances", revision))
+        return (
+            checkpoint is not None
+            and location in (None, checkpoint.location)
+            and position in (None, checkpoint.position)
+        )
 
-    await eventually(found, f"revision {revision} to be in {location!r} at {position}", 60)
+    await eventually(is_there, f"revision {revision} to be in {location!r} at {position}", 60)
 
 
 async def is_past(ledger: Ledger, revision: int, position: int) -> bool:
-    found = await asyncio.to_thread(checkpoints, ledger)
-    return found["balances", revision].position >= position
+    current = await asyncio.to_thread(checkpoints, ledger)
+    return current["balances", revision].position >= position
 
 
 async def waits(ledger: Ledger) -> bool:
-    found = await asyncio.to_thread(checkpoints, ledger)
-    return "'ledger.added' schema 2" in (found["balances", 1].reason or "")
+    current = await asyncio.to_thread(checkpoints, ledger)
+    return "'ledger.added' schema 2" in (current["balances", 1].reason or "")

@@ -1,4 +1,4 @@
-"""The role of a rebuild as `eventjet nats-config` gives it, for a test's own stream."""
+"""The rebuild role of `eventjet nats-config`, for the stream of a test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ INBOX = f"_INBOX_{REBUILD}"
 
 
 def with_rebuild_role(stream: str, password: str) -> str:
-    """The user `rebuild` beside the durable `balances-r1`, and `admin` who may do anything."""
-    (role,) = [one for one in roles_of(stream, (), ("balances-r1",)) if one.name == REBUILD]
+    """Return a configuration with the user `rebuild` for the durable `balances-r1`, and an unrestricted `admin`."""
+    (role,) = [candidate for candidate in roles_of(stream, (), ("balances-r1",)) if candidate.name == REBUILD]
     return f"""{role.variable}: {json.dumps(password)}
 authorization {{ timeout: 30, users: [
   {{ user: {ADMIN}, password: {ADMIN} }}

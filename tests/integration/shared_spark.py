@@ -13,14 +13,14 @@ from eventjet.spark.session import Started, spark_session
 
 
 class SharedSpark:
-    """Starts when it is first asked for, and again after it was closed."""
+    """Starts at its first use, and again after it was closed."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.running: Started | None = None
 
     def started(self, mounted: Path) -> Started:
-        """`mounted` is what this session knows as `viewfs://archives/there`."""
+        """Return the session; it knows the folder `mounted` as `viewfs://archives/there`."""
         if self.running is None:
             link = {"spark.hadoop.fs.viewfs.mounttable.archives.link./there": f"file://{mounted}"}
             self.running = self._stack.enter_context(spark_session("local[2]", conf=link))
@@ -33,7 +33,7 @@ class SharedSpark:
 
 @contextmanager
 def configured(started: Started, settings: Mapping[str, str]) -> Generator[Any]:
-    """The session with settings that end with the file that made them."""
+    """Yield the session with settings that are removed at the end of the test file."""
     for name, value in settings.items():
         started.spark.conf.set(name, value)
     try:

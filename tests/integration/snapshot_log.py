@@ -1,4 +1,4 @@
-"""What the tests of building snapshots share: an app in a module of its own, its log and its bucket."""
+"""Helpers for the tests of building snapshots: an app in its own module, its log and its bucket."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ app = App("$name", aggregates=[Tally, Plain])
 
 @dataclass
 class Scene:
-    """An app whose log and bucket exist."""
+    """An app with an existing log and bucket."""
 
     settings: Settings
     folder: Path
@@ -81,7 +81,7 @@ class Scene:
 
     @classmethod
     def of(cls, settings: Settings, folder: Path, name: str | None = None, revision: int = 1) -> Scene:
-        """A new app, or another revision of one."""
+        """Return a new app, or another revision of an app."""
         module = fresh_name()
         name = name or module
         (folder / f"{module}.py").write_text(APP.substitute(name=name, revision=revision))
@@ -92,21 +92,24 @@ class Scene:
         return self.app.connect(servers=self.settings.servers)
 
     async def fill(self, jet: Jet, lengths: Iterable[tuple[str, int]], seed: int = 1) -> None:
-        """Histories of given lengths, mixed."""
+        """Import histories of these lengths, with their events mixed."""
         random = Random(seed)
         added = self.module.Added
-        ids = [one for one, length in lengths for _ in range(length)]
+        ids = [aggregate_id for aggregate_id, length in lengths for _ in range(length)]
         random.shuffle(ids)
-        made = [Imported(self.module.Tally, one, added(n=random.choice((1, 2, 3)), note=one[:5])) for one in ids]
-        await jet.append_many(made, source=f"fill-{seed}")
+        imported = [
+            Imported(self.module.Tally, aggregate_id, added(n=random.choice((1, 2, 3)), note=aggregate_id[:5]))
+            for aggregate_id in ids
+        ]
+        await jet.append_many(imported, source=f"fill-{seed}")
 
     def put(self, token: str, type_name: str, version: int, body: bytes, aggregate: str = "tally") -> None:
-        """One record as anybody could have written it."""
+        """Append a record as any program could write it."""
         record = (f"{aggregate}.{token}", block(type_name, version=version), body)
         append(Endpoint.of(self.settings), self.name, [record])
 
     def histories(self, jet: Jet) -> Histories[Any]:
-        """Loads that know of no snapshots."""
+        """Return loads that do not use snapshots."""
         tally = self.module.Tally
         return Histories(jet.store, self.app.catalog, tally)
 
@@ -119,14 +122,14 @@ class Scene:
         return SnapshotCodec(self.module.Tally)
 
     async def snapshot(self, jet: Jet, aggregate_id: str) -> FoldedState[Any] | None:
-        """What the bucket holds, if a load would believe it."""
+        """Return the decoded snapshot of the bucket, or nothing when a load would ignore it."""
         value = await self.bucket(jet).get("tally", aggregate_id)
         return None if value is None else self.codec.decode(value)
 
 
-def known(held: FoldedState[Any] | None) -> Any:
-    """All of a folded state, its command ids too."""
-    if held is None:
+def known(folded: FoldedState[Any] | None) -> Any:
+    """Return all fields of a folded state, also its command ids."""
+    if folded is None:
         return None
-    commands = held.commands.as_mapping(held.version)
-    return (held.state, held.version, held.position, held.event_id, commands, held.commands.complete)
+    commands = folded.commands.as_mapping(folded.version)
+    return (folded.state, folded.version, folded.position, folded.event_id, commands, folded.commands.complete)

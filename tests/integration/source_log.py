@@ -1,4 +1,4 @@
-"""What the tests of the data source share: logs of the bank's events, and a query that ends when it has read them."""
+"""Helpers for the tests of the data source: logs of the bank's events, and a query that ends at their end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from eventjet.settings import Settings
 from tests.integration.ledger_log import Ledger
 
 EVENTS = Catalog([Opened, Deposited, Withdrawn])
-"""Without their aggregate, since the log's subjects are of another."""
+"""The events without their aggregate, since the log's subjects belong to another aggregate."""
 
 
 def bank_log(nats: NatsServer, events: int = 0) -> Ledger:
-    """A log of its own, with an identity."""
+    """Return a new log, with an identity."""
     log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=EVENTS, projections={})
     log.create()
     if events:
@@ -32,7 +32,7 @@ def bank_log(nats: NatsServer, events: int = 0) -> Ledger:
 
 
 def fill(log: Ledger, count: int) -> int:
-    """Append random movements of twenty accounts; returns the last position."""
+    """Append random movements of twenty accounts; return the last position."""
     chance = random.Random(count)
 
     def movement() -> Any:
@@ -43,16 +43,16 @@ def fill(log: Ledger, count: int) -> int:
 
 
 def turnover(log: Ledger, last: int) -> dict[str, int]:
-    """Cents that moved on each account, by a plain loop."""
-    found: dict[str, int] = {}
+    """Return the cents that moved on each account, by a plain loop."""
+    cents: dict[str, int] = {}
     for event in log.recorded(last):
         amount = getattr(event.data, "amount", Decimal(0))
-        found[event.aggregate_id] = found.get(event.aggregate_id, 0) + int(amount * 100)
-    return found
+        cents[event.aggregate_id] = cents.get(event.aggregate_id, 0) + int(amount * 100)
+    return cents
 
 
 def frame_of(spark: Any, nats: NatsServer, stream: str, *, streaming: bool = False, **options: str) -> Any:
-    """A DataFrame of a log."""
+    """Return a DataFrame of a log."""
     reader = spark.readStream if streaming else spark.read
     return reader.format("jetstream").options(servers=nats.url, stream=stream, **options).load()
 
@@ -79,6 +79,6 @@ def positions_of(frame: Any) -> list[int]:
 
 
 def api(nats: NatsServer, subject: str, body: object = None) -> Any:
-    """Ask the server's JetStream for something that eventjet never does."""
+    """Send a JetStream request that eventjet itself never sends."""
     with NatsConnection.open(Endpoint((nats.url,))) as link:
         return link.api(subject, body)

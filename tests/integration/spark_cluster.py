@@ -33,7 +33,7 @@ _CONNECT = re.compile(r"Spark Connect server started at: \S+?:(\d+)")
 
 
 class Daemon:
-    """One of Spark's programs with its log; it ends with this process at the latest."""
+    """A Spark program with its log; it ends with this process at the latest."""
 
     def __init__(self, name: str, command: list[str], folder: Path) -> None:
         self.log = folder / f"{name}.log"
@@ -47,12 +47,12 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._process.stop()
 
-    def said(self, what: re.Pattern[str]) -> re.Match[str]:
-        """Once it has logged this."""
+    def wait_for_log(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Wait until the log matches, and return the match."""
         deadline = time.monotonic() + STARTS_S
         while True:
             logged = self.log.read_text(errors="replace")
-            match = what.search(logged)
+            match = pattern.search(logged)
             if match:
                 return match
             assert self._process.running, logged
@@ -69,25 +69,25 @@ class Cluster:
         self.daemons: list[Daemon] = []
 
     def start(self, master: Daemon) -> Iterator[Daemon]:
-        """The workers, after the master listens."""
+        """Start the workers after the master listens, and wait until they are registered."""
         self.daemons.append(master)
-        self.master = master.said(_MASTER)[1]
+        self.master = master.wait_for_log(_MASTER)[1]
         for number in (1, 2):
             place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self.folder / f"work-{number}")]
             command = ["spark-class", "org.apache.spark.deploy.worker.Worker", *place, "--cores", "1", "--memory", "1g"]
             self.daemons.append(Daemon(f"worker-{number}", [*command, self.master], self.folder))
             yield self.daemons[-1]
         for worker in self.daemons[1:]:
-            worker.said(_REGISTERED)
+            worker.wait_for_log(_REGISTERED)
 
     def executors(self) -> list[Path]:
-        """The work folders of all that ever ran."""
+        """Return the work folders of all executors that ever ran."""
         return list(self.folder.glob("work-*/app-*/*"))
 
 
 @contextmanager
 def standalone_cluster(folder: Path) -> Generator[Cluster]:
-    """Master and workers, from an empty folder."""
+    """Start a master and workers in an empty folder."""
     cluster = Cluster(folder)
     place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def standalone_cluster(folder: Path) -> Generator[Cluster]:
 
 @contextmanager
 def connect_server(folder: Path, master: str = "local[2]") -> Generator[str]:
-    """Its `sc://` URL."""
+    """Start a Spark Connect server, and yield its `sc://` URL."""
     conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -111,11 +111,11 @@ def connect_server(folder: Path, master: str = "local[2]") -> Generator[str]:
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     with Daemon("connect", ["spark-submit", "--class", server, "--master", master, *settings], folder) as daemon:
-        yield f"sc://127.0.0.1:{daemon.said(_CONNECT)[1]}"
+        yield f"sc://127.0.0.1:{daemon.wait_for_log(_CONNECT)[1]}"
 
 
 def defaults(folder: Path) -> dict[str, str]:
-    """What an operator would have in spark-defaults.conf: small executors, and a log of all that happens."""
+    """Return settings as in an operator's spark-defaults.conf: small executors, and an event log."""
     events = folder / "events"
     events.mkdir(exist_ok=True)
     return {
@@ -126,14 +126,14 @@ def defaults(folder: Path) -> dict[str, str]:
         "spark.executor.extraJavaOptions": QUICK,
         "spark.driver.extraJavaOptions": QUICK,
         "spark.ui.enabled": "false",
-        # What a dead executor held is not asked for again and again.
+        # Blocks of a dead executor are not requested again and again.
         "spark.shuffle.io.maxRetries": "1",
         "spark.shuffle.io.retryWait": "1s",
     }
 
 
 def driver_conf(folder: Path, settings: dict[str, str]) -> Path:
-    """A SPARK_CONF_DIR."""
+    """Write the settings to a folder for SPARK_CONF_DIR."""
     conf = folder / "conf"
     conf.mkdir()
     (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
@@ -141,7 +141,7 @@ def driver_conf(folder: Path, settings: dict[str, str]) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a machine of the cluster: eventjet is installed in its Python, wherever this one has it from."""
+    """Return the environment of a cluster machine, whose Python has eventjet installed."""
     environ = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -160,12 +160,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def cli(*arguments: str) -> list[str]:
-    """eventjet's own, as a command."""
+    """Return a command line of eventjet."""
     return [sys.executable, "-m", "eventjet.cli", *arguments]
 
 
 def settings_of(book: Book, user: str, password: str) -> dict[str, str]:
-    """The environment of a driver: the secrets are in nobody else's."""
+    """Return the environment of a driver, the only process with the secrets."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("EVENTJET_", "SPARK_"))}
     return environ | {
         "EVENTJET_SERVERS": book.settings.servers[0],
@@ -177,8 +177,8 @@ def settings_of(book: Book, user: str, password: str) -> dict[str, str]:
 
 
 @contextmanager
-def watched(secrets: Sequence[str], seen: list[str]) -> Generator[None]:
-    """Gathers in `seen` the command lines of this machine that show a secret, looked at ten times a second."""
+def watched(secrets: Sequence[str], command_lines: list[str]) -> Generator[None]:
+    """Gather in `command_lines` the command lines of this machine that show a secret, ten times a second."""
     done = threading.Event()
 
     def look() -> None:
@@ -186,7 +186,7 @@ def watched(secrets: Sequence[str], seen: list[str]) -> Generator[None]:
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):
                     line = path.read_bytes()
-                    seen.extend(line.decode(errors="replace") for one in secrets if one.encode() in line)
+                    command_lines.extend(line.decode(errors="replace") for secret in secrets if secret.encode() in line)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -198,16 +198,16 @@ def watched(secrets: Sequence[str], seen: list[str]) -> Generator[None]:
 
 
 def files_with(secrets: Sequence[str], folder: Path) -> tuple[int, list[Path]]:
-    """(how many files a folder holds, those of them that show a secret or the key of a sealed one)."""
-    telling = b"|".join(re.escape(one.encode()) for one in secrets)
+    """Return the number of files in a folder, and the files that show a secret or the key of a sealed secret."""
+    telling = b"|".join(re.escape(secret.encode()) for secret in secrets)
     key = telling + rb"|#[0-9a-f]{64}"
     files = [Path(inside, name) for inside, _, names in os.walk(folder) for name in names]
-    # A Connect server writes plans into its log, with the keys, which open nothing that it keeps.
+    # A Connect server logs plans with the keys, which decrypt nothing that it stores.
     return len(files), [path for path in files if _shows(path, telling if path.name == "connect.log" else key)]
 
 
 def _shows(file: Path, secret: bytes) -> bool:
     try:
         return re.search(secret, file.read_bytes()) is not None
-    except FileNotFoundError:  # what still runs there tidies up
+    except FileNotFoundError:  # a running process has removed it
         return False

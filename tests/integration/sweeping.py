@@ -1,4 +1,4 @@
-"""`python -m tests.integration.sweeping APP URL`: one sweep, to be killed."""
+"""`python -m tests.integration.sweeping APP URL` runs a sweep that a test kills."""
 
 from __future__ import annotations
 

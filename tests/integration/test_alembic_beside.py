@@ -1,4 +1,4 @@
-"""An application's own Alembic environment in eventjet's database: neither touches the other's tables."""
+"""An application's Alembic environment and eventjet share a database, and leave each other's tables alone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ with create_engine(os.environ["URL"], poolclass=NullPool).connect() as connectio
 
 
 class Application:
-    """A folder with an Alembic environment, run by Alembic's own entry point."""
+    """A folder with an Alembic environment, run by Alembic's entry point."""
 
     def __init__(self, folder: Path, url: str, environ: dict[str, str]) -> None:
         (folder / "scripts" / "versions").mkdir(parents=True)
@@ -85,28 +85,28 @@ class Application:
         self.environ = {**environ, "URL": driver, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
 
     def alembic(self, *arguments: str, **more: str) -> None:
-        """What the program `alembic` does, without a process and its imports each time."""
+        """Run the program `alembic` in this process, which saves its imports."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {"URL": self.environ["URL"], **more}.items():
                 patch.setenv(name, value)
             main(["--config", str(self.folder / "alembic.ini"), *arguments])
 
     def revision(self, name: str, **more: str) -> str:
-        """The body of `upgrade` that autogenerate writes."""
+        """Return the body of `upgrade` that autogenerate writes."""
         self.alembic("revision", "--autogenerate", "-m", name, **more)
-        (made,) = (self.folder / "scripts" / "versions").glob(f"*_{name}.py")
-        source = made.read_text()
+        (script,) = (self.folder / "scripts" / "versions").glob(f"*_{name}.py")
+        source = script.read_text()
         return source[source.index("def upgrade") : source.index("def downgrade")]
 
-    def read(self, look: Callable[[Connection], object]) -> object:
+    def read(self, query: Callable[[Connection], object]) -> object:
         engine = self.where.sync_engine()
         with engine.begin() as connection:
-            return look(connection)
+            return query(connection)
 
     def tables(self) -> set[str]:
-        found = self.read(lambda connection: set(inspect(connection).get_table_names()))
-        assert isinstance(found, set)
-        return found
+        names = self.read(lambda connection: set(inspect(connection).get_table_names()))
+        assert isinstance(names, set)
+        return names
 
     def eventjet(self, *arguments: str) -> str:
         environ = {**self.environ, "EVENTJET_DATABASE": self.where.url}
@@ -121,22 +121,22 @@ def application(request: pytest.FixtureRequest, tmp_path: Path) -> Application:
     if request.param == "postgresql":
         url = str(request.getfixturevalue("eventjet_database"))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
-    made = Application(tmp_path, url, environ)
-    create_tables(made.where.sync_engine(), [BALANCES, MOVEMENTS, LEDGER])
-    return made
+    application = Application(tmp_path, url, environ)
+    create_tables(application.where.sync_engine(), [BALANCES, MOVEMENTS, LEDGER])
+    return application
 
 
 READ_MODELS = {"balances", "movements", "accounts", "lines", "totals"}
-OURS = {*READ_MODELS, "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action"}
+EVENTJET_TABLES = {*READ_MODELS, "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action"}
 
 
 @pytest.mark.parametrize("shared", ["", "1"], ids=["own metadata", "shared metadata"])
-def test_autogenerate_sees_the_applications_tables_and_none_of_ours(application: Application, shared: str) -> None:
+def test_autogenerate_includes_only_the_applications_tables(application: Application, shared: str) -> None:
     first = application.revision("first", SHARED=shared)
     assert "create_table('customers'" in first
-    assert not [name for name in (*OURS, "drop_", "eventjet", "ix_balances") if name in first]
+    assert not [name for name in (*EVENTJET_TABLES, "drop_", "eventjet", "ix_balances") if name in first]
     application.alembic("upgrade", "head", SHARED=shared)
-    assert {"customers", *OURS} <= application.tables()
+    assert {"customers", *EVENTJET_TABLES} <= application.tables()
     assert "op." not in application.revision("nothing", SHARED=shared)
     application.alembic("upgrade", "head", SHARED=shared)
     more = application.revision("more", SHARED=shared, MORE="1")
@@ -145,27 +145,27 @@ def test_autogenerate_sees_the_applications_tables_and_none_of_ours(application:
     assert more.count("op.") == 2
 
 
-def test_without_it_autogenerate_would_drop_the_read_models(application: Application) -> None:
+def test_without_the_filter_autogenerate_would_drop_the_read_models(application: Application) -> None:
     written = application.revision("first", UNFILTERED="1")
     assert "drop_table('balances')" in written
     assert "drop_table('eventjet_projection')" in written
 
 
-def test_each_upgrade_leaves_the_others_tables_alone(application: Application) -> None:
+def test_each_upgrade_leaves_the_other_tables_alone(application: Application) -> None:
     application.revision("first")
     application.alembic("upgrade", "head")
     application.read(lambda connection: connection.execute(text("insert into customers values (1, 'ada')")))
-    for table in (*sorted(OURS - READ_MODELS), "eventjet_alembic_version"):
+    for table in (*sorted(EVENTJET_TABLES - READ_MODELS), "eventjet_alembic_version"):
         application.read(lambda connection, table=table: connection.execute(text(f"drop table {table}")))
-    said = application.eventjet("db", "upgrade")
-    assert "created  table eventjet_alembic_version" in said
-    assert "at revision 0002 (before: none)" in said
+    output = application.eventjet("db", "upgrade")
+    assert "created  table eventjet_alembic_version" in output
+    assert "at revision 0002 (before: none)" in output
     assert "(was there already)" in application.eventjet("db", "upgrade")
     assert application.read(lambda connection: connection.scalar(text("select name from customers"))) == "ada"
     assert application.read(lambda connection: connection.scalar(text("select version_num from alembic_version")))
     application.alembic("downgrade", "base")
     assert "customers" not in application.tables()
-    assert application.tables() >= OURS
+    assert application.tables() >= EVENTJET_TABLES
 
 
 def test_tables_of_revisions_that_the_app_no_longer_declares_are_left_alone(application: Application) -> None:

@@ -1,4 +1,4 @@
-"""A stream that is deleted and made again is another log: what was known of the first is told apart."""
+"""A recreated stream is another log: caches and positions of the first log are not used for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def app() -> App:
 
 @pytest.fixture
 def settings(nats: NatsServer, database: str) -> Settings:
-    # No request is given up and sent again: what a busy server takes up late would be stored in the log made meanwhile.
+    # No request may time out and be repeated: a late request would be stored in the recreated log.
     return Settings(servers=(nats.url,), database=database, save_timeout_s=60.0, request_timeout_s=60.0)
 
 
@@ -44,11 +44,11 @@ async def jet(app: App, settings: Settings) -> AsyncIterator[Jet]:
         yield jet
 
 
-async def deleted(nats: NatsServer, stream: str) -> None:
+async def delete_stream(nats: NatsServer, stream: str) -> None:
     """Delete the stream, and wait until its files are gone.
 
-    The server (2.15.1) answers once it has renamed their folder. One that is made, deleted and made again before the
-    folder of the first is gone keeps its own, and begins with the messages that it had.
+    The server (2.15.1) answers once it has renamed their folder. A stream that is recreated, deleted and recreated
+    before the first folder is gone begins with its old messages.
     """
     ask_once(Endpoint((nats.url,)), call(f"STREAM.DELETE.{stream}"))
     deadline = time.monotonic() + 60
@@ -57,9 +57,9 @@ async def deleted(nats: NatsServer, stream: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def made_again(nats: NatsServer, app: App, settings: Settings, owner: str, deposited: int) -> int:
-    """Delete the stream and make it again, as others do it; the position of its second event."""
-    await deleted(nats, app.name)
+async def recreate_log(nats: NatsServer, app: App, settings: Settings, owner: str, deposited: int) -> int:
+    """Delete and recreate the stream, as another process would; return the position of its second event."""
+    await delete_stream(nats, app.name)
     async with app.connect(settings) as other:
         await other.init()
         accounts = other.repository(Account)
@@ -67,44 +67,42 @@ async def made_again(nats: NatsServer, app: App, settings: Settings, owner: str,
         return (await accounts.execute("a", Account.deposit, Decimal(deposited))).position
 
 
-async def test_what_is_remembered_of_a_log_is_forgotten_with_it(
+async def test_a_cached_state_is_dropped_when_the_log_is_recreated(
     nats: NatsServer, app: App, jet: Jet, settings: Settings
 ) -> None:
     accounts = jet.repository(Account)
-    for name in ("saves", "refuses", "records nothing"):
+    for outcome in ("saves", "refuses", "records nothing"):
         await accounts.execute("a", Account.open, "ada")
-        ours = await accounts.execute("a", Account.deposit, Decimal(100))
-        assert await made_again(nats, app, settings, "eve", 1) == ours.position
-        if name == "saves":
+        deposited = await accounts.execute("a", Account.deposit, Decimal(100))
+        assert await recreate_log(nats, app, settings, "eve", 1) == deposited.position
+        if outcome == "saves":
             done = await accounts.execute("a", Account.deposit, Decimal(5))
             assert (done.state.owner, done.state.balance) == ("eve", Decimal(6))
-            assert done.log != ours.log
-        elif name == "refuses":
+            assert done.log != deposited.log
+        elif outcome == "refuses":
             with pytest.raises(InsufficientFunds):
                 await accounts.execute("a", Account.withdraw, Decimal(50))
         else:
             nothing = await accounts.execute("a", Account.open, "ada")
             assert (nothing.events, nothing.state.owner) == ((), "eve")
-        await deleted(nats, app.name)
+        await delete_stream(nats, app.name)
         await jet.init()
 
 
-async def test_a_command_of_a_log_that_is_gone_is_carried_out_in_the_next(
+async def test_a_command_of_a_deleted_log_is_executed_in_the_new_log(
     nats: NatsServer, app: App, jet: Jet, settings: Settings
 ) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("a", Account.open, "ada")
     once = accounts.command("c-1")
     first = await once.execute("a", Account.deposit, Decimal(100))
-    await made_again(nats, app, settings, "eve", 1)
+    await recreate_log(nats, app, settings, "eve", 1)
     again = await once.execute("a", Account.deposit, Decimal(100))
     assert (again.state.owner, again.state.balance) == ("eve", Decimal(101))
     assert again.token != first.token
 
 
-async def test_a_position_is_not_reached_by_a_table_of_another_log(
-    nats: NatsServer, app: App, settings: Settings
-) -> None:
+async def test_a_table_of_another_log_never_reaches_a_position(nats: NatsServer, app: App, settings: Settings) -> None:
     create_tables(Database(settings.database).sync_engine(), app.projections.values())
     there = Ledger(settings, app.name, app.catalog, dict(app.projections))  # type: ignore[arg-type]
     async with app.connect(settings) as jet:
@@ -112,14 +110,14 @@ async def test_a_position_is_not_reached_by_a_table_of_another_log(
         gone = await jet.repository(Account).execute("a", Account.open, "ada")
         async with there.working():
             await jet.caught_up(balances, position=gone.position, timeout_s=60)
-    await made_again(nats, app, settings, "eve", 1)
+    await recreate_log(nats, app, settings, "eve", 1)
     async with app.connect(settings) as jet:
         with pytest.raises(NotCaughtUp, match="of another log"):
             await jet.caught_up(balances, position=1, timeout_s=60)
         done = await jet.repository(Account).execute("b", Account.open, "bob")
         with pytest.raises(NotCaughtUp, match="of another log"):
             await jet.caught_up(balances, token=done.token, timeout_s=60)
-        await jet.caught_up(balances, token=gone.token, timeout_s=60)  # it shows that write still
+        await jet.caught_up(balances, token=gone.token, timeout_s=60)  # the table still has that write
 
 
 def deposits() -> Iterator[Imported]:
@@ -127,32 +125,32 @@ def deposits() -> Iterator[Imported]:
     yield from (Imported(Account, "a", Deposited(amount=Decimal(1))) for _ in range(2_000))
 
 
-async def test_an_import_does_not_go_on_in_another_log(
+async def test_an_import_does_not_continue_in_another_log(
     nats: NatsServer, app: App, jet: Jet, settings: Settings
 ) -> None:
     stored = asyncio.Event()
 
     async def events() -> AsyncIterator[Imported]:
-        for number, one in enumerate(deposits()):
+        for number, imported in enumerate(deposits()):
             if number == 1_500:
                 await stored.wait()
-                await made_again(nats, app, settings, "eve", 1)
-            yield one
+                await recreate_log(nats, app, settings, "eve", 1)
+            yield imported
 
     with pytest.raises(Refused, match=r"it began in the log .*Run it again"):
         await jet.append_many(events(), source="till", progress=lambda _: stored.set())
     assert (await jet.log()).last == 2
 
 
-async def test_a_batch_that_loses_its_race_against_another_log_is_not_stored_there(
+async def test_an_import_batch_is_not_stored_in_a_log_that_was_recreated_meanwhile(
     nats: NatsServer, app: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = jet.store.append
 
     async def late(writes: Sequence[Append]) -> int:
-        """The log is replaced after the import has looked at it, and before the batch is sent."""
+        """Replace the log after the import has read it and before the batch is sent."""
         monkeypatch.undo()
-        await made_again(nats, app, settings, "eve", 1)
+        await recreate_log(nats, app, settings, "eve", 1)
         return await append(writes)
 
     monkeypatch.setattr(jet.store, "append", late)
@@ -161,8 +159,8 @@ async def test_a_batch_that_loses_its_race_against_another_log_is_not_stored_the
     assert (await jet.log()).last == 2
 
 
-async def test_a_stream_that_comes_back_with_its_events_is_not_taken_for_a_new_log(app: App) -> None:
-    """The server takes files that lie in its folder for the stream's own; here its configuration was lost."""
+async def test_a_stream_that_reappears_with_its_events_is_not_a_new_log(app: App) -> None:
+    """The server uses old files in the stream's folder; here the stream's configuration was lost."""
     with NatsServer() as server:
         settings = Settings(servers=(server.url,))
         async with app.connect(settings) as jet:
@@ -180,15 +178,15 @@ async def test_a_stream_that_comes_back_with_its_events_is_not_taken_for_a_new_l
                 await jet.init()
 
 
-async def test_what_is_remembered_is_forgotten_when_the_log_loses_its_beginning_though_nobody_says_so(app: App) -> None:
-    """The newest event of the account is still there, and these credentials hear no notices of the server."""
+async def test_a_lost_beginning_of_the_log_is_noticed_without_advisories(app: App) -> None:
+    """The newest event of the account still exists, and this user may not hear the server's advisories."""
     config = (
         'authorization { timeout: 30, users = [ {user: "all", password: "x"}, '
         '{user: "some", password: "x", permissions: { subscribe: { allow: ["_INBOX.>"] } } } ] }'
     )
     with NatsServer(config=config) as server:
-        given = {"servers": server.url, "password": "x", "request_timeout_s": 60.0, "save_timeout_s": 60.0}
-        async with app.connect(user="all", **given) as admin, app.connect(user="some", **given) as jet:
+        options = {"servers": server.url, "password": "x", "request_timeout_s": 60.0, "save_timeout_s": 60.0}
+        async with app.connect(user="all", **options) as admin, app.connect(user="some", **options) as jet:
             await admin.init()
             accounts = jet.repository(Account)
             await accounts.execute("a", Account.open, "ada")

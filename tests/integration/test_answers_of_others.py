@@ -63,8 +63,8 @@ def hostile(stream: str) -> list[bytes]:
         99,
         [stream, 99],
     ]
-    whole = b'{"stream":"%b","seq":99}' % stream.encode()
-    parts = (whole[:9], whole[9:])
+    acknowledgement = b'{"stream":"%b","seq":99}' % stream.encode()
+    parts = (acknowledgement[:9], acknowledgement[9:])
     return [*map(orjson.dumps, answers), *parts, b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70)]
 
 
@@ -270,7 +270,7 @@ async def test_a_write_ignores_acknowledgements_and_conflicts_of_other_subscribe
     await declare(client, app, 1, cursors=True, timers=True)
     public = {"name": f"{app}_public", "subjects": [f"{app}_public.>"], "allow_atomic": True}
     await client.ask(create_stream(public))
-    stream, prefix = (each(app) for each in WRITES[write])
+    stream, prefix = (name_of(app) for name_of in WRITES[write])
     async with relayed(settings) as (relay, through):
         relay.choose = answered_by_others(prefix, stream, answers, client, stored=False)
         writer = await connect(through)
@@ -389,15 +389,15 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def joined(hub: NatsServer, leaf: NatsServer) -> None:
     """Return once messages from the leaf node reach the hub."""
-    there, here = await connect(Settings(servers=(hub.url,))), await connect(Settings(servers=(leaf.url,)))
+    hub_client, leaf_client = await connect(Settings(servers=(hub.url,))), await connect(Settings(servers=(leaf.url,)))
     heard = asyncio.Event()
-    await there.serve("joined", lambda _: heard.set())
+    await hub_client.serve("joined", lambda _: heard.set())
     async with asyncio.timeout(60):
         while not heard.is_set():
-            here.publish("joined", b"")
+            leaf_client.publish("joined", b"")
             await asyncio.sleep(0.05)
-    await there.close()
-    await here.close()
+    await hub_client.close()
+    await leaf_client.close()
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ async def test_an_archive_has_every_record_of_the_log(book: Book, spark: Started
 
 async def test_a_segment_ends_where_a_save_ends(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
     """So an archive that is killed between two segments has no partial save."""
-    del spark  # runs already
+    del spark  # the fixture has started the session
     app, settings = (
         App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]),
         Settings(servers=(nats.url,)),

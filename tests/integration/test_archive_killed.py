@@ -1,4 +1,4 @@
-"""`eventjet archive` killed at every step: the next run goes on, and what is there is always whole."""
+"""An `eventjet archive` that is killed at any step leaves an intact archive, which the next run continues."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = [
 ]
 
 EVENTS = 1_000
-PATIENCE_S = 200
+BOUND_S = 200
 KILLS = ("archive.written:kill:1", "archive.read_back:kill:2", "archive.sealed:kill:1")
 
 
 def run(book: Book, folder: Path, failpoint: str | None = None) -> subprocess.Popen[str]:
-    """The command in a process of its own, over segments of 250 events."""
+    """Start the command in another process, with segments of 250 events."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
     armed = {"EVENTJET_FAILPOINT": failpoint} if failpoint else {}
     command = ["archive", str(folder / "archive"), "--segment-events", "250", "--master", "local[2]"]
@@ -52,33 +52,33 @@ def writes_begun(folder: Path) -> Callable[[], Awaitable[bool]]:
 
 
 def check_integrity(book: Book, folder: Path) -> int:
-    """What the manifest names is there, and is the log; returns how much that is."""
+    """Check that the archive's records are those of the log; return its last position."""
     reader = opened(folder / "archive")
     last = reader.manifest.last
     reader.check(1, last)
     if last:
-        assert [one for batch in reader.records(1, last + 1) for one in batch] == log_records(book, last)
+        assert [record for batch in reader.records(1, last + 1) for record in batch] == log_records(book, last)
     return last
 
 
-async def test_killed_at_every_step_it_goes_on_where_it_was(eventjet_nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_killed_archive_run_is_resumed(eventjet_nats: NatsServer, tmp_path: Path) -> None:
     book = book_of(eventjet_nats, tmp_path)
     book.fill(EVENTS)
     process = run(book, tmp_path)
-    await eventually(writes_begun(tmp_path), "the first file was begun", timeout_s=PATIENCE_S)
+    await eventually(writes_begun(tmp_path), "the first file was begun", timeout_s=BOUND_S)
     process.kill()
-    process.communicate(timeout=PATIENCE_S)
+    process.communicate(timeout=BOUND_S)
     reached = [check_integrity(book, tmp_path)]
     for failpoint in KILLS:
         process = run(book, tmp_path, failpoint)
-        said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == -signal.SIGKILL, said
+        output = process.communicate(timeout=BOUND_S)
+        assert process.returncode == -signal.SIGKILL, output
         reached.append(check_integrity(book, tmp_path))
     assert reached == [0, 0, 250, 500]
-    out, err = run(book, tmp_path).communicate(timeout=PATIENCE_S)
+    out, err = run(book, tmp_path).communicate(timeout=BOUND_S)
     assert "sealed 501 to 750: 250 events in 1 file" in out, err
     assert "holds positions 1 to 1,000" in " ".join(out.split())
     assert check_integrity(book, tmp_path) == EVENTS
     again = run(book, tmp_path)
-    assert "Up to date" in again.communicate(timeout=PATIENCE_S)[0]
+    assert "Up to date" in again.communicate(timeout=BOUND_S)[0]
     assert again.returncode == 0

@@ -1,6 +1,6 @@
-"""One log, five roads: a live worker, the local engine, Spark, Spark from the archive, and from archive and tail.
+"""A live worker, local and Spark rebuilds, and rebuilds from an archive with and without tail give the same tables.
 
-`EVENTJET_TEST_HISTORIES` says for how many random histories; every day it is one long one.
+`EVENTJET_TEST_HISTORIES` is the number of random histories; by default a single long history is tested.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ events = st.one_of(
 @pytest.mark.skipif(not HISTORIES, reason="the first one Hypothesis draws is one event: `make faults` draws many")
 @settings(max_examples=max(1, HISTORIES), database=None)
 @given(st.lists(st.tuples(accounts, events), min_size=1, max_size=60), st.data())
-def test_whatever_happened_all_roads_lead_to_the_same_tables(
+def test_all_ways_give_the_same_tables_for_any_history(
     tmp_path_factory: pytest.TempPathFactory, nats: NatsServer, spark: Started, history: list[Any], data: st.DataObject
 ) -> None:
     book = book_of(nats, tmp_path_factory.mktemp("book"))
-    types = {one.__name__: one for one in book.projections["balances"].events}
+    types = {event_type.__name__: event_type for event_type in book.projections["balances"].events}
     last = book.append((name, types[kind](**values)) for name, (kind, values) in history)
     edge = data.draw(st.integers(1, last), label="archived to")
     size = data.draw(st.integers(1 + last // 4, last), label="events a segment")
-    asyncio.run(all_roads_agree(book, tmp_path_factory.mktemp("archive"), last, edge, size))
+    asyncio.run(check_all_ways_agree(book, tmp_path_factory.mktemp("archive"), last, edge, size))
 
 
-async def test_a_long_history_too(tmp_path: Path, nats: NatsServer, spark: Started) -> None:
+async def test_all_ways_give_the_same_tables_for_a_long_history(
+    tmp_path: Path, nats: NatsServer, spark: Started
+) -> None:
     book = book_of(nats, tmp_path)
     last = book.fill(3_000)
-    await all_roads_agree(book, tmp_path / "archive", last, 2_000, 900)
+    await check_all_ways_agree(book, tmp_path / "archive", last, 2_000, 900)
 
 
-async def all_roads_agree(book: Book, url: Path, last: int, edge: int, size: int) -> None:
-    """Up to `edge` the log is archived first, then to its end."""
+async def check_all_ways_agree(book: Book, url: Path, last: int, edge: int, size: int) -> None:
+    """Check that all ways give the same tables; the log is archived up to `edge` first, then to its end."""
     async with book.working():
         for resolved in book.projections.values():
             await book.caught_up(last, resolved, timeout_s=60)

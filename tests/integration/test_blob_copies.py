@@ -1,4 +1,4 @@
-"""Large bodies in what is made of a log: audits, archives and restores, Spark, the console, contracts and roles."""
+"""Large bodies in audits, archives, restores, Spark, the console, contracts and roles."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_laws_draw_blobs_with_their_content(drawn: Filed) -> None:
 
 
 @asynccontextmanager
-async def filed(app: App, settings: Settings, *contents: bytes) -> AsyncGenerator[Jet]:
-    """A log with a document for each body."""
+async def log_with_documents(app: App, settings: Settings, *contents: bytes) -> AsyncGenerator[Jet]:
+    """Yield a connection to a log with a document for each body."""
     async with app.connect(settings) as jet:
         await jet.init()
         for number, content in enumerate(contents):
@@ -76,24 +76,24 @@ async def lose(jet: Jet, content: bytes) -> None:
     assert await jet.client.run(bucket.removing(stored))
 
 
-async def test_an_audit_names_each_body_that_is_missing(nats: NatsServer) -> None:
+async def test_an_audit_names_each_missing_body(nats: NatsServer) -> None:
     app, settings = documents(fresh_name()), Settings(servers=(nats.url,))
-    async with filed(app, settings, LARGE, b"second") as jet:
+    async with log_with_documents(app, settings, LARGE, b"second") as jet:
         assert (await audit(app, settings)).sound
         await lose(jet, b"second")
         report = await audit(app, settings)
     assert not report.sound
-    (found,) = report.findings
-    (place,) = found.examples
-    assert (found.kind, place.first) == (Kind.BODY, 2)
+    (finding,) = report.findings
+    (place,) = finding.examples
+    assert (finding.kind, place.first) == (Kind.BODY, 2)
     assert Blob.of(b"second").digest in place.what
 
 
-async def test_an_archive_gets_a_body_that_was_missing_once_and_one_of_a_retired_event(
+async def test_an_archive_includes_restored_bodies_and_bodies_of_retired_events(
     nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
-    async with filed(app, settings, LARGE, b"second") as jet:
+    async with log_with_documents(app, settings, LARGE, b"second") as jet:
         seal(tmp_path / "archive", records_of(nats.url, app.name), jet.store.identity, name=app.name)
         await lose(jet, b"second")
         report = await archive(app, url, settings)
@@ -110,12 +110,12 @@ async def test_an_archive_gets_a_body_that_was_missing_once_and_one_of_a_retired
         assert (report.bodies.copied, report.bodies.missing) == (2, ())
 
 
-async def test_a_restore_stores_the_bodies_of_the_events_and_names_those_that_the_archive_lacks(
+async def test_a_restore_stores_bodies_and_names_bodies_that_the_archive_lacks(
     nats: NatsServer, tmp_path: Path
 ) -> None:
     app, settings = documents(fresh_name()), Settings(servers=(nats.url,))
     url = tmp_path / "archive"
-    async with filed(app, settings, LARGE, b"second") as jet:
+    async with log_with_documents(app, settings, LARGE, b"second") as jet:
         records = records_of(nats.url, app.name)
         seal(url, records, jet.store.identity, name=app.name)
         await asyncio.to_thread(_archive, nats.url, app.name, url)
@@ -133,14 +133,14 @@ async def test_a_restore_stores_the_bodies_of_the_events_and_names_those_that_th
             )
 
 
-async def test_a_restore_that_is_refused_leaves_the_bodies_of_the_log_alone(nats: NatsServer, tmp_path: Path) -> None:
-    """Else a sweep would take the object store for that of the archived log."""
+async def test_a_refused_restore_leaves_the_bodies_of_the_log_alone(nats: NatsServer, tmp_path: Path) -> None:
+    """Otherwise a sweep would mistake the object store for the archived log's."""
     app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), tmp_path / "archive"
     with NatsServer(sync_interval="1m") as other:
-        async with filed(app, Settings(servers=(other.url,)), LARGE) as jet:
+        async with log_with_documents(app, Settings(servers=(other.url,)), LARGE) as jet:
             seal(url, records_of(other.url, app.name), jet.store.identity, name=app.name)
             await asyncio.to_thread(_archive, other.url, app.name, url)
-    async with filed(app, settings, b"mine") as jet:
+    async with log_with_documents(app, settings, b"mine") as jet:
         with pytest.raises(Refused, match="Nothing was written"):
             await restore(app, str(url), settings, engine="local")
         endpoint = Endpoint((nats.url,))
@@ -150,12 +150,12 @@ async def test_a_restore_that_is_refused_leaves_the_bodies_of_the_log_alone(nats
         assert await jet.blobs.read(Blob.of(b"mine")) == b"mine"
 
 
-async def test_a_file_system_that_arrow_does_not_know_is_refused_for_bodies_alone(
+async def test_a_file_system_that_arrow_does_not_know_is_refused_only_for_bodies(
     nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's file systems are more than Arrow's: events without bodies may be archived there."""
+    """Spark knows more file systems than Arrow, so events without bodies may be archived there."""
     app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
-    async with filed(app, settings, b"first") as jet:
+    async with log_with_documents(app, settings, b"first") as jet:
         seal(tmp_path / "archive", records_of(nats.url, app.name), jet.store.identity, name=app.name)
         await archive(app, url, settings)
     elsewhere = "nosuch://archives/there"
@@ -170,7 +170,7 @@ async def test_a_file_system_that_arrow_does_not_know_is_refused_for_bodies_alon
             assert not has_bucket(link, app.name)
 
 
-async def test_a_restore_without_bodies_asks_nothing_of_arrow(
+async def test_a_restore_without_bodies_does_not_use_arrow(
     nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, settings, url = documents(fresh_name()), Settings(servers=(nats.url,)), str(tmp_path / "archive")
@@ -200,7 +200,7 @@ async def test_spark_archives_bodies_and_reads_them_on_demand(nats: NatsServer, 
     name, settings, url = fresh_name(), Settings(servers=(nats.url,)), str(tmp_path / "archive")
     (tmp_path / f"{name}.py").write_text(f'from tests.blobs import documents\n\napp = documents("{name}")\n')
     ref = AppRef.parse(f"{name}:app", tmp_path)
-    async with filed(documents(name), settings, LARGE, b"second") as jet:
+    async with log_with_documents(documents(name), settings, LARGE, b"second") as jet:
         report = await archive(ref, url, settings)
         assert (report.bodies.copied, report.bodies.missing, report.last) == (2, (), 2)
         await lose(jet, b"second")
@@ -219,7 +219,7 @@ async def test_spark_archives_bodies_and_reads_them_on_demand(nats: NatsServer, 
     assert sorted((row.aggregate_id, row.size) for row in counted) == [("d-0", len(LARGE)), ("d-1", 6)]
 
 
-async def test_the_console_offers_a_body_as_a_download_and_shows_it_nowhere(nats: NatsServer, tmp_path: Path) -> None:
+async def test_the_console_offers_a_body_only_as_a_download(nats: NatsServer, tmp_path: Path) -> None:
     name = fresh_name()
     app = App(name, aggregates=[Document, Person])
     settings = Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db")
@@ -227,7 +227,7 @@ async def test_the_console_offers_a_body_as_a_download_and_shows_it_nowhere(nats
     site = console(app, settings=settings)
     transport = httpx.ASGITransport(site)
     async with (
-        filed(app, settings, html) as jet,
+        log_with_documents(app, settings, html) as jet,
         site.router.lifespan_context(site),
         httpx.AsyncClient(transport=transport, base_url="http://console.example", timeout=60) as web,
     ):
@@ -244,14 +244,14 @@ async def test_the_console_offers_a_body_as_a_download_and_shows_it_nowhere(nats
         hidden = await web.get("/events/one?position=2")
         assert "ada.jpg" not in hidden.text
         assert "/events/body" not in hidden.text
-        for position, asked in ((2, Blob.of(b"face").digest), (2, digest), (9, digest), (1, "sha256:0")):
-            answer = await web.get("/events/body", params={"position": position, "digest": asked})
-            assert answer.status_code == 404, (position, asked)
+        for position, requested in ((2, Blob.of(b"face").digest), (2, digest), (9, digest), (1, "sha256:0")):
+            answer = await web.get("/events/body", params={"position": position, "digest": requested})
+            assert answer.status_code == 404, (position, requested)
         await lose(jet, html)
         assert (await web.get("/events/body", params={"position": 1, "digest": digest})).status_code == 404
 
 
-async def test_a_personal_blob_is_in_no_error(nats: NatsServer) -> None:
+async def test_errors_do_not_show_a_personal_blob(nats: NatsServer) -> None:
     app = App(fresh_name(), aggregates=[Person])
     async with app.connect(servers=nats.url) as jet:
         await jet.init()
@@ -275,7 +275,7 @@ def test_an_exported_schema_has_the_reference() -> None:
     assert "```" not in json.dumps(blob)
 
 
-async def test_with_its_roles_an_app_stores_reads_and_sweeps_and_a_reader_only_reads(tmp_path: Path) -> None:
+async def test_roles_let_an_app_store_read_and_sweep_and_a_reader_only_read(tmp_path: Path) -> None:
     app = documents("docs")
     roles = roles_of("docs", ("document",), (), objects=True)
     passwords = "".join(f"{role.variable}: {role.name}\n" for role in roles)

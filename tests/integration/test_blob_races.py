@@ -1,4 +1,4 @@
-"""Large bodies when answers are lost, others write at the same time, and other programs write into the bucket."""
+"""Large bodies when answers are lost, and when other processes or programs write to the bucket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.logs import fresh_name
 
 CONTENT = bytes(range(256)) * 5_000
 FILED = Blob(digest=Blob.of(CONTENT).digest, size=len(CONTENT))
-"""The mere reference to it."""
+"""The reference to it, without content."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def is_metadata(request: Request[Any]) -> bool:
     return request.subject.startswith("$O.") and ".M." in request.subject
 
 
-async def test_an_upload_keeps_its_object_when_it_was_claimed_before_the_answer_was_lost(
+async def test_an_upload_whose_answer_is_lost_keeps_an_object_that_others_refer_to(
     jet: Jet, other: Jet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[str] = []
@@ -78,7 +78,7 @@ async def test_an_upload_keeps_its_object_when_it_was_claimed_before_the_answer_
     assert await other.blobs.read(FILED) == CONTENT
 
 
-async def test_an_upload_that_fails_after_it_became_visible_removes_nothing(
+async def test_a_failed_upload_does_not_remove_a_visible_object(
     jet: Jet, other: Jet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[str] = []
@@ -111,7 +111,7 @@ async def test_the_size_of_a_reference_is_that_of_the_body(jet: Jet, app: App, *
         assert await tried.repository(Document).history("d-1") == []
 
 
-async def test_what_another_program_stored_under_the_name_is_no_body(jet: Jet, other: Jet) -> None:
+async def test_a_foreign_object_with_the_name_of_a_body_is_not_a_body(jet: Jet, other: Jet) -> None:
     assert jet.client is not None
     connection: Any = jet.client.nats
     name = FILED.digest.removeprefix("sha256:")
@@ -127,7 +127,7 @@ async def test_what_another_program_stored_under_the_name_is_no_body(jet: Jet, o
     assert await other.blobs.read(note) == b"note"
 
 
-async def test_a_body_that_is_gone_is_noticed_by_the_next_command(jet: Jet) -> None:
+async def test_a_missing_body_is_noticed_by_the_next_command(jet: Jet) -> None:
     assert jet.client is not None
     await jet.blobs.put(CONTENT)
     connection: Any = jet.client.nats
@@ -139,11 +139,13 @@ async def test_a_body_that_is_gone_is_noticed_by_the_next_command(jet: Jet) -> N
     assert await jet.blobs.read(FILED) == CONTENT
 
 
-async def test_an_upload_that_ends_while_a_sweep_looks_stays_whole(
+async def test_an_upload_that_ends_during_a_sweep_is_kept(
     jet: Jet, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, bucket, read = Endpoint((nats.url,)), Bucket(jet.name), sweep.references_of
-    chunks = bytes(2 * CHUNK_BYTES)  # so the end stores no chunk, which would refuse the mark of the sweep
+    chunks = bytes(
+        2 * CHUNK_BYTES
+    )  # so the end of the upload stores no chunk, which would refuse the mark of the sweep
 
     def sweeping() -> Objects:
         with NatsConnection.open(endpoint) as link:
@@ -151,7 +153,7 @@ async def test_an_upload_that_ends_while_a_sweep_looks_stays_whole(
             link.run(writer.write(chunks), writes=True)
 
             def ending(*args: Any) -> sweep.References:
-                """The upload ends while the log is read."""
+                """End the upload while the log is read."""
                 link.run(writer.finish(), writes=True)
                 return read(*args)
 

@@ -1,4 +1,4 @@
-"""Large bodies: stored before the event that refers to them, read by their digest, shared and swept."""
+"""Large bodies are stored before their events, read by their digest, shared and swept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.blobs import Document, Filed, documents
 from tests.logs import fresh_name
 
 LARGE = b"".join(sha256(str(number).encode()).digest() for number in range(60_000))
-"""1.9 MB: three chunks and a half."""
+"""A content of 1.9 MB, which is three chunks and a half."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def jet(request: pytest.FixtureRequest, app: App, nats: NatsServer) -> Asy
 
 @pytest.fixture
 async def stored(app: App, nats: NatsServer) -> AsyncIterator[Jet]:
-    """A connection to a log on a server."""
+    """Yield a connection to a log on a server."""
     async with app.connect(servers=nats.url) as jet:
         await jet.init()
         yield jet
@@ -62,7 +62,7 @@ async def chunks_stored(jet: Jet) -> int:
     return await client_of(jet).ask(messages_of(bucket.stream, bucket.chunk_subject("*")))
 
 
-async def test_a_body_goes_in_with_its_event_and_comes_out_by_its_digest(jet: Jet, tmp_path: Path) -> None:
+async def test_a_body_is_stored_with_its_event_and_read_by_its_digest(jet: Jet, tmp_path: Path) -> None:
     file = tmp_path / "scan.pdf"
     file.write_bytes(LARGE)
     blob = Blob.from_file(file)
@@ -89,7 +89,7 @@ async def test_a_body_of_any_size_is_read_back(jet: Jet, content: bytes) -> None
     assert await jet.blobs.read(blob) == content
 
 
-async def test_content_comes_from_bytes_paths_files_and_what_arrives_only_once(jet: Jet, tmp_path: Path) -> None:
+async def test_content_comes_from_bytes_paths_files_and_iterators(jet: Jet, tmp_path: Path) -> None:
     file = tmp_path / "scan"
     file.write_bytes(LARGE)
 
@@ -110,9 +110,7 @@ async def test_content_comes_from_bytes_paths_files_and_what_arrives_only_once(j
             await jet.blobs.put(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_saved_file_keeps_the_mode_of_its_predecessor_or_has_that_of_any_new_file(
-    jet: Jet, tmp_path: Path
-) -> None:
+async def test_a_saved_file_gets_the_mode_of_the_replaced_file_or_of_a_new_file(jet: Jet, tmp_path: Path) -> None:
     blob = await jet.blobs.put(b"content")
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "old").chmod(0o640)
@@ -145,7 +143,7 @@ async def test_a_save_that_is_cancelled_at_its_end_is_cancelled(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-async def test_raw_files_get_and_give_all_of_a_body(jet: Jet) -> None:
+async def test_raw_files_read_and_write_a_whole_body(jet: Jet) -> None:
     class Slow(io.RawIOBase):
         content = b""
         reads = 0
@@ -169,7 +167,7 @@ async def test_raw_files_get_and_give_all_of_a_body(jet: Jet) -> None:
     assert sink.content == LARGE
 
 
-async def test_a_copy_of_a_blob_says_that_it_has_no_content(jet: Jet) -> None:
+async def test_a_copy_of_a_blob_without_content_is_refused(jet: Jet) -> None:
     copy = replace(Blob.of(b"content"), name="other.txt")
     with pytest.raises(BlobMissing, match=r"This `Blob` has no content with it, nor has a copy that `replace` made"):
         await jet.repository(Document).execute("d-1", Document.file, copy)
@@ -180,14 +178,14 @@ def test_a_blob_has_no_subclasses() -> None:
         type("Scan", (Blob,), {})
 
 
-async def test_a_large_body_is_read_in_chunks_or_with_a_limit_of_its_own(jet: Jet) -> None:
+async def test_a_large_body_is_read_in_chunks_or_with_an_explicit_limit(jet: Jet) -> None:
     blob = await jet.blobs.put(LARGE)
     with pytest.raises(Refused, match=r"1,920,000 bytes, and max_bytes is 1,000"):
         await jet.blobs.read(blob, max_bytes=1_000)
     assert await jet.blobs.read(blob, max_bytes=blob.size) == LARGE
 
 
-async def test_an_event_may_not_refer_to_a_body_that_is_not_there(jet: Jet) -> None:
+async def test_an_event_may_not_refer_to_a_missing_body(jet: Jet) -> None:
     unknown = Blob(digest=f"sha256:{'0' * 64}", size=3)
     pages = (Blob.of(b"one"), unknown)
     with pytest.raises(
@@ -201,7 +199,7 @@ async def test_an_event_may_not_refer_to_a_body_that_is_not_there(jet: Jet) -> N
         await jet.blobs.read(unknown)
 
 
-async def test_an_event_may_refer_again_to_a_body_that_is_there(jet: Jet) -> None:
+async def test_an_event_may_refer_to_a_body_that_is_stored(jet: Jet) -> None:
     repository = jet.repository(Document)
     await repository.execute("d-1", Document.file, Blob.of(LARGE))
     again = await repository.execute("d-1", Document.scan_again)
@@ -231,7 +229,7 @@ def test_a_blob_needs_a_binary_file_that_can_be_read_twice(tmp_path: Path) -> No
         assert file.read() == b""
 
 
-async def test_transactions_and_imports_store_bodies_too(jet: Jet) -> None:
+async def test_transactions_and_imports_store_bodies(jet: Jet) -> None:
     repository = jet.repository(Document)
     await jet.transact(
         repository.decide("d-1", Document.file, Blob.of(b"first")),
@@ -248,19 +246,19 @@ async def test_transactions_and_imports_store_bodies_too(jet: Jet) -> None:
         await jet.append_many([missing], source="older")
 
 
-async def test_an_event_that_is_too_large_names_the_field_and_this_way_out(jet: Jet) -> None:
+async def test_a_too_large_event_names_the_field_and_suggests_a_blob(jet: Jet) -> None:
     with pytest.raises(Refused, match=r"its field text has 1,000,00\d of them.*Make text a `Blob`"):
         await jet.repository(Document).execute("d-1", Document.note, "x" * 1_000_000)
 
 
-async def test_what_no_log_can_store_is_refused_before_its_body_is_stored(stored: Jet) -> None:
+async def test_an_event_too_large_for_any_log_is_refused_before_its_body_is_stored(stored: Jet) -> None:
     pages = tuple(Blob(digest=f"sha256:{number:064x}", size=1) for number in range(9_000))
     with pytest.raises(Refused, match="its field pages has"):
         await stored.repository(Document).execute("d-1", Document.file, Blob.of(LARGE), pages)
     assert await chunks_stored(stored) == 0
 
 
-async def test_one_body_is_stored_once_whoever_sends_it(stored: Jet, app: App, nats: NatsServer) -> None:
+async def test_a_body_that_several_senders_upload_is_stored_once(stored: Jet, app: App, nats: NatsServer) -> None:
     async def file(number: int) -> None:
         async with app.connect(servers=nats.url) as jet:
             await jet.repository(Document).execute(f"d-{number}", Document.file, Blob.of(LARGE))
@@ -271,7 +269,7 @@ async def test_one_body_is_stored_once_whoever_sends_it(stored: Jet, app: App, n
         assert await stored.blobs.read(recorded.data.scan) == LARGE
 
 
-async def test_a_decision_that_is_made_again_stores_its_body_once(stored: Jet, app: App, nats: NatsServer) -> None:
+async def test_a_repeated_decision_stores_its_body_once(stored: Jet, app: App, nats: NatsServer) -> None:
     repository = stored.repository(Document)
     await repository.execute("d-1", Document.note, "before")
     async with app.connect(servers=nats.url) as other:
@@ -282,7 +280,7 @@ async def test_a_decision_that_is_made_again_stores_its_body_once(stored: Jet, a
     assert state.last - before == 6  # four chunks, and the metadata again for the second decision
 
 
-async def test_a_damaged_body_is_told_before_its_last_chunk(stored: Jet, tmp_path: Path) -> None:
+async def test_a_damaged_body_is_reported_before_its_last_chunk(stored: Jet, tmp_path: Path) -> None:
     blob = await stored.blobs.put(LARGE)
     bucket = Bucket(stored.name)
     state = await client_of(stored).ask(stream_info(bucket.stream))
@@ -296,7 +294,7 @@ async def test_a_damaged_body_is_told_before_its_last_chunk(stored: Jet, tmp_pat
     with pytest.raises(BlobDamaged):
         await stored.blobs.save(blob, target)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("scan", b"old")]
-    await stored.blobs.put(io.BytesIO(LARGE))  # what is not whole is replaced
+    await stored.blobs.put(io.BytesIO(LARGE))  # the damaged body is replaced
     assert await stored.blobs.read(blob) == LARGE
 
 
@@ -331,7 +329,7 @@ def test_the_wire_has_a_small_object() -> None:
     }
 
 
-async def test_a_bucket_that_is_full_says_which_limit_is_reached_and_records_nothing(stored: Jet) -> None:
+async def test_a_full_bucket_names_its_limit_and_no_event_is_recorded(stored: Jet) -> None:
     bucket = Bucket(stored.name)
     state = await client_of(stored).ask(stream_info(bucket.stream))
     await client_of(stored).ask(update_stream({**state.config, "max_bytes": 1_000_000}))
@@ -343,7 +341,7 @@ async def test_a_bucket_that_is_full_says_which_limit_is_reached_and_records_not
 
 
 @pytest.mark.slow
-async def test_an_upload_goes_on_when_the_server_was_killed_in_between(app: App) -> None:
+async def test_an_upload_continues_after_the_server_was_killed(app: App) -> None:
     with NatsServer() as server:
         async with app.connect(servers=server.url, save_timeout_s=120) as jet:
             await jet.init()
@@ -366,7 +364,7 @@ async def test_an_upload_goes_on_when_the_server_was_killed_in_between(app: App)
             assert await chunks_stored(jet) == 4
 
 
-async def test_a_blocking_connection_does_the_same(app: App, nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_blocking_connection_stores_and_reads_bodies(app: App, nats: NatsServer, tmp_path: Path) -> None:
     def work() -> None:
         with app.connect_blocking(servers=nats.url) as jet:
             jet.init()

@@ -1,4 +1,4 @@
-"""Large bodies in the steps of processes and in commands over the wire: stored before their events, or refused."""
+"""Large bodies of process steps and of remote commands are stored before their events, or refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Done:
 
 @process("scanning")
 class Scanning:
-    """Files a document, whose content it makes itself."""
+    """A process that files a document with generated content."""
 
     document: str = ""
     receipt: Blob | None = None
@@ -58,7 +58,7 @@ def settings(nats: NatsServer) -> Settings:
     return Settings(servers=(nats.url,), request_timeout_s=30.0)
 
 
-async def test_what_a_step_makes_is_stored_before_its_events(settings: Settings) -> None:
+async def test_a_body_of_a_process_step_is_stored_before_its_events(settings: Settings) -> None:
     app = App(fresh_name(), aggregates=[Document], processes=[Scanning])
     async with app.connect(settings) as jet:
         await jet.init()
@@ -72,7 +72,7 @@ async def test_what_a_step_makes_is_stored_before_its_events(settings: Settings)
         assert await jet.blobs.read(ended.receipt) == RECEIPT
 
 
-async def test_a_request_carries_the_reference_of_what_is_stored_and_no_content(settings: Settings) -> None:
+async def test_a_request_has_the_reference_of_a_stored_body_and_no_content(settings: Settings) -> None:
     app = App(fresh_name(), aggregates=[Document], served=[served(Document, Document.file)])
     async with app.connect(settings) as jet:
         await jet.init()

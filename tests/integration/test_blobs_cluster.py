@@ -25,7 +25,7 @@ PIECE = bytes(range(256)) * (CHUNK_BYTES // 256)
 PIECES = 12
 
 
-async def test_an_upload_goes_on_behind_the_next_leader_and_a_sweep_removes_what_no_event_has() -> None:
+async def test_an_upload_continues_after_a_leader_change_and_a_sweep_removes_orphans() -> None:
     name = fresh_name()
     bucket, killed = Bucket(name), list[str]()
     with NatsCluster(sync_interval="1m") as cluster:
@@ -56,7 +56,7 @@ async def test_an_upload_goes_on_behind_the_next_leader_and_a_sweep_removes_what
             config = link.api(f"STREAM.INFO.{bucket.stream}")["config"]
             swept = sweep_objects(link, endpoint, name, age_s=0, removes=True)
             assert (config["num_replicas"], swept.removed, swept.missing) == (3, 1, ())
-            assert [each.digest for each in swept.orphans] == [orphan.digest]
+            assert [blob.digest for blob in swept.orphans] == [orphan.digest]
             references = references_of(link, endpoint, name)
             assert list(faults_of(link, name, references.values())) == []
-        cluster.kill()  # in good order it would take some seconds
+        cluster.kill()  # an orderly stop would take some seconds

@@ -1,4 +1,4 @@
-"""`App.connect_blocking`: what `Jet` does, for threads, forks and code without `await`."""
+"""`App.connect_blocking` does what `Jet` does, for threads, forks and code without `await`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.logs import fresh_name
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120.0
 ASYNC_ONLY = {"service", "close", "run", "forget", "decode", "masked", "reader"}
-"""What is not offered without `await`: serving, which is a whole program, `close`, and what only eventjet calls."""
+"""Methods without a blocking version: serving, which is a whole program, `close`, and internal methods."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def jet(request: pytest.FixtureRequest, app: App, eventjet_nats: NatsServer) -> 
 
 
 def program(text: str, server: NatsServer, **options: Any) -> subprocess.Popen[str]:
-    """A program of a user's, with every warning an error, beside a server."""
+    """Start a user's program beside a server, with every warning as an error."""
     code = textwrap.dedent(text)
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code],
@@ -72,29 +72,29 @@ def program(text: str, server: NatsServer, **options: Any) -> subprocess.Popen[s
 @pytest.mark.parametrize(
     ("blocking", "awaited"), [(BlockingJet, Jet), (BlockingRepository, Repository), (BlockingCommand, Command)]
 )
-def test_every_method_is_there_with_its_parameters_and_its_docstring(blocking: Any, awaited: Any) -> None:
+def test_every_async_method_has_a_blocking_one_with_its_parameters_and_docstring(blocking: Any, awaited: Any) -> None:
     def public(owner: Any) -> set[str]:
         return {name for name, method in vars(owner).items() if name[0] != "_" and inspect.isfunction(method)}
 
     assert public(blocking) - {"close"} == public(awaited) - ASYNC_ONLY
     for name in public(awaited) - ASYNC_ONLY:
-        own, theirs = getattr(blocking, name), getattr(awaited, name)
-        signature = inspect.signature(own)
-        assert not inspect.iscoroutinefunction(own)
-        assert signature.parameters == inspect.signature(theirs).parameters, name
-        if not str(signature.return_annotation).startswith("Blocking"):  # such an object is made without a call
-            assert (signature, own.__doc__) == (inspect.signature(theirs), theirs.__doc__), name
+        blocking_method, async_method = getattr(blocking, name), getattr(awaited, name)
+        signature = inspect.signature(blocking_method)
+        assert not inspect.iscoroutinefunction(blocking_method)
+        assert signature.parameters == inspect.signature(async_method).parameters, name
+        if not str(signature.return_annotation).startswith("Blocking"):  # these objects are made without a request
+            assert (signature, blocking_method.__doc__) == (inspect.signature(async_method), async_method.__doc__), name
 
 
 @pytest.mark.parametrize("name", ["connect", "in_memory"])
-def test_a_connection_without_await_is_made_with_the_same_arguments(name: str) -> None:
-    own = inspect.signature(getattr(App, f"{name}_blocking")).parameters
-    theirs = dict(inspect.signature(getattr(App, name)).parameters)
-    theirs.pop("client", None)  # an open client of nats-py is of another loop
-    assert own == theirs
+def test_blocking_connections_take_the_arguments_of_async_ones(name: str) -> None:
+    blocking_parameters = inspect.signature(getattr(App, f"{name}_blocking")).parameters
+    async_parameters = dict(inspect.signature(getattr(App, name)).parameters)
+    async_parameters.pop("client", None)  # an open client of nats-py belongs to another loop
+    assert blocking_parameters == async_parameters
 
 
-def test_it_does_what_the_awaited_one_does(jet: BlockingJet) -> None:
+def test_a_blocking_connection_does_what_an_async_one_does(jet: BlockingJet) -> None:
     accounts = jet.repository(Account)
     accounts.execute("a", Account.open, "ada")
     once = accounts.command("c-1", metadata=Metadata(actor="ada"))
@@ -110,7 +110,7 @@ def test_it_does_what_the_awaited_one_does(jet: BlockingJet) -> None:
     )
     assert (paid.state.balance, received.state.balance) == (Decimal(6), Decimal(4))
     assert (accounts.load("a").balance, accounts.load("a", version=2).balance) == (Decimal(6), Decimal(10))
-    with with_metadata(Metadata(actor="cyd")):  # of this thread's context
+    with with_metadata(Metadata(actor="cyd")):  # in this thread's context
         accounts.execute("a", Account.deposit, Decimal(1))
     assert [event.metadata.actor for event in accounts.history("a", after=1)] == ["ada", None, "cyd"]
     report = jet.append_many([Imported(Account, "c", Opened(owner="cyd"))], source="old")
@@ -125,7 +125,7 @@ def test_a_command_ignores_an_argument(jet: BlockingJet) -> None:
     assert once.execute("a", Account.deposit, Decimal(1)) == once.execute("a", Account.deposit, Decimal(2))
 
 
-def test_a_read_model_is_waited_for() -> None:
+def test_caught_up_waits_for_a_read_model() -> None:
     with bank.in_memory_blocking() as jet:
         done = jet.repository(Account).execute("a", Account.open, "ada")
         jet.caught_up("balances", position=done.position)
@@ -134,8 +134,8 @@ def test_a_read_model_is_waited_for() -> None:
             jet.caught_up("balances", position=done.position + 1)
 
 
-def test_threads_share_one_connection(jet: BlockingJet) -> None:
-    accounts = jet.repository(Account)  # not resolved yet: the threads do that, too
+def test_threads_share_a_connection(jet: BlockingJet) -> None:
+    accounts = jet.repository(Account)  # not connected yet: the threads do that, too
 
     def deposit(number: int) -> None:
         for _ in range(5):
@@ -150,12 +150,12 @@ def test_threads_share_one_connection(jet: BlockingJet) -> None:
 
 def test_a_tail_follows_in_a_thread_and_ends_with_its_loop(jet: BlockingJet) -> None:
     accounts = jet.repository(Account)
-    seen: list[str] = []
+    aggregate_ids: list[str] = []
 
     def follow() -> None:
         for recorded in jet.tail(follow=True):
-            seen.append(recorded.aggregate_id)
-            if len(seen) == 3:
+            aggregate_ids.append(recorded.aggregate_id)
+            if len(aggregate_ids) == 3:
                 break
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -163,11 +163,11 @@ def test_a_tail_follows_in_a_thread_and_ends_with_its_loop(jet: BlockingJet) -> 
     for name in "abc":
         accounts.execute(name, Account.open, name)
     thread.join(BOUND_S)
-    assert seen == ["a", "b", "c"]
+    assert aggregate_ids == ["a", "b", "c"]
     assert accounts.load("a").owner == "a"
 
 
-async def test_a_thread_with_a_running_loop_is_refused_and_told_what_to_use(app: App) -> None:
+async def test_a_thread_with_a_running_loop_is_refused_with_the_alternatives(app: App) -> None:
     jet = app.in_memory_blocking()
     uses = [jet.__enter__, jet.log, jet.close, lambda: next(jet.tail()), lambda: jet.repository(Account).load("a")]
     for use in uses:
@@ -177,7 +177,7 @@ async def test_a_thread_with_a_running_loop_is_refused_and_told_what_to_use(app:
     await asyncio.to_thread(jet.close)
 
 
-def test_a_decision_that_calls_the_connection_is_refused_and_stops_nothing(jet: BlockingJet) -> None:
+def test_a_decision_that_calls_the_connection_is_refused_without_a_deadlock(jet: BlockingJet) -> None:
     accounts = jet.repository(Account)
 
     def greedy(account: Account) -> Deposited:
@@ -188,7 +188,7 @@ def test_a_decision_that_calls_the_connection_is_refused_and_stops_nothing(jet: 
     assert accounts.execute("a", Account.deposit, Decimal(1)).version == 1
 
 
-def test_a_closed_connection_says_so_and_so_does_a_call_that_waits_in_another_thread(jet: BlockingJet) -> None:
+def test_calls_of_a_closed_connection_fail_also_in_other_threads(jet: BlockingJet) -> None:
     accounts = jet.repository(Account)
     accounts.execute("a", Account.open, "ada")
     begun = threading.Event()
@@ -206,14 +206,14 @@ def test_a_closed_connection_says_so_and_so_does_a_call_that_waits_in_another_th
         assert begun.wait(BOUND_S)
         jet.close()
         assert "closed" in waiting.result(BOUND_S)
-    jet.close()  # a second time it does nothing
+    jet.close()  # a second call does nothing
     for use in (jet.log, jet.__enter__, lambda: accounts.load("a"), lambda: list(jet.tail())):
         with pytest.raises(UsageError, match=r"is closed.*connect_blocking"):
             use()
 
 
 class Connecting:
-    """Connections that cannot be made, once all callers but the one that connects wait for it."""
+    """A connection attempt that fails once all other callers wait for it."""
 
     def __init__(self, callers: int) -> None:
         self.tries = 0
@@ -240,7 +240,7 @@ def test_a_tail_that_cannot_connect_tries_once() -> None:
     assert connecting.tries == 1
 
 
-def test_callers_that_wait_for_a_connection_share_the_try_that_fails() -> None:
+def test_callers_that_wait_for_a_connection_share_its_failed_attempt() -> None:
     connecting: Any = Connecting(8)
     jet = BlockingJet(lambda: connecting)
     with ThreadPoolExecutor(8, thread_name_prefix="caller") as threads:
@@ -249,7 +249,7 @@ def test_callers_that_wait_for_a_connection_share_the_try_that_fails() -> None:
     assert connecting.tries < 8
 
 
-def test_every_call_that_waits_while_the_connection_is_closed_says_the_same(jet: BlockingJet) -> None:
+def test_all_waiting_calls_report_that_the_connection_was_closed(jet: BlockingJet) -> None:
     accounts = jet.repository(Account)
     accounts.execute("a", Account.open, "ada")
     all_begun = threading.Barrier(9)
@@ -271,12 +271,12 @@ def test_every_call_that_waits_while_the_connection_is_closed_says_the_same(jet:
         all_begun.wait(BOUND_S)
         jet.close()
         errors = [call.result(BOUND_S) for call in waiting]
-    # What was sent already may still be unknown, which is an error of its own.
+    # A save that was sent may have an unknown outcome, which is another error.
     assert {type(error) for error in errors if not isinstance(error, OutcomeUnknown)} == {UsageError}
     assert all("closed" in str(error) for error in errors), errors
 
 
-def test_a_connection_that_failed_is_tried_again_at_the_next_call(app: App, tmp_path: Path) -> None:
+def test_a_failed_connection_is_retried_at_the_next_call(app: App, tmp_path: Path) -> None:
     with NatsServer(tmp_path / "nats") as server:
         url, port = server.url, server.port
     jet = app.connect_blocking(servers=url)
@@ -289,7 +289,7 @@ def test_a_connection_that_failed_is_tried_again_at_the_next_call(app: App, tmp_
         jet.close()
 
 
-def test_it_forks_unused_and_a_fork_after_a_use_is_told_at_once(eventjet_nats: NatsServer) -> None:
+def test_a_connection_may_be_forked_only_before_its_first_use(eventjet_nats: NatsServer) -> None:
     done = program(
         """
         import os, warnings
@@ -337,7 +337,7 @@ def test_it_forks_unused_and_a_fork_after_a_use_is_told_at_once(eventjet_nats: N
     assert (done.returncode, out, err) == (0, "done\n", "")
 
 
-def test_a_process_that_closes_nothing_ends_without_a_warning(eventjet_nats: NatsServer) -> None:
+def test_a_process_that_closes_no_connection_ends_without_a_warning(eventjet_nats: NatsServer) -> None:
     done = program(
         """
         from tests.integration.test_blocking import fresh_name, withdrawn_has_a_reason
@@ -359,7 +359,7 @@ def test_a_process_that_closes_nothing_ends_without_a_warning(eventjet_nats: Nat
     assert (done.returncode, out, err) == (0, "", "")
 
 
-def test_an_interrupt_ends_the_wait_where_the_program_called(eventjet_nats: NatsServer) -> None:
+def test_an_interrupt_is_raised_in_the_waiting_call(eventjet_nats: NatsServer) -> None:
     waiting = program(
         """
         from eventjet import App

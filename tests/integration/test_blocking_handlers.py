@@ -1,4 +1,4 @@
-"""A handler that blocks the event loop keeps its lease, is named, and is quarantined after its tries.
+"""A worker keeps its lease while a handler blocks the event loop, names the handler, and quarantines its event.
 
 `python -m tests.integration.test_blocking_handlers <nats> <app> <file> <timeout_s>` is a worker. Its handler notes each
 call in the file and blocks as long as the event says.
@@ -63,8 +63,8 @@ def calls(tmp_path: Path) -> Path:
     return path
 
 
-async def quarantined(cursors: Cursors) -> QuarantinedEntry:
-    """The one event in quarantine, as soon as there is one."""
+async def quarantined_entry(cursors: Cursors) -> QuarantinedEntry:
+    """Wait for the entry in quarantine, and return it."""
     (entry,) = await eventually(lambda: cursors.parked("strike"))
     return entry
 
@@ -75,27 +75,27 @@ def cursors_of(jet: Jet) -> Cursors:
 
 
 async def is_idle(cursors: Cursors, jet: Jet) -> bool:
-    """Whether the cursor has come to the end of the log."""
+    """Return whether the cursor is at the end of the log."""
     return (await cursors.read("strike")).cursor.position == (await jet.log()).last
 
 
-async def test_a_try_that_blocks_beyond_its_time_counts_whoever_has_the_lease(
+async def test_a_try_that_blocks_beyond_its_timeout_counts_for_each_owner_of_the_lease(
     settings: Settings, name: str, calls: Path
 ) -> None:
     async with app_of(name, calls, 0.5).connect(settings) as jet:
         await jet.init()
         cursors = cursors_of(jet)
-        with workers(settings, name, calls, 0.5) as one, workers(settings, name, calls, 0.5) as other:
-            for worker in (one, other):
+        with workers(settings, name, calls, 0.5) as first, workers(settings, name, calls, 0.5) as second:
+            for worker in (first, second):
                 worker.ready()
             await jet.repository(Bell).execute("b", Bell.ring, 2_500)
-            entry = await quarantined(cursors)
+            entry = await quarantined_entry(cursors)
             await eventually(lambda: is_idle(cursors, jet))
-            await until(lambda: NAMED.search(one.logged() + other.logged()) is not None)
+            await until(lambda: NAMED.search(first.logged() + second.logged()) is not None)
         assert (await cursors.read("strike")).cursor.tries == ()
     assert entry.tries == TRIES
     assert "strike, the handler of 'strike', blocked the event loop" in entry.parked.reason
-    # Not again and again: on a machine that starves both workers a try may come again after a takeover.
+    # On a machine that starves both workers a try may be repeated after a takeover.
     assert TRIES <= len(calls.read_text().split()) <= 2 * TRIES
 
 
@@ -105,19 +105,19 @@ async def test_a_handler_that_blocks_and_returns_in_time_is_called_once(
     async with app_of(name, calls, 60.0).connect(settings) as jet:
         await jet.init()
         cursors = cursors_of(jet)
-        with workers(settings, name, calls, 60.0) as one, workers(settings, name, calls, 60.0) as other:
-            for worker in (one, other):
+        with workers(settings, name, calls, 60.0) as first, workers(settings, name, calls, 60.0) as second:
+            for worker in (first, second):
                 worker.ready()
             await jet.repository(Bell).execute("b", Bell.ring, 3_500)
             await jet.repository(Bell).execute("c", Bell.ring, 0)
             await eventually(lambda: is_idle(cursors, jet))
-            await until(lambda: NAMED.search(one.logged() + other.logged()) is not None)
+            await until(lambda: NAMED.search(first.logged() + second.logged()) is not None)
         assert await cursors.parked("strike") == []
     assert sorted(calls.read_text().split()) == ["b", "c"]
 
 
 @pytest.mark.slow
-async def test_a_try_counts_although_its_worker_is_killed_while_it_is_blocked(
+async def test_a_try_counts_though_its_worker_is_killed_while_it_blocks(
     settings: Settings, name: str, calls: Path
 ) -> None:
     async with app_of(name, calls, 60.0).connect(settings) as jet:
@@ -133,7 +133,7 @@ async def test_a_try_counts_although_its_worker_is_killed_while_it_is_blocked(
                 worker.ready()
                 await eventually(is_counted)
         with workers(settings, name, calls, 60.0):
-            entry = await quarantined(cursors)
+            entry = await quarantined_entry(cursors)
     assert (entry.tries, "in each of its tries" in entry.parked.reason) == (TRIES, True)
     assert calls.read_text().split() == ["b"] * TRIES
 

@@ -1,4 +1,4 @@
-"""The large bodies of an archive in an object store: written, read, and each fault in words."""
+"""Large bodies of an archive are written to and read from an object store, and its faults are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pieces() -> Iterator[bytes]:
         yield CONTENT[start : start + 500_000]
 
 
-def test_a_body_is_written_whole_or_not_at_all_and_read_back(store: ObjectStore) -> None:
+def test_a_body_is_written_completely_or_not_at_all(store: ObjectStore) -> None:
     bodies = ArchivedBodies(URL)
     assert not bodies.exist()
     with pytest.raises(BlobMissing):
@@ -64,7 +64,7 @@ def test_a_body_is_written_whole_or_not_at_all_and_read_back(store: ObjectStore)
         (URL, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, ("AWS_ENDPOINT_URL=http://127.0.0.1:9 does not answer",)),
     ],
 )
-def test_a_fault_is_told_in_words(
+def test_a_fault_of_the_object_store_is_reported_with_its_cause(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], words: tuple[str, ...]
 ) -> None:
     for name, value in environ.items():

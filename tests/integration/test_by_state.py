@@ -1,4 +1,4 @@
-"""Keys that only the history of an aggregate knows: the same rows in workers, rebuilds, `verify` and tests."""
+"""Keys from the state of an aggregate give the same rows in workers, rebuilds, `verify` and tests."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def case(request: pytest.FixtureRequest) -> Any:
 
 @given(histories(), st.lists(st.integers(1, 25), max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_any_history_gives_the_rows_of_a_plain_fold_however_it_is_cut(
+def test_any_history_in_any_batches_gives_the_rows_of_a_plain_fold(
     case: ReadModelCase, pairs: Pairs, ends: Sequence[int]
 ) -> None:
     name = case.resolved.name
@@ -132,7 +132,9 @@ async def test_live_rebuilt_and_verified_rows_are_the_same(postgres: bool) -> No
         for name in NAMES:
             assert (await verify(REF, name, jet.settings, engine="local")).differences == 0
         report = await rebuild(REF, NAMES, jet.settings, engine="local")
-        assert {made.projection: made.rows for made in report.projections} == {name: len(live[name]) for name in NAMES}
+        assert {rebuilt.projection: rebuilt.rows for rebuilt in report.projections} == {
+            name: len(live[name]) for name in NAMES
+        }
         assert rows_of(where) == live
         # The workers go on from the states that the rebuild made.
         more = history(8, 1_000, ids=20)[900:]
@@ -152,14 +154,14 @@ async def test_live_rebuilt_and_verified_rows_are_the_same(postgres: bool) -> No
     ],
     ids=["sqlite, lost", "postgres, lost", "other code", "other version"],
 )
-async def test_a_state_that_does_not_fit_stops_the_projection_until_it_is_rebuilt(postgres: bool, damage: str) -> None:
+async def test_a_damaged_state_stops_the_projection_until_a_rebuild(postgres: bool, damage: str) -> None:
     async with running(orders, postgres=postgres) as jet:
         repository = jet.repository(Order)
         done = await repository.execute("o-1", Order.record, Placed(customer="ada", ref="o-1"))
         await jet.caught_up("spend", position=done.position, timeout_s=PATIENT_S)
         where = jet.settings.database
         await pause(where, [("spend", 1)], app="orders")
-        # In a thread: a worker of this loop may be in a transaction of the only writer.
+        # In a thread, since a worker of this loop may have the only writing transaction.
         await asyncio.to_thread(execute, where, damage)
         report = await verify(REF, "spend", jet.settings, engine="local")
         assert [example.key for example in report.examples] == [("ej_state_spend", "order", "o-1")]
@@ -186,7 +188,7 @@ async def test_a_state_that_does_not_fit_stops_the_projection_until_it_is_rebuil
 @pytest.mark.timeout(1_800)
 @pytest.mark.usefixtures("spark")
 async def test_spark_and_an_archive_give_the_same_rows_in_sqlite(tmp_path: Path) -> None:
-    """As `test_one_history_gives_the_same_rows_on_every_road` says of PostgreSQL."""
+    """`test_workers_rebuilds_archives_and_lakes_give_the_same_rows` tests PostgreSQL."""
     pairs = history(11, 4_000, ids=300)
     async with running(orders) as jet:
         last = append(jet.settings, pairs)
@@ -208,7 +210,7 @@ async def test_spark_and_an_archive_give_the_same_rows_in_sqlite(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
-async def test_killed_workers_lose_no_state_and_count_no_event_twice(postgres: bool) -> None:
+async def test_killed_workers_neither_lose_states_nor_count_events_twice(postgres: bool) -> None:
     pairs = history(5, 1_200)
 
     async def worker(settings: Settings, failpoint: str = "") -> asyncio.subprocess.Process:
@@ -253,7 +255,7 @@ def declaring(spend: Any) -> App:
 
 
 @pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
-async def test_a_key_of_events_becomes_one_of_states_and_back(postgres: bool) -> None:
+async def test_a_key_of_events_can_become_a_key_of_states_and_back(postgres: bool) -> None:
     by_event, by_both = projection("spend")(by_order), declaring(app.spend)
     pairs = history(4, 300)
     with running_stack(postgres=postgres) as stack:
@@ -285,7 +287,7 @@ async def test_a_key_of_events_becomes_one_of_states_and_back(postgres: bool) ->
 
 
 @pytest.mark.parametrize("postgres", [False, True], ids=["sqlite", "postgres"])
-async def test_a_new_revision_brings_its_own_states_and_the_old_ones_go_with_theirs(postgres: bool) -> None:
+async def test_each_revision_has_its_own_states_which_are_dropped_with_it(postgres: bool) -> None:
     newer = App("orders", aggregates=[Order, Payment], projections=[replace(app.spend, revision=2)])
     pairs = history(3, 200)
     want = values(expected(pairs)["spend"])
@@ -323,7 +325,9 @@ async def test_a_new_revision_brings_its_own_states_and_the_old_ones_go_with_the
             assert "state" in shown.page.columns
         with engine.begin() as connection:
             (old,) = [
-                one for one in unused(connection, newer.projections.values(), "orders") if one.projection == "spend"
+                table
+                for table in unused(connection, newer.projections.values(), "orders")
+                if table.projection == "spend"
             ]
             assert len(old.tables) == 2
             retire(connection, "spend", 1, newer.projections.values(), "orders")

@@ -49,12 +49,12 @@ authorization { timeout: 30, users [
 class Counted:
     """Reads checkpoints and counts its reads."""
 
-    look: Checkpoints
-    looks: int = 0
+    read: Checkpoints
+    reads: int = 0
 
     async def __call__(self) -> Mapping[str, Sequence[RevisionStatus]]:
-        checkpoints = await self.look()
-        self.looks += 1
+        checkpoints = await self.read()
+        self.reads += 1
         return checkpoints
 
 
@@ -62,13 +62,13 @@ class Counted:
 async def waiting(ledger: Ledger, slow_s: float = LONG_S) -> AsyncGenerator[tuple[Waiting, Counted]]:
     """Yield what a connection waits with; without a notice it reads checkpoints only after `slow_s`."""
     client = await connect(ledger.settings)
-    look = Counted(Checkpoints(ledger.settings.database))
-    reader = Waiting(ledger.name, look, client.serve, slow_s=slow_s)
+    counter = Counted(Checkpoints(ledger.settings.database))
+    reader = Waiting(ledger.name, counter, client.serve, slow_s=slow_s)
     try:
-        yield reader, look
+        yield reader, counter
     finally:
         await reader.close()
-        await look.look.close()
+        await counter.read.close()
         await client.close()
 
 
@@ -82,19 +82,19 @@ def execute(url: str, statement: str) -> Any:
         engine.dispose()
 
 
-async def looked(look: Counted, times: int = 1) -> None:
+async def wait_for_reads(counter: Counted, times: int = 1) -> None:
     async def often_enough() -> bool:
-        return look.looks >= times
+        return counter.reads >= times
 
     await eventually(often_enough, "a look")
 
 
 async def test_a_workers_notice_wakes_a_waiting_reader(ledger: Ledger) -> None:
-    async with waiting(ledger) as (reader, look):
+    async with waiting(ledger) as (reader, counter):
         waiter = asyncio.create_task(reader.caught_up(BALANCES, 301, LONG_S))
-        await looked(look)
+        await wait_for_reads(counter)
         ledger.append(history(300))
-        await reader.caught_up(MOVEMENTS, 0, LONG_S)  # subscribes
+        await reader.caught_up(MOVEMENTS, 0, LONG_S)  # this call subscribes to notices
         async with ledger.working(options=QUICK), asyncio.timeout(LONG_S / 2):
             await reader.caught_up(MOVEMENTS, 200, LONG_S)
             ledger.append([("a-1", Added(amount=Decimal(1)))])
@@ -123,19 +123,19 @@ async def test_a_worker_that_may_not_send_notices_projects_and_readers_poll(
         ledger = Ledger(Settings(servers=(server.url,), database=database, user="app", password="app"))
         ledger.create()
         mute = replace(ledger, settings=replace(ledger.settings, user="mute", password="mute"))
-        async with waiting(ledger) as (deaf, look), waiting(ledger, slow_s=0.2) as (slow, _):
-            lost = asyncio.create_task(deaf.caught_up(BALANCES, 100, 2))
-            await looked(look)
+        async with waiting(ledger) as (deaf, counter), waiting(ledger, slow_s=0.2) as (slow, _):
+            unnotified = asyncio.create_task(deaf.caught_up(BALANCES, 100, 2))
+            await wait_for_reads(counter)
             result = asyncio.create_task(slow.caught_up(BALANCES, 100, LONG_S))
             async with mute.working("balances", options=QUICK):
                 ledger.append(history(100))
                 await result
                 with pytest.raises(NotCaughtUp):
-                    await lost
+                    await unnotified
                 ledger.append(history(1, seed=2))
                 await slow.caught_up(BALANCES, 101, LONG_S)
                 await eventually(has_warned, "the log line")
-        assert look.looks == 1  # nothing ever woke it
+        assert counter.reads == 1  # no notice woke the reader
 
 
 async def test_a_position_that_is_reached_without_a_notice_is_noticed(ledger: Ledger) -> None:
@@ -143,9 +143,9 @@ async def test_a_position_that_is_reached_without_a_notice_is_noticed(ledger: Le
         ledger.settings.database,
         "update eventjet_projection set state = 'active' where name = 'balances'",
     )
-    async with waiting(ledger, slow_s=0.2) as (reader, look):
+    async with waiting(ledger, slow_s=0.2) as (reader, counter):
         waiter = asyncio.create_task(reader.caught_up(BALANCES, 7, LONG_S))
-        await looked(look, 2)
+        await wait_for_reads(counter, 2)
         await asyncio.to_thread(execute, ledger.settings.database, "update eventjet_projection set position = 7")
         await waiter
 
@@ -155,19 +155,19 @@ async def test_notices_arrive_again_after_a_server_restart(tmp_path: Path, datab
     with NatsServer() as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
-        async with waiting(ledger) as (reader, look), ledger.working("balances", options=QUICK):
+        async with waiting(ledger) as (reader, counter), ledger.working("balances", options=QUICK):
             ledger.append(history(10))
             await reader.caught_up(BALANCES, 10, LONG_S)
             server.kill()
             server.start()
-            await eventually(lambda: heard(server, ledger), "the subscription")
+            await eventually(lambda: is_subscribed(server, ledger), "the subscription")
             waiter = asyncio.create_task(reader.caught_up(BALANCES, 20, LONG_S / 2))
-            await looked(look, 2)
+            await wait_for_reads(counter, 2)
             ledger.append(history(10))
             await waiter
 
 
-async def heard(server: NatsServer, ledger: Ledger) -> bool:
+async def is_subscribed(server: NatsServer, ledger: Ledger) -> bool:
     return bool(await asyncio.to_thread(subscriptions, server, f"_EJ.{ledger.name}."))
 
 
@@ -175,9 +175,9 @@ async def test_a_database_that_stops_while_readers_wait_is_unreachable(eventjet_
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
         database_with(postgres.url, BALANCES)
-        async with waiting(ledger, slow_s=0.2) as (reader, look):
+        async with waiting(ledger, slow_s=0.2) as (reader, counter):
             waiters = [asyncio.create_task(reader.caught_up(BALANCES, 1, LONG_S)) for _ in range(20)]
-            await looked(look)
+            await wait_for_reads(counter)
             postgres.kill()
             for waiter in waiters:
                 with pytest.raises(Unreachable, match=r"^The database postgresql\S+: "):
@@ -213,9 +213,9 @@ async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[Po
     with PostgresServer(durable=False) as postgres:
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
         database_with(postgres.url, BALANCES)
-        async with waiting(ledger, slow_s=0.2) as (reader, look):
+        async with waiting(ledger, slow_s=0.2) as (reader, counter):
             waiter = asyncio.create_task(reader.caught_up(BALANCES, 1, timeout_s))
-            await looked(look, 2)
+            await wait_for_reads(counter, 2)
             backends = [pid for (pid,) in execute(postgres.url, _BACKENDS)]
             for pid in backends:
                 os.kill(pid, signal.SIGSTOP)

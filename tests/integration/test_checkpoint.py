@@ -1,4 +1,4 @@
-"""Leases by the database's clock, sessions that cannot hold a row for ever, and waiting for a position."""
+"""Leases end by the database's clock, sessions cannot lock a row for ever, and readers wait for a position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +20,7 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, COMMAND, WORKER, Database, SessionLimits
 from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables
+from eventjet.writers.sql_writer import driver_of
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, database_with
 
@@ -36,13 +39,13 @@ def take(engine: Engine, owner: str, ttl_s: float = 30.0) -> Checkpoint | None:
         return checkpoint.take(connection, "balances", 1, owner, ttl_s)
 
 
-def held(engine: Engine, owner: str = "w-1") -> Checkpoint:
-    found = take(engine, owner)
-    assert found is not None
-    return found
+def take_lease(engine: Engine, owner: str = "w-1") -> Checkpoint:
+    lease = take(engine, owner)
+    assert lease is not None
+    return lease
 
 
-def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
+def test_concurrent_processes_create_the_tables_once(database: str) -> None:
     engine = Database(database).sync_engine()
     with ThreadPoolExecutor(4) as pool:
         created = list(pool.map(lambda _: create_tables(engine, [BALANCES, MOVEMENTS]), range(4)))
@@ -59,37 +62,37 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
     engine.dispose()
 
 
-def test_a_lease_that_was_seen_unchanged_may_be_taken_whatever_the_clock_says(engine: Engine) -> None:
-    first = held(engine)
+def test_a_lease_that_is_not_renewed_may_be_taken_though_the_clock_was_ahead(engine: Engine) -> None:
+    first = take_lease(engine)
     with engine.begin() as connection:
-        assert checkpoint.renew(connection, first, 3_600)  # the clock was an hour ahead then
-        seen = checkpoint.read(connection, "balances", 1)
-        assert seen is not None
+        assert checkpoint.renew(connection, first, 3_600)  # the database's clock was an hour ahead
+        observed = checkpoint.read(connection, "balances", 1)
+        assert observed is not None
         assert not checkpoint.is_free(connection, "balances", 1, "w-2", silent=first)
-        assert checkpoint.is_free(connection, "balances", 1, "w-2", silent=seen)
+        assert checkpoint.is_free(connection, "balances", 1, "w-2", silent=observed)
     with engine.begin() as connection:
         assert checkpoint.renew(connection, first, 30)
-        # It lived after all.
-        assert checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen) is None
-        seen = checkpoint.read(connection, "balances", 1)
+        # The owner renews its lease after all.
+        assert checkpoint.take(connection, "balances", 1, "w-2", 30, silent=observed) is None
+        observed = checkpoint.read(connection, "balances", 1)
     with engine.begin() as connection:
-        taken = checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen)
-        assert taken is not None
-        assert (taken.epoch, taken.owner) == (first.epoch + 1, "w-2")
+        second = checkpoint.take(connection, "balances", 1, "w-2", 30, silent=observed)
+        assert second is not None
+        assert (second.epoch, second.owner) == (first.epoch + 1, "w-2")
         assert not checkpoint.renew(connection, first, 30)
         assert not checkpoint.advance(connection, first, 0, 1, "e", 30)
-        assert checkpoint.take(connection, "balances", 1, "w-1", 30, silent=seen) is None
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, silent=observed) is None
 
 
-def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: Engine) -> None:
-    first = held(engine)
+def test_a_lease_has_a_single_owner_and_each_owner_a_new_epoch(engine: Engine) -> None:
+    first = take_lease(engine)
     assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", BUILDING, 0)
     assert take(engine, "w-2") is None
     with engine.begin() as connection:
         assert not checkpoint.is_free(connection, "balances", 1, "w-2")
         assert checkpoint.release(connection, first)
         assert checkpoint.is_free(connection, "balances", 1, "w-2")
-    assert held(engine, "w-2").epoch == 2
+    assert take_lease(engine, "w-2").epoch == 2
     with engine.begin() as connection:
         assert not checkpoint.renew(connection, first, 30)
         assert not checkpoint.release(connection, first)
@@ -98,81 +101,81 @@ def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: E
 
 
 def test_a_lease_ends_by_the_databases_clock(engine: Engine) -> None:
-    first = held(engine)
+    first = take_lease(engine)
     assert take(engine, "w-2") is None
     with engine.begin() as connection:
         assert checkpoint.renew(connection, first, 0.2)
     deadline = time.monotonic() + 30
-    while (found := take(engine, "w-2")) is None:
+    while (second := take(engine, "w-2")) is None:
         assert time.monotonic() < deadline
-    assert found.epoch == 2
+    assert second.epoch == 2
 
 
 def test_an_owner_takes_its_own_lease_again(engine: Engine) -> None:
-    assert held(engine).epoch == 1
-    assert held(engine).epoch == 2
+    assert take_lease(engine).epoch == 1
+    assert take_lease(engine).epoch == 2
 
 
-def taken(engine: Engine, owner: str, code: str) -> Checkpoint:
-    """A term of an owner with this code."""
+def take_with_code(engine: Engine, owner: str, code: str) -> Checkpoint:
+    """Take the lease as an owner with this code."""
     with engine.begin() as connection:
-        found = checkpoint.take(connection, "balances", 1, owner, 30.0, code=code)
-        assert found is not None
-        return found
+        lease = checkpoint.take(connection, "balances", 1, owner, 30.0, code=code)
+        assert lease is not None
+        return lease
 
 
-def moved(engine: Engine, first: Checkpoint, position: int) -> None:
+def advance_to(engine: Engine, first: Checkpoint, position: int) -> None:
     with engine.begin() as connection:
         assert checkpoint.advance(connection, first, first.position, position, "e", 30)
 
 
-def test_the_codes_that_made_rows_are_noted_in_order_and_bounded(engine: Engine) -> None:
-    taken(engine, "w-1", "unused")
-    moved(engine, taken(engine, "w-1", "a"), 1)
+def test_the_codes_that_wrote_rows_are_recorded_in_order_and_limited(engine: Engine) -> None:
+    take_with_code(engine, "w-1", "unused")
+    advance_to(engine, take_with_code(engine, "w-1", "a"), 1)
     for code in ("b", "c", "b", "", "b"):
-        last = taken(engine, "w-1", code).code
+        last = take_with_code(engine, "w-1", code).code
     assert last == "a,c,b"
     for number in range(20):
-        last = taken(engine, "w-1", str(number)).code
+        last = take_with_code(engine, "w-1", str(number)).code
     assert last == "a,13,14,15,16,17,18,19"
-    holder = taken(engine, "w-1", "z")
+    holder = take_with_code(engine, "w-1", "z")
     with engine.begin() as connection:
-        anew = checkpoint.reset(connection, holder)
-        assert anew is not None
-        assert anew.code == ""
+        restarted = checkpoint.reset(connection, holder)
+        assert restarted is not None
+        assert restarted.code == ""
 
 
-def test_a_proof_is_noted_while_nobody_else_can_have_written(engine: Engine) -> None:
-    def proved(seen: Checkpoint, code: str) -> bool:
+def test_a_proof_is_recorded_only_if_no_other_code_can_have_written(engine: Engine) -> None:
+    def proved(observed: Checkpoint, code: str) -> bool:
         with engine.begin() as connection:
-            return checkpoint.note_proof(connection, seen, code)
+            return checkpoint.note_proof(connection, observed, code)
 
-    def now() -> Checkpoint:
+    def current_checkpoint() -> Checkpoint:
         with engine.begin() as connection:
-            found = checkpoint.read(connection, "balances", 1)
-            assert found is not None
-            return found
+            current = checkpoint.read(connection, "balances", 1)
+            assert current is not None
+            return current
 
-    first = taken(engine, "w-1", "a")
-    moved(engine, first, 1)
-    second = taken(engine, "w-1", "b")
-    assert not proved(now(), "c"), "the owner has other code"
+    first = take_with_code(engine, "w-1", "a")
+    advance_to(engine, first, 1)
+    second = take_with_code(engine, "w-1", "b")
+    assert not proved(current_checkpoint(), "c"), "the owner has other code"
     assert not proved(first, "b"), "another owner was there since"
-    seen = now()
-    moved(engine, second, 2)
-    assert proved(seen, "b"), "the owner goes on with the same code"
-    seen = now()
-    moved(engine, seen, 3)
+    observed = current_checkpoint()
+    advance_to(engine, second, 2)
+    assert proved(observed, "b"), "the owner goes on with the same code"
+    observed = current_checkpoint()
+    advance_to(engine, observed, 3)
     with engine.begin() as connection:
-        assert checkpoint.release(connection, seen)
-    assert not proved(seen, "c"), "other code wrote before it let go"
-    assert proved(now(), "c")
-    assert now().code == "c"
+        assert checkpoint.release(connection, observed)
+    assert not proved(observed, "c"), "other code wrote before it let go"
+    assert proved(current_checkpoint(), "c")
+    assert current_checkpoint().code == "c"
 
 
 @pytest.mark.parametrize("state", [PAUSED, RETIRED])
 def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: str) -> None:
-    first = held(engine)
+    first = take_lease(engine)
     with engine.begin() as connection:
         if state == PAUSED:
             assert checkpoint.pause(connection, first) is not None
@@ -182,8 +185,8 @@ def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: s
     assert take(engine, "w-1") is None
 
 
-def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(engine: Engine) -> None:
-    first = held(engine)
+def test_a_failed_projection_is_taken_by_an_owner_that_did_not_fail_at_its_position(engine: Engine) -> None:
+    first = take_lease(engine)
     with engine.begin() as connection:
         checkpoint.note_state(connection, first, FAILED, "because")
         checkpoint.release(connection, first)
@@ -196,7 +199,7 @@ def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(eng
     assert (again.state, again.reason) == (ACTIVE, None)
 
 
-def test_a_row_locked_by_a_batch_counts_as_held(engine: Engine) -> None:
+def test_a_row_that_a_batch_has_locked_cannot_be_taken(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite locks the whole database")
     with engine.begin() as connection:
@@ -204,7 +207,7 @@ def test_a_row_locked_by_a_batch_counts_as_held(engine: Engine) -> None:
         assert take(engine, "w-2") is None
 
 
-def test_a_session_that_stops_within_a_transaction_frees_its_row(engine: Engine, database: str) -> None:
+def test_an_idle_session_in_a_transaction_loses_its_lock(engine: Engine, database: str) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite frees it when the process resumes or dies")
     stuck = Database(database).sync_engine(limits=SessionLimits(idle_in_transaction_ms=1_500))
@@ -219,7 +222,7 @@ def test_a_session_that_stops_within_a_transaction_frees_its_row(engine: Engine,
     stuck.dispose()
 
 
-def test_a_session_that_the_database_ended_is_called_unreachable(database: str) -> None:
+def test_a_session_that_the_database_ended_is_reported_as_unreachable(database: str) -> None:
     where = Database(database)
     if where.dialect.name == "sqlite":
         pytest.skip("SQLite ends no sessions")
@@ -263,7 +266,7 @@ def test_a_reader_of_sqlite_does_not_wait_for_a_writer(engine: Engine) -> None:
             assert checkpoint.read(reader, "balances", 1) is not None
 
 
-async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: str) -> None:
+async def test_a_position_that_is_not_reached_is_reported(engine: Engine, database: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("update eventjet_projection set position = 7 where name = 'balances'"))
     await wait_caught_up(database, BALANCES, 7, timeout_s=0)
@@ -277,7 +280,7 @@ async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: 
         await wait_caught_up(database, MOVEMENTS, 1, timeout_s=0)
 
 
-def test_blocking_connections_for_bulk_loads(database: str) -> None:
+def test_a_blocking_connection_for_bulk_loads_is_configured(database: str) -> None:
     where = Database(database)
     if where.dialect.name == "sqlite":
         loader = where.connect()
@@ -286,6 +289,27 @@ def test_blocking_connections_for_bulk_loads(database: str) -> None:
     else:
         with where.connect("eventjet load") as connection:
             assert connection.execute("show application_name").fetchone() == ("eventjet load",)
+
+
+async def test_a_host_that_is_gone_without_a_word_is_noticed_unless_the_url_says_otherwise(
+    eventjet_database: str,
+) -> None:
+    def limits(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> list[str | None]:
+        parameters = connection.info.get_parameters()
+        names = ("tcp_user_timeout", "keepalives_idle", "keepalives_interval", "keepalives_count")
+        return [parameters.get(name) for name in names]
+
+    usual = ["20000", "10", "5", "2"]
+    engine = Database(eventjet_database).engine("eventjet test")
+    async with engine.connect() as connection:
+        assert limits(await driver_of(connection)) == usual
+    await engine.dispose()
+    for url, expected in [
+        (eventjet_database, usual),
+        (f"{eventjet_database}?tcp_user_timeout=0&keepalives_idle=60", ["0", "60", *usual[2:]]),
+    ]:
+        with Database(url).connect() as blocking:
+            assert limits(blocking) == expected
 
 
 @pytest.mark.parametrize(
@@ -302,11 +326,11 @@ def test_no_password_is_shown(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "not a url"])
-def test_a_database_that_nobody_else_could_read_is_refused(url: str) -> None:
+def test_a_database_that_other_processes_cannot_read_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         Database(url)
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="Check that its folder exists"):
         Database(f"sqlite:///{tmp_path}/nowhere/read.db").connect()

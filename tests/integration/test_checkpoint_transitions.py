@@ -1,4 +1,4 @@
-"""The checkpoint's state machine, as its table says, under any sequence of transitions."""
+"""The checkpoint follows its transition table under any sequence of transitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventjet.sql.locations import create_tables
 from eventjet.sql.own_tables import projections
 
 Step = Callable[[Connection, Checkpoint, Checkpoint], object]
-"""What somebody does who read the first checkpoint a while ago and the second one just now."""
+"""A change by a process that read the first checkpoint earlier and the second just now."""
 
 
 def take(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
@@ -79,7 +79,7 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
     "reset": (lambda c, _, now: checkpoint.reset(c, now), lambda _: [position.RESET], False),
     "depose": (lambda c, _, now: checkpoint.depose(c, now.name, now.revision), lambda _: [position.DEPOSE], False),
 }
-"""Name → what is done, the transitions that may come of it, and whether only the owner's epoch allows it."""
+"""By name: the change, its allowed transitions, and whether it needs the epoch of the owner."""
 
 
 @pytest.fixture
@@ -92,15 +92,15 @@ def engine(database: str) -> Iterator[Engine]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans()), max_size=12))
-def test_any_sequence_of_transitions_keeps_to_the_table(engine: Engine, steps: list[tuple[str, bool]]) -> None:
+def test_any_sequence_of_changes_follows_the_transition_table(engine: Engine, steps: list[tuple[str, bool]]) -> None:
     with engine.connect() as connection, connection.begin() as transaction:
         connection.execute(delete(projections))
         checkpoint.ensure(connection, "balances", 1)
-        old = now = stands(connection)
+        old = now = current_checkpoint(connection)
         for name, is_fresh in steps:
             old = now if is_fresh else old
             check_step(connection, name, old, now)
-            now = stands(connection)
+            now = current_checkpoint(connection)
         transaction.rollback()
 
 
@@ -109,15 +109,15 @@ def check_step(connection: Connection, name: str, old: Checkpoint, before: Check
     try:
         do(connection, old, before)
     except CheckpointFenced:
-        assert stands(connection) == before
+        assert current_checkpoint(connection) == before
         return
-    after = stands(connection)
-    allowed = [one for one in named(before) if before.state in one.states]
+    after = current_checkpoint(connection)
+    allowed = [transition for transition in named(before) if before.state in transition.states]
     if not allowed or (is_owners and old.epoch != before.epoch):
         assert after == before
     if after == before:
         return
-    assert after.state in {one.states[before.state] for one in allowed}
+    assert after.state in {transition.states[before.state] for transition in allowed}
     assert after.epoch == before.epoch + allowed[0].deposes
     if name == "take over" and before.owner not in (None, "a standby"):
         assert (old.epoch, old.lease_until) == (before.epoch, before.lease_until)
@@ -131,23 +131,23 @@ def check_step(connection: Connection, name: str, old: Checkpoint, before: Check
         assert (after.position, after.event_id) == (before.position, before.event_id)
 
 
-def stands(connection: Connection) -> Checkpoint:
-    found = checkpoint.read(connection, "balances", 1)
-    assert found is not None
-    return found
+def current_checkpoint(connection: Connection) -> Checkpoint:
+    current = checkpoint.read(connection, "balances", 1)
+    assert current is not None
+    return current
 
 
-def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
+def test_a_resumed_projection_has_its_state_from_before_the_pause(engine: Engine) -> None:
     with engine.begin() as connection:
         checkpoint.ensure(connection, "balances", 1)
         for state in (NEW, "building", ACTIVE):
-            paused = checkpoint.pause(connection, stands(connection))
+            paused = checkpoint.pause(connection, current_checkpoint(connection))
             assert paused is not None
             assert paused.state == PAUSED
             resumed = checkpoint.resume(connection, paused)
             assert resumed is not None
             assert resumed.state == state
-            held = checkpoint.take(connection, "balances", 1, "a worker", 60.0)
-            assert held is not None
+            taken = checkpoint.take(connection, "balances", 1, "a worker", 60.0)
+            assert taken is not None
             if state != NEW:
-                checkpoint.note_state(connection, held, ACTIVE)
+                checkpoint.note_state(connection, taken, ACTIVE)

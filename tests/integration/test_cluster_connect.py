@@ -1,4 +1,4 @@
-"""A rebuild through Spark Connect: the server is a process of its own, which knows neither app nor secrets."""
+"""A rebuild through Spark Connect, whose server is another process and knows neither app nor secrets."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Bo
     database = f"sqlite:///{tmp_path}/read.db"
     if request.param == "postgresql":
         database = request.getfixturevalue("eventjet_database")
-    given = {"servers": nats.url, "database": database, "user": ADMIN, "password": ADMIN}
-    return Book(Settings.load(given, {}), tmp_path)
+    overrides = {"servers": nats.url, "database": database, "user": ADMIN, "password": ADMIN}
+    return Book(Settings.load(overrides, {}), tmp_path)
 
 
-def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret(
+def test_a_connect_server_rebuilds_with_the_current_app_and_stores_no_secret(
     book: Book, remote: str, elsewhere: Path, tmp_path: Path
 ) -> None:
     last = book.fill(EVENTS, accounts=400)
@@ -66,7 +66,7 @@ def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret
     driver = tmp_path / "driver"
     driver.mkdir()
 
-    def rebuilt(*names: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run_rebuild(*names: str, **more: str) -> subprocess.CompletedProcess[str]:
         environ = {**settings_of(book, "rebuild", PASSWORD), "SPARK_REMOTE": remote, **more}
         command = cli("rebuild", *names, "--json", *app)
         done = subprocess.run(command, cwd=driver, env=environ, capture_output=True, text=True, timeout=400)
@@ -75,14 +75,14 @@ def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret
         return done
 
     with watched(secrets, shown):
-        first = rebuilt(*ALL)
+        first = run_rebuild(*ALL)
         for name in ALL:
             assert book.rows(name) == book.folded(last, name)
     if book.where.dialect.name == "postgresql":
-        # The same module, in another session of the same server: what was sent before is not what is run.
+        # The changed module in another session of the same server: the server does not run the old module.
         module = Path(book.ref.path[0], f"{book.ref.module}.py")
         module.write_text(module.read_text().replace("accounts + 1", "accounts + 1000"))
-        rebuilt("owners")
+        run_rebuild("owners")
         assert sum(row.accounts for row in book.rows("owners")) > 1_000
     assert remains(book.where) == []
     count, telling = files_with(secrets, elsewhere)
@@ -93,12 +93,10 @@ def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret
 
 
 @pytest.mark.parametrize("book", ["postgresql"], indirect=True)
-def test_interrupted_it_ends_the_work_on_the_server_and_told_of_progress_before(
-    book: Book, remote: str, tmp_path: Path
-) -> None:
+def test_an_interrupted_rebuild_ends_its_tasks_on_the_server(book: Book, remote: str, tmp_path: Path) -> None:
     book.fill(EVENTS, accounts=400)
     marker = tmp_path / "reached"
-    # The last event of the log waits: by then the parts before it are done.
+    # The last event of the log blocks, so the parts before it are done by then.
     first = "    row = replace(row, events=row.events + 1,"
     wait = (
         f"    if event.position == {EVENTS}:\n"
@@ -108,23 +106,25 @@ def test_interrupted_it_ends_the_work_on_the_server_and_told_of_progress_before(
     slow = book.altered((first, wait + first), ("from dataclasses", "import os\nimport time\nfrom dataclasses"))
     command = cli("rebuild", "balances", "--master", remote, "--app", f"{slow.module}:app", "--app-dir", slow.path[0])
     stderr = tmp_path / "stderr"
-    with stderr.open("w") as told:
-        running = subprocess.Popen(command, cwd=tmp_path, env=settings_of(book, "rebuild", PASSWORD), stderr=told)
+    with stderr.open("w") as stderr_file:
+        running = subprocess.Popen(
+            command, cwd=tmp_path, env=settings_of(book, "rebuild", PASSWORD), stderr=stderr_file
+        )
         try:
-            awaited(lambda: marker.exists() and marker.read_text() != "", stderr)
+            wait_for(lambda: marker.exists() and marker.read_text() != "", stderr)
             worker = Path("/proc", marker.read_text())
             assert worker.exists()
-            awaited(lambda: re.search(r"phase=read done=[1-9]", stderr.read_text()) is not None, stderr)
+            wait_for(lambda: re.search(r"phase=read done=[1-9]", stderr.read_text()) is not None, stderr)
             running.send_signal(signal.SIGINT)
             assert running.wait(90) != 0
         finally:
             running.kill()
             running.wait(20)
     assert remains(book.where) == []
-    awaited(lambda: not worker.exists(), stderr)
+    wait_for(lambda: not worker.exists(), stderr)
 
 
-THEIRS = """
+USER_PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
@@ -144,11 +144,9 @@ print(json.dumps([running_session(spark).local, before == after, report.rows, sp
 
 
 @pytest.mark.parametrize("book", ["postgresql"], indirect=True)
-def test_a_session_of_the_users_gets_what_its_tasks_need_and_stays_as_it_was(
-    book: Book, remote: str, tmp_path: Path
-) -> None:
+def test_a_users_own_session_runs_a_rebuild_and_is_not_changed(book: Book, remote: str, tmp_path: Path) -> None:
     last = book.fill(EVENTS, accounts=400)
-    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "theirs.py").write_text(USER_PROGRAM)
     command = [sys.executable, str(tmp_path / "theirs.py"), remote, f"{book.ref.module}:app", book.ref.path[0]]
     environ = settings_of(book, "rebuild", PASSWORD)
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=400)
@@ -157,9 +155,9 @@ def test_a_session_of_the_users_gets_what_its_tasks_need_and_stays_as_it_was(
     assert book.rows() == book.folded(last)
 
 
-def awaited(found: object, told: Path, timeout_s: float = 90.0) -> None:
-    assert callable(found)
+def wait_for(condition: object, log: Path, timeout_s: float = 90.0) -> None:
+    assert callable(condition)
     deadline = time.monotonic() + timeout_s
-    while not found():
-        assert time.monotonic() < deadline, told.read_text()
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)

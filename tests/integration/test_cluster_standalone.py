@@ -1,4 +1,4 @@
-"""A rebuild on a real cluster: a master and two workers that know neither the app's folder nor any secret."""
+"""A rebuild runs on a real cluster, whose master and two workers know neither the app's folder nor a secret."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Bo
     database = f"sqlite:///{tmp_path}/read.db"
     if request.param == "postgresql":
         database = request.getfixturevalue("eventjet_database")
-    given = {"servers": nats.url, "database": database, "user": ADMIN, "password": ADMIN}
-    return Book(Settings.load(given, {}), tmp_path)
+    overrides = {"servers": nats.url, "database": database, "user": ADMIN, "password": ADMIN}
+    return Book(Settings.load(overrides, {}), tmp_path)
 
 
-def test_a_cluster_that_loses_an_executor_rebuilds_and_keeps_no_secret(
+def test_a_cluster_that_loses_an_executor_rebuilds_and_stores_no_secret(
     book: Book, cluster: Cluster, tmp_path: Path
 ) -> None:
     last = book.fill(EVENTS, accounts=400)
@@ -86,7 +86,7 @@ def test_a_cluster_that_loses_an_executor_rebuilds_and_keeps_no_secret(
 
 
 def deadly_package(book: Book, marker: Path, position: int) -> list[str]:
-    """The app as a package of several modules, which kills the executor it runs in, once; as arguments of the CLI."""
+    """Write the app as a package that kills its executor once; return the arguments for the CLI."""
     source = Path(book.ref.path[0], f"{book.ref.module}.py").read_text()
     first = "    row = replace(row, events=row.events + 1,"
     assert first in source

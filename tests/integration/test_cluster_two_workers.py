@@ -1,4 +1,4 @@
-"""A rebuild on two workers that are processes of their own and have neither the app nor a secret."""
+"""A rebuild runs on two worker processes that have neither the app nor a secret."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ PASSWORD = "tw0:workers"
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_workers_get_the_app_and_the_passwords_and_make_the_same_rows(
-    tmp_path: Path, eventjet_database: str
-) -> None:
+def test_two_workers_get_the_app_and_passwords_and_write_the_same_rows(tmp_path: Path, eventjet_database: str) -> None:
     conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.ui.enabled": "false"}
     with NatsServer(sync_interval="1m", config=with_rebuild_role("*", PASSWORD)) as nats:
-        given = {"servers": nats.url, "database": eventjet_database, "user": ADMIN, "password": ADMIN}
-        book = Book(Settings.load(given, {}), tmp_path)
+        overrides = {"servers": nats.url, "database": eventjet_database, "user": ADMIN, "password": ADMIN}
+        book = Book(Settings.load(overrides, {}), tmp_path)
         last = book.fill(2_000, accounts=200)
         environ = settings_of(book, "rebuild", PASSWORD) | {
             "SPARK_CONF_DIR": str(driver_conf(tmp_path, conf)),

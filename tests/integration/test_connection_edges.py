@@ -1,4 +1,4 @@
-"""A connection to a real server: wrong files, missing rights, restarts, and ends with readers still waiting."""
+"""A connection to a real server: wrong files, missing permissions, restarts, and closing under waiting readers."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def deposits() -> list[Imported]:
 
 
 def _connections(server: NatsServer) -> set[str]:
-    """The names of the server's clients."""
+    """Return the names of the server's clients."""
     with urllib.request.urlopen(f"{server.monitor_url}/connz", timeout=10) as answer:
-        return {one.get("name", "") for one in json.load(answer)["connections"]}
+        return {connection.get("name", "") for connection in json.load(answer)["connections"]}
 
 
 async def test_a_long_history_is_read_after_the_server_was_restarted(app: App) -> None:
@@ -73,7 +73,9 @@ async def test_a_long_history_is_read_after_the_server_was_restarted(app: App) -
                 assert len(await accounts.history("long")) == EVENTS
 
 
-async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: NatsServer) -> None:
+async def test_readers_that_wait_at_the_end_get_an_error_when_the_connection_closes(
+    app: App, eventjet_nats: NatsServer
+) -> None:
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
@@ -95,7 +97,7 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await count()
 
 
-async def test_a_history_left_in_the_middle_leaves_nothing_behind(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_history_that_is_not_read_to_its_end_leaves_no_connection(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
@@ -111,7 +113,7 @@ async def test_a_history_left_in_the_middle_leaves_nothing_behind(app: App, even
         await asyncio.sleep(0.01)
 
 
-async def test_a_connection_that_takes_nothing_holds_no_save_and_no_read_longer_than_they_may_take(app: App) -> None:
+async def test_saves_and_reads_time_out_on_a_blocked_connection(app: App) -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         await declare(client, app.name, 1)
@@ -134,7 +136,7 @@ async def test_a_connection_that_takes_nothing_holds_no_save_and_no_read_longer_
         await client.close()
 
 
-async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> None:
+async def test_requests_and_subscriptions_continue_after_a_reconnect() -> None:
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         heard: list[bytes] = []
@@ -144,14 +146,14 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
         for number in range(1, 4):
             server.kill()
             server.start()
-            with suppress(StoreUnavailable):  # it was on its way when the connection was lost
+            with suppress(StoreUnavailable):  # the request was under way when the connection was lost
                 await client.api("INFO")
             await client.api("INFO")
             assert len(lost) == number
             news = b"%d" % number
             async with asyncio.timeout(60):
                 while heard[-1:] != [news]:
-                    with suppress(StoreUnavailable):  # nobody answers there
+                    with suppress(StoreUnavailable):  # the subject has no responder
                         await client.request("news.today", news, timeout_s=1)
         await client.close()
         await client.close()
@@ -167,7 +169,7 @@ async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.Monkey
         async with asyncio.timeout(60):
             while client.nats._pongs_received < 5:
                 await asyncio.sleep(0.05)
-        await client.api("INFO")  # a server that has nothing to say, and answers a ping, is not given up
+        await client.api("INFO")  # a silent server that answers pings is not given up
         assert client.nats.stats["reconnects"] == 0
         server.pause()
         with pytest.raises(ConnectionLost, match="silent"):
@@ -178,7 +180,7 @@ async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_server_is_left_after_the_first_late_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def late(subject: str, timeout_s: float) -> str:
         with pytest.raises(StoreUnavailable) as error:
             await client.request(subject, timeout_s=timeout_s)
@@ -190,7 +192,7 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
         assert client.nats is not None
         await client.serve("nobody.answers", lambda _: None)
         assert "no answer" in await late("nobody.answers", 1)
-        await client.api("INFO")  # it answers, so it is not left
+        await client.api("INFO")  # the server answers, so the client stays connected
         assert client.nats.stats["reconnects"] == 0
         server.pause()
         async with asyncio.timeout(120):
@@ -201,7 +203,7 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
         await client.close()
 
 
-async def test_who_may_not_read_snapshots_does_not_wait_for_them(app: App) -> None:
+async def test_a_user_that_may_not_read_snapshots_does_not_wait_for_them(app: App) -> None:
     read = ["$JS.API.INFO", f"$JS.API.DIRECT.GET.{app.name}", f"$JS.API.DIRECT.GET.{app.name}.>"]
     allowed = ", ".join(f'"{subject}"' for subject in [*read, f"$JS.API.STREAM.MSG.GET.{app.name}", f"{app.name}.>"])
     config = (
@@ -225,9 +227,7 @@ async def test_a_server_of_small_messages_is_refused_at_once(app: App) -> None:
 
 
 @pytest.mark.parametrize("name", ["credentials", "nkey", "tls_ca", "tls_cert"])
-async def test_a_file_that_holds_no_key_is_named_and_not_shown_before_any_server_is_asked(
-    name: str, tmp_path: Path
-) -> None:
+async def test_a_credentials_file_without_a_key_is_named_without_its_content(name: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("SUAcanary\n")
     with pytest.raises(EventjetError, match=str(file)) as caught:
@@ -235,7 +235,7 @@ async def test_a_file_that_holds_no_key_is_named_and_not_shown_before_any_server
     assert "canary" not in str(caught.value)
 
 
-async def test_init_leaves_a_stream_of_somebody_else_alone(app: App, eventjet_nats: NatsServer) -> None:
+async def test_init_does_not_change_a_foreign_stream(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url) as jet:
         assert jet.client is not None
         await jet.client.api(f"STREAM.CREATE.{app.name}", {"name": app.name, "subjects": [f"{app.name}.*.*"]})

@@ -1,4 +1,4 @@
-"""Connections that the server ends, refuses or has no time for: what waits on them, and what must not wait for them."""
+"""Connections that the server ends, refuses or delays: their callers get an error, and others do not wait."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def app() -> App:
     return App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
 
 
-async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None:
+async def test_a_user_that_may_not_receive_answers_is_refused_at_once() -> None:
     with (
         NatsServer(config=USERS) as server,
         pytest.raises(
@@ -56,13 +56,13 @@ async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None
         await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
 
 
-async def asked(client: Client) -> dict[str, Any]:
+async def ask_info(client: Client) -> dict[str, Any]:
     while True:
         with suppress(ConnectionLost):
             return await client.api("INFO")
 
 
-async def test_an_inbox_that_may_not_be_heard_after_a_reconnect_is_said_at_once(tmp_path: Path) -> None:
+async def test_a_denied_inbox_after_a_reconnect_is_reported_at_once(tmp_path: Path) -> None:
     with reserved_port() as port:
         hearing = USERS.replace("deny", "allow")
         with NatsServer(tmp_path, port=port, config=hearing) as server:
@@ -70,11 +70,11 @@ async def test_an_inbox_that_may_not_be_heard_after_a_reconnect_is_said_at_once(
         with NatsServer(tmp_path, port=port, config=USERS):
             async with asyncio.timeout(60):
                 with pytest.raises(Forbidden, match="Set EVENTJET_INBOX_PREFIX"):
-                    await asked(client)
+                    await ask_info(client)
             await client.close()
 
 
-async def test_what_is_used_after_its_block_says_that_it_is_closed_and_not_to_look_at_the_server(
+async def test_calls_after_the_block_of_a_connection_report_that_it_is_closed(
     app: App, eventjet_nats: NatsServer, tmp_path: Path
 ) -> None:
     database = f"sqlite+aiosqlite:///{tmp_path}/db.sqlite"
@@ -100,12 +100,14 @@ async def test_what_is_used_after_its_block_says_that_it_is_closed_and_not_to_lo
     ]
     for number, use in enumerate(uses):
         async with asyncio.timeout(60):
-            with pytest.raises(ConnectionClosed, match=r"is closed: .*within that block alone\. Move the call") as told:
+            with pytest.raises(
+                ConnectionClosed, match=r"is closed: .*within that block alone\. Move the call"
+            ) as caught:
                 await use()
-        assert "server" not in str(told.value), number
+        assert "server" not in str(caught.value), number
 
 
-async def test_readers_that_take_their_time_keep_nobody_from_reading(app: App, eventjet_nats: NatsServer) -> None:
+async def test_slow_readers_do_not_block_other_readers(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url, request_timeout_s=30) as jet:
         await jet.init()
         accounts = jet.repository(Account)
@@ -118,7 +120,7 @@ async def test_readers_that_take_their_time_keep_nobody_from_reading(app: App, e
             assert len(await accounts.history("a")) == 1
 
 
-async def test_connecting_waits_for_no_thread_of_the_application(eventjet_nats: NatsServer) -> None:
+async def test_connecting_does_not_wait_for_the_applications_threads(eventjet_nats: NatsServer) -> None:
     release = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         loop = asyncio.get_running_loop()
@@ -134,7 +136,7 @@ async def test_connecting_waits_for_no_thread_of_the_application(eventjet_nats: 
             await busy
 
 
-def test_credentials_that_one_server_does_not_know_are_shown_to_the_next() -> None:
+def test_credentials_that_a_server_refuses_are_tried_on_the_next_server() -> None:
     with NatsServer(config=USERS) as knows, NatsServer(config=USERS.replace("admin", "other")) as does_not:
         endpoint = Endpoint((does_not.url, knows.url), user="admin", password="admin")
         with NatsConnection.open(endpoint, timeout_s=60) as link:
@@ -143,14 +145,14 @@ def test_credentials_that_one_server_does_not_know_are_shown_to_the_next() -> No
             NatsConnection.open(Endpoint((does_not.url,), user="admin", password="admin"), timeout_s=60)
 
 
-async def test_a_save_that_nobody_waits_for_any_more_fails_without_a_warning(app: App) -> None:
-    said: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+async def test_a_cancelled_save_fails_without_a_warning(app: App) -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     with NatsServer() as server:
         async with app.connect(servers=server.url, request_timeout_s=60, save_timeout_s=1) as jet:
             await jet.init()
             assert jet.client is not None
-            jet.client.timeout_s = 1  # for what is asked of the paused server
+            jet.client.timeout_s = 1  # for requests to the paused server
             server.pause()
             saving = asyncio.create_task(jet.store.append([write("a", 0, 0)]))
             for _ in range(5):
@@ -160,10 +162,10 @@ async def test_a_save_that_nobody_waits_for_any_more_fails_without_a_warning(app
                 await saving
         server.resume()
     gc.collect()
-    assert said == []
+    assert errors == []
 
 
-async def test_what_a_listener_raises_is_no_matter_of_those_who_wait_for_answers() -> None:
+async def test_an_error_of_a_listener_does_not_affect_requests() -> None:
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
 
@@ -202,7 +204,7 @@ def test_a_connection_closed_while_it_is_opened_leaves_no_socket_open(eventjet_n
     assert [str(warning.message) for warning in warned] == []
 
 
-async def test_a_server_that_ends_every_connection_is_not_asked_again_at_once() -> None:
+async def test_reconnects_to_a_server_that_ends_every_connection_are_delayed() -> None:
     accepted: list[float] = []
 
     def script(conversation: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Connections that write to the same aggregates on a real server: every command is recorded once, and none fails."""
+"""Many connections write to the same aggregates on a real server; each command is recorded once, and none fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = 10
 
 @pytest.fixture
 async def rivals(eventjet_nats: NatsServer) -> AsyncIterator[list[Jet]]:
-    """Connections to one log, as of so many processes."""
+    """Open connections to the same log, as many processes would."""
     app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     settings = Settings(servers=(eventjet_nats.url,), request_timeout_s=30.0, save_timeout_s=120.0)
     async with AsyncExitStack() as stack:
@@ -31,19 +31,19 @@ async def rivals(eventjet_nats: NatsServer) -> AsyncIterator[list[Jet]]:
         yield jets
 
 
-async def test_every_command_of_many_connections_on_one_account_is_recorded_once(rivals: list[Jet]) -> None:
+async def test_commands_of_many_connections_on_the_same_account_are_recorded_once(rivals: list[Jet]) -> None:
     async def deposit(number: int, jet: Jet) -> list[int]:
         accounts = jet.repository(Account)
         done = [
-            await accounts.command(f"{number}/{one}").execute("hot", Account.deposit, Decimal(1))
-            for one in range(COMMANDS)
+            await accounts.command(f"{number}/{command}").execute("hot", Account.deposit, Decimal(1))
+            for command in range(COMMANDS)
         ]
-        return [one.version for one in done]
+        return [outcome.version for outcome in done]
 
     versions = await asyncio.gather(*(deposit(number, jet) for number, jet in enumerate(rivals)))
     total = CONNECTIONS * COMMANDS
-    assert sorted(each for some in versions for each in some) == list(range(1, total + 1))
-    assert all(some == sorted(some) for some in versions)
+    assert sorted(version for ascending in versions for version in ascending) == list(range(1, total + 1))
+    assert all(ascending == sorted(ascending) for ascending in versions)
     assert (await rivals[0].repository(Account).load("hot")).balance == total
 
 
@@ -53,24 +53,24 @@ async def test_payments_of_many_connections_between_two_accounts_keep_the_sum(ri
         await accounts.execute(name, Account.deposit, Decimal(1_000))
 
     async def pay(jet: Jet, payer: str, payee: str) -> None:
-        mine = jet.repository(Account)
+        payments = jet.repository(Account)
         for _ in range(5):
             await jet.transact(
-                mine.decide(payer, Account.withdraw, Decimal(1), reason="rent"),
-                mine.decide(payee, Account.deposit, Decimal(1)),
+                payments.decide(payer, Account.withdraw, Decimal(1), reason="rent"),
+                payments.decide(payee, Account.deposit, Decimal(1)),
             )
 
-    ways = (("ada", "bob"), ("bob", "ada"))
-    await asyncio.gather(*(pay(jet, *ways[number % 2]) for number, jet in enumerate(rivals[:8])))
+    directions = (("ada", "bob"), ("bob", "ada"))
+    await asyncio.gather(*(pay(jet, *directions[number % 2]) for number, jet in enumerate(rivals[:8])))
     assert [(await accounts.load(name)).balance for name in ("ada", "bob")] == [1_000, 1_000]
     assert [len(await accounts.history(name)) for name in ("ada", "bob")] == [41, 41]
 
 
-async def test_a_refusal_that_rests_on_an_old_state_is_never_told(rivals: list[Jet]) -> None:
-    here, there = rivals[0].repository(Account), rivals[1].repository(Account)
-    await here.execute("poor", Account.deposit, Decimal(1))
+async def test_a_command_is_never_refused_because_of_an_old_state(rivals: list[Jet]) -> None:
+    first, second = rivals[0].repository(Account), rivals[1].repository(Account)
+    await first.execute("poor", Account.deposit, Decimal(1))
     for _ in range(5):
-        await there.execute("poor", Account.deposit, Decimal(1))
-        await here.execute("poor", Account.withdraw, Decimal(2))
-        await there.execute("poor", Account.deposit, Decimal(1))
-    assert (await there.load("poor")).balance == 1
+        await second.execute("poor", Account.deposit, Decimal(1))
+        await first.execute("poor", Account.withdraw, Decimal(2))
+        await second.execute("poor", Account.deposit, Decimal(1))
+    assert (await second.load("poor")).balance == 1

@@ -1,4 +1,4 @@
-"""A log from which an administrator or a limit took events: that is told, and nothing is made of the rest."""
+"""Lost events of a log are reported, and no read model is made from the remaining events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENTS = 6
 
 
 class Damaged:
-    """The bank over a log that allows what eventjet's own does not."""
+    """The bank over a log that can be purged, unlike a log that eventjet makes."""
 
     def __init__(self, settings: Settings) -> None:
         name = fresh_name()
@@ -43,12 +43,12 @@ class Damaged:
     def ask(self, request: Any) -> Any:
         return ask_once(Endpoint.of(self.settings), request)
 
-    def update(self, **config: Any) -> None:
-        found = self.ask(stream_info(self.app.name)).config
-        self.ask(call(f"STREAM.UPDATE.{self.app.name}", {**found, **config}))
+    def update(self, **changes: Any) -> None:
+        config = self.ask(stream_info(self.app.name)).config
+        self.ask(call(f"STREAM.UPDATE.{self.app.name}", {**config, **changes}))
 
-    def purge(self, **what: Any) -> None:
-        self.ask(call(f"STREAM.PURGE.{self.app.name}", what))
+    def purge(self, **options: Any) -> None:
+        self.ask(call(f"STREAM.PURGE.{self.app.name}", options))
 
     async def fill(self, account: str = "a") -> int:
         async with self.app.connect(self.settings) as jet:
@@ -64,23 +64,23 @@ def bank(nats: NatsServer, database: str) -> Damaged:
     return Damaged(Settings(servers=(nats.url,), database=database))
 
 
-async def test_nothing_is_made_of_a_log_without_its_beginning(bank: Damaged) -> None:
+async def test_a_log_without_its_first_events_is_not_projected(bank: Damaged) -> None:
     last = await bank.fill()
     await rebuild(bank.app, ["balances"], bank.settings, engine="local")
     bank.update(discard="old", max_msgs=2)
-    told = rf"positions 1 to {last - 2} from its beginning are gone \(max_msgs is 2\)"
-    with pytest.raises(LogIncomplete, match=told):
+    message = rf"positions 1 to {last - 2} from its beginning are gone \(max_msgs is 2\)"
+    with pytest.raises(LogIncomplete, match=message):
         await rebuild(bank.app, ["balances"], bank.settings, engine="local")
-    with pytest.raises(LogIncomplete, match=told):
+    with pytest.raises(LogIncomplete, match=message):
         await verify(bank.app, "balances", bank.settings, engine="local")
-    seen = await bank.ledger.status()
-    assert (seen.state, "eventjet init --repair" in str(seen.reason)) == ("failed", True)
+    status = await bank.ledger.status()
+    assert (status.state, "eventjet init --repair" in str(status.reason)) == ("failed", True)
     assert len(bank.ledger.execute("select * from balances")) == 1
     async with bank.ledger.working():
         assert "from its beginning" in str((await bank.ledger.failed()).reason)
 
 
-async def test_a_first_worker_does_not_begin_in_the_middle(bank: Damaged) -> None:
+async def test_a_new_worker_does_not_begin_in_the_middle_of_a_log(bank: Damaged) -> None:
     last = await bank.fill()
     bank.purge(seq=last)
     async with bank.ledger.working():
@@ -88,7 +88,7 @@ async def test_a_first_worker_does_not_begin_in_the_middle(bank: Damaged) -> Non
     assert (failed.position, f"positions 1 to {last - 1}" in str(failed.reason)) == (0, True)
 
 
-async def test_a_worker_that_rests_notices_what_is_purged_behind_it(bank: Damaged) -> None:
+async def test_an_idle_worker_notices_a_purge_of_earlier_events(bank: Damaged) -> None:
     await bank.fill("b")
     last = await bank.fill("a")
     async with bank.ledger.working():
@@ -104,7 +104,7 @@ async def test_a_worker_that_rests_notices_what_is_purged_behind_it(bank: Damage
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_an_aggregate_that_was_purged_does_not_begin_anew(bank: Damaged, restarted: bool) -> None:
+async def test_a_purged_aggregate_does_not_start_again(bank: Damaged, restarted: bool) -> None:
     await bank.fill("b")
     async with bank.app.connect(bank.settings) as jet:
         accounts = jet.repository(Account)

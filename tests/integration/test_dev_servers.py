@@ -1,4 +1,4 @@
-"""The embedded servers keep their promises: data and address over restarts, one process at a time, no leftovers."""
+"""Embedded servers keep data and address over restarts, run as a single process, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def connection(*urls: str) -> AsyncIterator[Client]:
 
 
 def publish_message(server: Any) -> int:
-    """Store one message; returns how many the stream holds."""
+    """Store a message; return the number of messages in the stream."""
 
     async def store() -> int:
         async with connection(server.url) as client:
@@ -53,7 +53,7 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
 
 
 def insert_row(server: Any) -> int:
-    """Add one row; returns how many there are."""
+    """Add a row; return the number of rows."""
     with connect(server.url) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS kept (at timestamptz DEFAULT now())")
         connection.execute("INSERT INTO kept DEFAULT VALUES")
@@ -66,9 +66,9 @@ def insert_row(server: Any) -> int:
 @dataclass(frozen=True)
 class Kind:
     make: Callable[..., Any]
-    """Makes a server that is not started, in a folder if one is given."""
+    """Return a server that is not started, optionally in a folder."""
     store: Callable[[Any], int]
-    """Stores one thing more, and returns how many there are."""
+    """Store another message or row, and return their number."""
 
 
 KINDS = {
@@ -96,14 +96,14 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Unlike `tmp_path` one that other users may pass through, as PostgreSQL needs when root runs the tests."""
+    """Yield a folder that other users may enter, unlike `tmp_path`: PostgreSQL needs it when root runs the tests."""
     folder = Path(tempfile.mkdtemp(prefix="eventjet-test-"))
     folder.chmod(0o711)
     yield folder
     shutil.rmtree(folder)
 
 
-def test_stopped_or_killed_a_server_starts_again_with_its_data_and_its_address(kind: Kind) -> None:
+def test_a_stopped_or_killed_server_restarts_with_its_data_and_address(kind: Kind) -> None:
     with kind.make() as server:
         url, directory, pid = server.url, server.directory, server.pid
         assert kind.store(server) == 1
@@ -123,22 +123,22 @@ def test_stopped_or_killed_a_server_starts_again_with_its_data_and_its_address(k
     assert not directory.exists()
 
 
-def test_a_folder_that_was_given_outlives_the_server(kind: Kind, folder: Path) -> None:
+def test_a_given_folder_is_not_removed_with_the_server(kind: Kind, folder: Path) -> None:
     for count in (1, 2):
         with kind.make(folder / "data") as server:
             assert kind.store(server) == count
 
 
-def test_what_a_killed_nats_server_told_of_its_ports_does_not_count_for_the_next(folder: Path) -> None:
+def test_the_ports_file_of_a_killed_nats_server_is_replaced(folder: Path) -> None:
     with NatsServer(folder) as server:
         server.kill()
-        (left,) = (folder / "ports").iterdir()
+        (old,) = (folder / "ports").iterdir()
         server.start()
-        (told,) = (folder / "ports").iterdir()
-        assert told != left
+        (current,) = (folder / "ports").iterdir()
+        assert current != old
 
 
-def test_a_server_that_was_never_started_says_so(kind: Kind) -> None:
+def test_a_server_that_was_never_started_has_no_address(kind: Kind) -> None:
     with pytest.raises(Unreachable, match=r"Call `start\(\)` first"):
         _ = kind.make().url
 
@@ -152,7 +152,7 @@ def test_a_missing_wheel_is_named(kind: Kind, monkeypatch: pytest.MonkeyPatch, t
         kind.make().start()
 
 
-async def test_a_paused_server_answers_nothing_until_it_is_resumed_or_stopped(server: NatsServer) -> None:
+async def test_a_paused_server_does_not_answer_until_it_is_resumed(server: NatsServer) -> None:
     async with connection(server.url) as client:
         server.pause()
         with pytest.raises(nats.errors.TimeoutError):
@@ -170,24 +170,24 @@ async def test_jetstream_can_be_left_off() -> None:
             assert not client._server_info.get("jetstream", False)
 
 
-async def test_configuration_is_added_to_ours() -> None:
+async def test_configuration_is_added_to_eventjets_own() -> None:
     with NatsServer(config="authorization { timeout: 30, token: s3cret }") as server:
         stranger = Client()
         with pytest.raises(nats.errors.Error, match="Authorization Violation"):
             await stranger.connect(server.url, allow_reconnect=False, connect_timeout=20)
-        # Refused, it still holds its socket.
+        # The refused connection still has an open socket.
         await stranger.close()
         async with connection(server.url.replace("//", "//s3cret@")) as client:
             assert client.is_connected
 
 
-def test_a_server_that_cannot_start_says_why(server: NatsServer) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(server: NatsServer) -> None:
     with pytest.raises(ComponentFailed, match="address already in use"):
         NatsServer(port=server.port).start()
 
 
 async def publish(client: Client, subject: str) -> int:
-    """Store one message and return its position; a server learns of a stream its peer leads a moment later."""
+    """Store a message and return its position; a server may learn of its peer's stream a moment later."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -197,7 +197,7 @@ async def publish(client: Client, subject: str) -> int:
 
 
 @pytest.mark.slow
-async def test_a_cluster_goes_on_without_its_leader_and_recovers_whole() -> None:
+async def test_a_cluster_works_without_its_leader_and_recovers() -> None:
     with NatsCluster() as cluster:
         async with connection(*cluster.urls) as client:
             await client.jetstream(timeout=60).add_stream(name="log", subjects=["log.*"], num_replicas=3)
@@ -223,7 +223,7 @@ def shown(url: str, setting: str) -> object:
     return row[0]
 
 
-def test_a_killed_postgres_leaves_no_backend_at_work(postgres: PostgresServer) -> None:
+def test_a_killed_postgres_leaves_no_running_backend(postgres: PostgresServer) -> None:
     with connect(postgres.url) as session:
         backend = session.info.backend_pid
         assert Path(f"/proc/{backend}").exists()
@@ -234,7 +234,7 @@ def test_a_killed_postgres_leaves_no_backend_at_work(postgres: PostgresServer) -
     postgres.start()
 
 
-def test_a_start_that_was_cut_short_is_repeated(folder: Path) -> None:
+def test_an_interrupted_start_is_repeated(folder: Path) -> None:
     unfinished = folder / "data" / "data.new"
     unfinished.mkdir(parents=True)
     (folder / "data").chmod(0o711)
@@ -245,7 +245,7 @@ def test_a_start_that_was_cut_short_is_repeated(folder: Path) -> None:
             PostgresServer(folder / "data", durable=False).start()
 
 
-def test_postgres_waits_for_the_disk_unless_told_otherwise(folder: Path, postgres: PostgresServer) -> None:
+def test_postgres_waits_for_the_disk_by_default(folder: Path, postgres: PostgresServer) -> None:
     assert shown(postgres.url, "fsync") == "off"
     with PostgresServer(folder / "data") as durable:
         assert shown(durable.url, "fsync") == "on"
@@ -258,14 +258,14 @@ def test_text_and_time_do_not_depend_on_the_machine(postgres: PostgresServer) ->
     assert row == (["B", "a", "ä"],)
 
 
-def test_the_password_is_asked_for(postgres: PostgresServer) -> None:
+def test_a_wrong_password_is_refused(postgres: PostgresServer) -> None:
     user, _, password = postgres.url.partition("//")[2].partition("@")[0].partition(":")
     assert (user, len(password)) == ("eventjet", 48)
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         connect(postgres.url.replace(password, "guess"))
 
 
-def test_sqlalchemy_takes_the_url_as_it_is_and_a_dropped_database_takes_its_connections_along(
+def test_sqlalchemy_accepts_the_url_and_a_dropped_database_ends_its_connections(
     postgres: PostgresServer,
 ) -> None:
     engine = create_engine(postgres.create_database("with spaces/and more"))
@@ -294,7 +294,7 @@ def test_as_root_it_runs_as_nobody_even_from_folders_closed_to_others(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
-def test_as_root_a_folder_closed_to_others_is_refused_in_words(folder: Path) -> None:
+def test_as_root_a_folder_closed_to_others_is_refused_with_the_reason(folder: Path) -> None:
     (folder / "closed").mkdir(mode=0o700)
     with pytest.raises(Unreachable, match="may not pass through"):
         PostgresServer(folder / "closed" / "data").start()

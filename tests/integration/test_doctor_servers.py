@@ -148,16 +148,16 @@ def test_a_cluster_is_upgraded_to_2_15_by_way_of_2_14_7() -> None:
     assert old[2] == "Upgrade every server of the cluster to 2.14.7 first, one by one. Upgrade it to 2.15.1 or newer."
     (floor,) = problems_of("2.14.7")
     assert floor[2] == "Upgrade it to 2.15.1 or newer."
-    assert any(level is NOTE and "different versions" in what for level, what, _ in problems_of("2.14.7", "2.15.1"))
+    assert any(level is NOTE and "different versions" in text for level, text, _ in problems_of("2.14.7", "2.15.1"))
     mixed = problems_of("2.14.6", "2.15.1")
-    assert any(level is WARNING and "run beside 2.15" in what for level, what, _ in mixed), mixed
+    assert any(level is WARNING and "run beside 2.15" in text for level, text, _ in mixed), mixed
 
 
 @pytest.mark.parametrize(("kind", "level"), [("membership", NOTE), ("blocked", NOTE), ("quorum", WARNING)])
 def test_a_stream_move_is_reported(kind: str, level: Any) -> None:
     """The input is what nats-server 2.15.1 answers while a server is evacuated."""
     report = Report("streams")
-    # The leader has not heard of the copy on `a` since it was taken away, and never of the new one on `e`.
+    # The leader has not heard from the removed copy on `a`, and never from the new copy on `e`.
     members = [
         {"name": "a", "current": False, "offline": True},
         {"name": "b", "current": True, "active": 15_014_822},
@@ -187,7 +187,7 @@ def test_a_scale_down_is_reported_before_its_servers_are_chosen() -> None:
 
 
 def test_a_move_that_began_just_now_is_not_stuck() -> None:
-    """A server that a copy was just added to is not known to be online yet (nats-server 2.15.1)."""
+    """A server that just got a copy is not known to be online yet (nats-server 2.15.1)."""
     report = Report("streams")
     status = {"description": "waiting for quorum to add peer", "type": "quorum"}
     desired = {"created": f"{datetime.now(UTC).isoformat().removesuffix('+00:00')}Z", "status": status}

@@ -118,7 +118,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
         accounts = jet.repository(Account)
         account = fresh_name()
         done = await accounts.execute(account, Account.open, "ada")
-        for _ in range(120):  # beyond a snapshot
+        for _ in range(120):  # enough for a snapshot
             done = await accounts.execute(account, Account.deposit, Decimal(1))
         both = await jet.transact(
             accounts.decide(account, Account.deposit, Decimal(1)),

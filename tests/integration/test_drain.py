@@ -1,4 +1,4 @@
-"""SIGTERM with a batch in hand: it is committed, the lease is let go, and a standby goes on at once."""
+"""On SIGTERM a worker commits its batch and releases the lease, and a standby takes over at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.projecting import folded
 from tests.integration.test_worker_takeover import Worker, stored
 
 LEASE_S = 120.0
-"""Longer than any wait here: a takeover proves that the lease was let go."""
+"""Longer than any wait in this file, so a takeover proves that the lease was released."""
 
 
 def is_stopped(pid: int) -> bool:
@@ -21,7 +21,7 @@ def is_stopped(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it is seen in /proc that a process is stopped")
-async def test_a_worker_told_to_end_finishes_its_batch_and_a_standby_goes_on_at_once(
+async def test_a_terminated_worker_commits_its_batch_and_a_standby_takes_over(
     ledger: Ledger, processes: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = ledger.append(history(2_000))
@@ -56,8 +56,8 @@ async def test_a_standby_takes_over_from_a_worker_that_drains_under_load(ledger:
     processes.enter_context(Worker(ledger, lease_s=LEASE_S)).ready()
 
     async def is_under_way() -> bool:
-        found, _ = stored(ledger)
-        return found is not None and found.position > 500
+        current, _ = stored(ledger)
+        return current is not None and current.position > 500
 
     await eventually(is_under_way, "progress")
     first.signal(signal.SIGTERM)

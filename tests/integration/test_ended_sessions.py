@@ -1,4 +1,4 @@
-"""However a handler ends, empties or leaves its session or connection: its writes are kept once, or it stops."""
+"""A handler's writes are committed once or the handler stops, whatever it does to its session or connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.by_hand import bound_with, table_rows, totals_table
 from tests.integration.projecting import Added, Closed, Opened, database_with, on
 
 EVENTS = [on(number, Added(amount=Decimal(number))) for number in (1, 2, 3)]
-KEPT = [("1", 1), ("2", 1), ("3", 1)]
+WRITTEN = [("1", 1), ("2", 1), ("3", 1)]
 
 
 class Base(DeclarativeBase):
@@ -40,7 +40,7 @@ async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None: 
 
 
 async def totals_after(database: str, added: Any) -> list[Any]:
-    """The rows that a worker's transaction with this handler leaves; raises what stops it, after the rollback."""
+    """Return the rows after a worker's transaction with this handler; raise its error after the rollback."""
     resolved = bound_with(opened, added, closed, tables=[totals_table])
     where = database_with(database, resolved)
     engine = where.engine()
@@ -50,7 +50,7 @@ async def totals_after(database: str, added: Any) -> list[Any]:
     finally:
         await engine.dispose()
         rows = table_rows(where, tables=[totals_table])["totals"]
-        assert rows in ([], KEPT), rows
+        assert rows in ([], WRITTEN), rows
     return rows
 
 
@@ -64,21 +64,21 @@ async def _write(engine: AsyncEngine, resolved: Any) -> None:
             await SqlWriter(resolved, lease_s=30).write(connection, before, Batch(0, 3, "id-3", EVENTS))
 
 
-async def inside(session: AsyncSession) -> None:
+async def enter_session(session: AsyncSession) -> None:
     async with session:
         pass
 
 
-async def begins(session: AsyncSession) -> None:
+async def begin_again(session: AsyncSession) -> None:
     async with session.begin():
         pass
 
 
-async def keeps_a_savepoint(session: AsyncSession) -> None:
+async def open_savepoint(session: AsyncSession) -> None:
     await session.begin_nested()
 
 
-async def undoes_a_savepoint(session: AsyncSession) -> None:
+async def undo_savepoint(session: AsyncSession) -> None:
     try:
         async with session.begin_nested():
             session.add(Total(name="1", n=1))
@@ -90,47 +90,47 @@ async def undoes_a_savepoint(session: AsyncSession) -> None:
         pass
 
 
-async def ends_the_transaction(session: AsyncSession) -> None:
+async def commit_transaction(session: AsyncSession) -> None:
     transaction = session.get_transaction()
     assert transaction is not None
     await transaction.commit()
 
 
-async def rolls_its_transaction_back(session: AsyncSession) -> None:
+async def roll_back_transaction(session: AsyncSession) -> None:
     transaction = session.get_transaction()
     assert transaction is not None
     await transaction.rollback()
 
 
-async def rolls_its_savepoint_back(session: AsyncSession) -> None:
+async def roll_back_savepoint(session: AsyncSession) -> None:
     await session.flush()
     savepoint = (await session.connection()).get_nested_transaction()
     assert savepoint is not None
     await savepoint.rollback()
 
 
-async def closes_its_connection(session: AsyncSession) -> None:
+async def close_connection(session: AsyncSession) -> None:
     await (await session.connection()).close()
 
 
-async def rolls_its_connection_back(session: AsyncSession) -> None:
+async def roll_back_connection(session: AsyncSession) -> None:
     await session.flush()
     await (await session.connection()).rollback()
 
 
-async def expires(session: AsyncSession) -> None:
+async def expire_object(session: AsyncSession) -> None:
     session.expire(next(iter(session.new), None) or next(iter(session.dirty)))
 
 
-async def refreshes(session: AsyncSession) -> None:
-    """An object that another change is made to, since a new one has nothing to be read again."""
+async def refresh_object(session: AsyncSession) -> None:
+    """Refresh an object with a pending change; a new object has nothing to be read again."""
     await session.flush()
     total = next(iter(session.identity_map.values()))
     total.n = 7
     await session.refresh(total)
 
 
-async def makes_transient(session: AsyncSession) -> None:
+async def make_object_transient(session: AsyncSession) -> None:
     await session.flush()
     total = next(iter(session.identity_map.values()))
     with session.no_autoflush:
@@ -138,27 +138,27 @@ async def makes_transient(session: AsyncSession) -> None:
         make_transient(total)
 
 
-async def flushes_and_makes_transient(session: AsyncSession) -> None:
+async def flush_and_make_transient(session: AsyncSession) -> None:
     await session.flush()
     make_transient(next(iter(session.identity_map.values())))
 
 
-async def flushes_and_refreshes(session: AsyncSession) -> None:
+async def flush_and_refresh(session: AsyncSession) -> None:
     await session.flush()
     await session.refresh(next(iter(session.identity_map.values())))
 
 
-async def flushes_and_expunges(session: AsyncSession) -> None:
+async def flush_and_expunge(session: AsyncSession) -> None:
     await session.flush()
     session.expunge_all()
 
 
-async def flushes_and_expires(session: AsyncSession) -> None:
+async def flush_and_expire(session: AsyncSession) -> None:
     await session.flush()
     session.expire_all()
 
 
-async def goes_on_after_a_flush_failed(session: AsyncSession) -> None:
+async def continue_after_failed_flush(session: AsyncSession) -> None:
     await session.execute(insert(totals_table).values(name="x", n=1))
     session.add(Total(name="x", n=1))
     try:
@@ -167,7 +167,7 @@ async def goes_on_after_a_flush_failed(session: AsyncSession) -> None:
         pass
 
 
-async def commits_in_text(session: AsyncSession) -> None:
+async def commit_in_sql(session: AsyncSession) -> None:
     await session.execute(text("/* why not */ -- so\n commit and chain"))
 
 
@@ -175,44 +175,44 @@ WAY_OUT = r"a worker commits what handlers write together with the checkpoint; l
 SESSIONS: dict[str, tuple[Callable[[AsyncSession], Awaitable[object]], str | None]] = {
     "close": (AsyncSession.close, r"must not call session\.close\(\): " + WAY_OUT),
     "aclose": (AsyncSession.aclose, r"must not call session\.close\(\)"),
-    "async with": (inside, r"must not call session\.close\(\)"),
+    "async with": (enter_session, r"must not call session\.close\(\)"),
     "reset": (AsyncSession.reset, r"must not call session\.reset\(\)"),
     "commit": (AsyncSession.commit, r"must not call session\.commit\(\): " + WAY_OUT),
     "rollback": (AsyncSession.rollback, r"use `async with session\.begin_nested\(\)` around what may fail"),
     "invalidate": (AsyncSession.invalidate, r"must not call session\.invalidate\(\)"),
-    "begin": (begins, r"must not call session\.begin\(\)"),
+    "begin": (begin_again, r"must not call session\.begin\(\)"),
     "commit underneath": (lambda session: session.run_sync(lambda sync: sync.commit()), r"session\.commit\(\)"),
-    "transaction": (ends_the_transaction, "must not end the transaction of its session"),
-    "transaction back": (rolls_its_transaction_back, "must not end the transaction of its session"),
-    "savepoint back": (rolls_its_savepoint_back, "ended the transaction of its session: " + WAY_OUT),
-    "close connection": (closes_its_connection, r"must not call connection\.close\(\)"),
-    "connection back": (rolls_its_connection_back, r"must not call connection\.rollback\(\)"),
-    "text": (commits_in_text, r"must not execute COMMIT: "),
+    "transaction": (commit_transaction, "must not end the transaction of its session"),
+    "transaction back": (roll_back_transaction, "must not end the transaction of its session"),
+    "savepoint back": (roll_back_savepoint, "ended the transaction of its session: " + WAY_OUT),
+    "close connection": (close_connection, r"must not call connection\.close\(\)"),
+    "connection back": (roll_back_connection, r"must not call connection\.rollback\(\)"),
+    "text": (commit_in_sql, r"must not execute COMMIT: "),
     "expunge": (
         lambda s: s.run_sync(lambda sync: sync.expunge_all()),
         r"expunge_all\(\): .* `await session\.flush\(\)`",
     ),
-    "expire": (expires, r"must not call session\.expire\(\): its session holds changes"),
+    "expire": (expire_object, r"must not call session\.expire\(\): its session holds changes"),
     "expire_all": (lambda s: s.run_sync(lambda sync: sync.expire_all()), r"session\.expire_all\(\)"),
-    "refresh": (refreshes, r"must not call session\.refresh\(\): its session holds changes"),
-    "make_transient": (makes_transient, r"must not make an object transient: .* `await session\.flush\(\)`"),
-    "failed flush": (goes_on_after_a_flush_failed, r"went on after an error of the database.*session\.begin_nested"),
-    "flush, expunge": (flushes_and_expunges, None),
-    "flush, expire": (flushes_and_expires, None),
-    "flush, refresh": (flushes_and_refreshes, None),
-    "flush, make_transient": (flushes_and_makes_transient, None),
+    "refresh": (refresh_object, r"must not call session\.refresh\(\): its session holds changes"),
+    "make_transient": (make_object_transient, r"must not make an object transient: .* `await session\.flush\(\)`"),
+    "failed flush": (continue_after_failed_flush, r"went on after an error of the database.*session\.begin_nested"),
+    "flush, expunge": (flush_and_expunge, None),
+    "flush, expire": (flush_and_expire, None),
+    "flush, refresh": (flush_and_refresh, None),
+    "flush, make_transient": (flush_and_make_transient, None),
     "flush": (AsyncSession.flush, None),
-    "savepoint": (keeps_a_savepoint, None),
-    "savepoint undone": (undoes_a_savepoint, None),
+    "savepoint": (open_savepoint, None),
+    "savepoint undone": (undo_savepoint, None),
 }
 
 
 @pytest.mark.parametrize(("changes", "hides"), [(False, False), (True, True)], ids=["adds", "changes, hides"])
 @pytest.mark.parametrize("kind", SESSIONS)
-async def test_what_a_handler_wrote_in_its_session_is_kept_once_or_the_handler_is_stopped(
+async def test_session_writes_are_committed_once_or_the_handler_is_stopped(
     database: str, kind: str, changes: bool, hides: bool
 ) -> None:
-    act, said = SESSIONS[kind]
+    act, message = SESSIONS[kind]
 
     async def added(event: Recorded[Added], session: AsyncSession) -> None:
         total: Any = Total(name=str(event.position), n=0 if changes else 1)
@@ -227,38 +227,38 @@ async def test_what_a_handler_wrote_in_its_session_is_kept_once_or_the_handler_i
                 if not hides:
                     raise
 
-    if said is None:
-        assert await totals_after(database, added) == KEPT
+    if message is None:
+        assert await totals_after(database, added) == WRITTEN
         return
-    with pytest.raises(HandlerFailed, match=said) as caught:
+    with pytest.raises(HandlerFailed, match=message) as caught:
         await totals_after(database, added)
     assert "added" in caught.value.reason
     assert caught.value.position == 2
 
 
-async def invalidates(connection: AsyncConnection) -> None:
+async def invalidate(connection: AsyncConnection) -> None:
     await connection.invalidate()
 
 
-async def closes_its_transaction(connection: AsyncConnection) -> None:
+async def close_transaction(connection: AsyncConnection) -> None:
     transaction = connection.get_transaction()
     assert transaction is not None
     await transaction.close()
 
 
-async def commits_its_transaction(connection: AsyncConnection) -> None:
+async def commit_connection_transaction(connection: AsyncConnection) -> None:
     transaction = connection.get_transaction()
     assert transaction is not None
     await transaction.commit()
 
 
-async def enters(connection: AsyncConnection) -> None:
+async def enter_connection(connection: AsyncConnection) -> None:
     with pytest.raises(InvalidRequestError, match="already started"):
         async with connection:
             pass
 
 
-async def changes_its_isolation(connection: AsyncConnection) -> None:
+async def change_isolation(connection: AsyncConnection) -> None:
     with pytest.raises(InvalidRequestError, match="may not be altered"):
         await connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -268,22 +268,22 @@ CONNECTIONS: dict[str, tuple[Callable[[AsyncConnection], Awaitable[object]], str
     "aclose": (AsyncConnection.aclose, r"must not call connection\.close\(\)"),
     "commit": (AsyncConnection.commit, r"must not call connection\.commit\(\)"),
     "rollback": (AsyncConnection.rollback, r"must not call connection\.rollback\(\).*connection\.begin_nested"),
-    "invalidate": (invalidates, r"must not call connection\.invalidate\(\)"),
+    "invalidate": (invalidate, r"must not call connection\.invalidate\(\)"),
     "begin": (AsyncConnection.begin, r"must not call connection\.begin\(\)"),
-    "transaction": (closes_its_transaction, "must not roll back"),
-    "transaction commit": (commits_its_transaction, "must not commit"),
+    "transaction": (close_transaction, "must not roll back"),
+    "transaction commit": (commit_connection_transaction, "must not commit"),
     "savepoint": (AsyncConnection.begin_nested, r"left a savepoint open; use `async with connection\.begin_nested"),
-    "async with": (enters, None),
-    "isolation": (changes_its_isolation, None),
+    "async with": (enter_connection, None),
+    "isolation": (change_isolation, None),
 }
 
 
 @pytest.mark.parametrize("hides", [False, True], ids=["raises", "hides"])
 @pytest.mark.parametrize("kind", CONNECTIONS)
-async def test_what_a_handler_wrote_on_its_connection_is_kept_once_or_the_handler_is_stopped(
+async def test_connection_writes_are_committed_once_or_the_handler_is_stopped(
     database: str, kind: str, hides: bool
 ) -> None:
-    act, said = CONNECTIONS[kind]
+    act, message = CONNECTIONS[kind]
 
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await connection.execute(insert(totals_table).values(name=str(event.position), n=1))
@@ -294,10 +294,10 @@ async def test_what_a_handler_wrote_on_its_connection_is_kept_once_or_the_handle
                 if not hides:
                     raise
 
-    if said is None:
-        assert await totals_after(database, added) == KEPT
+    if message is None:
+        assert await totals_after(database, added) == WRITTEN
         return
-    with pytest.raises(HandlerFailed, match=said) as caught:
+    with pytest.raises(HandlerFailed, match=message) as caught:
         await totals_after(database, added)
     assert "added" in caught.value.reason
     assert caught.value.position == 2
@@ -317,7 +317,7 @@ async def test_a_transaction_that_ended_in_the_driver_stops_the_projection(datab
         await totals_after(database, added)
 
 
-async def test_a_session_is_closed_for_what_a_handler_left_running(database: str) -> None:
+async def test_a_task_that_outlives_its_handler_finds_the_session_closed(database: str) -> None:
     tasks: list[asyncio.Task[None]] = []
     is_over = asyncio.Event()
 
@@ -331,13 +331,13 @@ async def test_a_session_is_closed_for_what_a_handler_left_running(database: str
         if not tasks:
             tasks.append(asyncio.create_task(late(session)))
 
-    assert await totals_after(database, added) == KEPT
+    assert await totals_after(database, added) == WRITTEN
     is_over.set()
     with pytest.raises(InvalidRequestError, match="permanently closed"):
         await tasks[0]
 
 
-def test_a_handler_of_a_blocking_session_or_connection_is_refused_with_the_way_out() -> None:
+def test_a_handler_with_a_blocking_session_is_refused_and_the_async_class_named() -> None:
     async def added(event: Recorded[Added], session: Session) -> None: ...
     async def opened(event: Recorded[Opened], connection: Connection) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A server whose disk was full: what it tells of saves, and that it stores again once it was restarted."""
+"""A server whose disk was full refuses saves, and stores them again after a restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def is_full(store: EventStore) -> bool:
-    """Write until the server stores no more."""
+    """Write until the server refuses to store."""
     for number in range(10):
         try:
             await store.append([write(f"b-{number}", 0, 0, new(b"x" * 100_000))])
@@ -43,7 +43,7 @@ async def is_full(store: EventStore) -> bool:
     return False
 
 
-async def test_a_save_after_a_full_disk_says_that_the_server_has_to_be_restarted(small_disk: Path) -> None:
+async def test_a_save_after_a_full_disk_reports_that_the_server_needs_a_restart(small_disk: Path) -> None:
     with NatsServer(small_disk) as server:
         async with fresh_jetstream((server.url,)) as store:
             first = await store.append([write("a", 0, 0)])

@@ -142,7 +142,7 @@ async def test_an_inbox_over_two_apps_knows_the_origin_of_each_event(settings: S
             await send(jet, f"{town}.bells.b", "town.rang", times, f"t{times}")
         await send(jet, f"{port}.ships.s", "port.landed", 10, "p1")
         await send(jet, f"{port}.ships.s", "port.landed", 10, "p1")  # the same event, published twice
-        await send(jet, f"{port}.ships.s", "port.sunk", 1000, "p2")  # of a type that the inbox does not take
+        await send(jet, f"{port}.ships.s", "port.sunk", 1000, "p2")  # its type is not one of the inbox
         async with working(app, settings):
             await until(lambda: len(ear.by_position()) == 4)
 

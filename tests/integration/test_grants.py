@@ -1,4 +1,4 @@
-"""What the GRANTs of `eventjet nats-config --postgres` let each role do; on a server of its own, for roles are its."""
+"""The GRANTs of `eventjet nats-config --postgres` let each role do its work. Roles need their own server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APP = ["--app", "eventjet.examples.bank.app:bank"]
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[str]:
-    """host:port/database, where the grants were run before `init`; each role's password is its name."""
+    """Yield host:port/database with the grants, run before `init`; each role's password is its name."""
     with PostgresServer() as server:
         url = server.url.replace("+psycopg", "")
         with psycopg.connect(url, autocommit=True) as connection:
@@ -31,7 +31,7 @@ def host() -> Iterator[str]:
         yield url.rpartition("@")[2]
 
 
-def test_the_owner_makes_and_rebuilds_what_the_reader_reads(
+def test_the_owner_creates_and_rebuilds_tables_that_the_reader_reads(
     host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with NatsServer(sync_interval="1m") as nats:

@@ -1,4 +1,4 @@
-"""Hostile ids against a real server: each reaches its own history only, and none breaks the connection."""
+"""On a real server each hostile id reaches only its own history, and no id breaks the connection."""
 
 from __future__ import annotations
 
@@ -42,34 +42,40 @@ async def test_no_hostile_id_reads_another_history_or_breaks_the_connection(even
     assert client.nats is not None
     ids = list(dict.fromkeys(hostile_ids(2 * SAMPLE, seed=7)))[:SAMPLE]
     assert len(ids) == SAMPLE
-    room = asyncio.Semaphore(AT_ONCE)
-    # Somebody without eventjet has published to what would be wildcards.
+    limit = asyncio.Semaphore(AT_ONCE)
+    # Another program has published to subjects whose last token would be a wildcard.
     for literal in ("*", ">", "$JS", "=41"):
         await client.request(f"{app}.thing.{literal}", b"a stranger's")
 
-    async def store_one(number: int, aggregate_id: str) -> int | None:
-        async with room:
+    async def store_event(number: int, aggregate_id: str) -> int | None:
+        async with limit:
             try:
                 return await store.append([Append("thing", aggregate_id, 0, 0, (event(str(number).encode()),))])
             except Refused:
                 return None
 
-    async def read_one(aggregate_id: str) -> list[tuple[int, bytes]]:
-        async with room:
+    async def read_history(aggregate_id: str) -> list[tuple[int, bytes]]:
+        async with limit:
             return [(record[0], record[4]) for record in await store.history("thing", aggregate_id)]
 
-    async def last_one(aggregate_id: str) -> int:
-        async with room:
+    async def last_position(aggregate_id: str) -> int:
+        async with limit:
             return await store.last("thing", aggregate_id)
 
-    positions = await asyncio.gather(*(store_one(number, one) for number, one in enumerate(ids)))
-    stored = {one: (positions[number], str(number).encode()) for number, one in enumerate(ids) if positions[number]}
+    positions = await asyncio.gather(*(store_event(number, aggregate_id) for number, aggregate_id in enumerate(ids)))
+    stored = {
+        aggregate_id: (positions[number], str(number).encode())
+        for number, aggregate_id in enumerate(ids)
+        if positions[number]
+    }
     assert set(stored) == set(filter(is_possible, ids))
     assert len(stored) > SAMPLE // 2
     assert len(stored) < len(ids)
-    histories = await asyncio.gather(*map(read_one, stored))
-    assert dict(zip(stored, histories, strict=True)) == {one: [record] for one, record in stored.items()}
-    lasts = await asyncio.gather(*map(last_one, stored))
+    histories = await asyncio.gather(*map(read_history, stored))
+    assert dict(zip(stored, histories, strict=True)) == {
+        aggregate_id: [record] for aggregate_id, record in stored.items()
+    }
+    lasts = await asyncio.gather(*map(last_position, stored))
     assert lasts == [position for position, _ in stored.values()]
 
     assert client.nats.is_connected

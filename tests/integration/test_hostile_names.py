@@ -1,4 +1,4 @@
-"""Names of tables and columns that hold what SQL, drivers and SQLAlchemy read as something else."""
+"""Tables and columns may have names with characters that are special to SQL, drivers and SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Amount:
 
 
 def hostile(settings: Settings, odd: str) -> Ledger:
-    """A fold and SQL by hand, everything of which is called so."""
+    """Return a log with a fold and an SQL projection whose tables and columns have such names."""
     metadata = MetaData()
     amounts_table = Table(
         f"amounts {odd}",
@@ -73,10 +73,11 @@ def hostile(settings: Settings, odd: str) -> Ledger:
 
 
 def rows(log: Ledger) -> list[list[tuple[Any, ...]]]:
-    tables = [table for one in BOTH for table in log.projections[one].tables]
+    tables = [table for name in BOTH for table in log.projections[name].tables]
     with reading(log.settings.database) as connection:
         return [
-            sorted(map(tuple, connection.execute(select(located(one, DECLARED, log.where.dialect))))) for one in tables
+            sorted(map(tuple, connection.execute(select(located(table, DECLARED, log.where.dialect)))))
+            for table in tables
         ]
 
 
@@ -87,7 +88,7 @@ async def caught_up(log: Ledger, last: int) -> None:
 
 
 @pytest.mark.parametrize("odd", ['50% %(x)s "a".b', "a :b ::c (d) '{\\:e"])
-async def test_everything_works_whatever_tables_and_columns_are_called(
+async def test_projections_and_rebuilds_work_with_hostile_table_and_column_names(
     nats: NatsServer, database: str, odd: str
 ) -> None:
     log = hostile(Settings(servers=(nats.url,), database=database), odd)

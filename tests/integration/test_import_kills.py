@@ -1,4 +1,4 @@
-"""Imports that are killed, with and without their server: the next run stores what is missing, and nothing twice."""
+"""After an import or its server is killed, the next run stores the missing events, and no event twice."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Import:
-    """A process that imports, and prints how far it is."""
+    """A process that imports, and prints its progress."""
 
     def __init__(self, name: str, urls: list[str]) -> None:
         self._command = [sys.executable, "-m", "tests.integration.importing", name, ",".join(urls), str(COUNT)]
 
     async def until(self, batches: int) -> asyncio.subprocess.Process:
-        """Start it, and return once it has stored so many batches or has ended."""
+        """Start the process, and return once it has stored this number of batches or has ended."""
         process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
         async with asyncio.timeout(PATIENT_S):
@@ -46,7 +46,7 @@ class Import:
 
 
 def check_whole(urls: list[str], name: str) -> None:
-    """All events are in the log once, those of an aggregate in their order."""
+    """Check that all events are in the log once, and in order within each aggregate."""
     ordinals: dict[tuple[str, str], list[int]] = defaultdict(list)
     ids: set[str] = set()
     records = logs.records_of(Endpoint(tuple(urls)), name)
@@ -56,11 +56,11 @@ def check_whole(urls: list[str], name: str) -> None:
         assert number_of(record[3], VERSION) == len(ordinals[key])
         ids.add(header(record[3], MSG_ID) or "")
     assert len(records) == len(ids) == COUNT
-    assert all(found == list(range(1, len(found) + 1)) for found in ordinals.values())
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in ordinals.values())
 
 
-async def ended(process: asyncio.subprocess.Process, *, is_killed: bool = False) -> None:
-    """Wait for its end; one that was not killed has stored all."""
+async def wait_for_end(process: asyncio.subprocess.Process, *, is_killed: bool = False) -> None:
+    """Wait for the end of a process, which has stored all events unless it was killed."""
     async with asyncio.timeout(PATIENT_S):
         await process.communicate()
     assert is_killed or process.returncode == 0
@@ -75,7 +75,7 @@ async def finish(name: str, urls: list[str], *, at_least: int = 0) -> None:
 
 
 @pytest.mark.slow
-async def test_an_import_that_is_killed_again_and_again_is_finished_by_the_next(eventjet_nats: NatsServer) -> None:
+async def test_an_import_that_is_killed_repeatedly_is_finished_by_the_next_run(eventjet_nats: NatsServer) -> None:
     name, urls, chance = logs.fresh_name(), [eventjet_nats.url], random.Random(7)
     async with app_named(name).connect(servers=urls) as jet:
         await jet.init()
@@ -89,7 +89,7 @@ async def test_an_import_that_is_killed_again_and_again_is_finished_by_the_next(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 3])
-async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas: int) -> None:
+async def test_an_import_is_resumed_after_its_server_was_killed(replicas: int) -> None:
     name, chance = logs.fresh_name(), random.Random(11)
     with NatsServer() if replicas == 1 else NatsCluster() as servers:
         urls = [servers.url] if isinstance(servers, NatsServer) else servers.urls
@@ -104,7 +104,7 @@ async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas:
             struck = servers if isinstance(servers, NatsServer) else servers.stream_leader(name)
             assert struck is not None
             before = await asyncio.to_thread(logs.records_of, Endpoint(tuple(urls)), name)
-            # A run that was not killed stored all; the servers are killed under later ones while they compare.
+            # A run that was not killed stored all events; the servers are killed during the comparison of later runs.
             assert len(before) > stored or stored == COUNT, "the last run had stored some more"
             stored = len(before)
             await asyncio.to_thread(struck.kill)
@@ -112,7 +112,7 @@ async def test_an_import_goes_on_when_its_server_was_killed_on_the_way(replicas:
             if is_killed := number % 2 == 1:
                 process.kill()
             await asyncio.to_thread(servers.start)
-            await ended(process, is_killed=is_killed)
-        await ended(process)
+            await wait_for_end(process, is_killed=is_killed)
+        await wait_for_end(process)
         assert kills > 0
         await finish(name, urls)

@@ -269,7 +269,7 @@ async def test_a_repeated_import_beside_commands_stores_no_event_twice(jet: Jet)
 
     async def source() -> AsyncIterator[Imported]:
         for number, imported in enumerate(events):
-            if number == 1_005:  # the first batch is compared, the commands come in between
+            if number == 1_005:  # the commands run after the comparison of the first batch
                 is_compared.set()
                 await asyncio.sleep(0)
             yield imported

@@ -1,4 +1,4 @@
-"""`App.in_memory`: read models are true at once, as a worker would have made them."""
+"""Read models of `App.in_memory` are up to date at once, with the rows that a worker would write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventjet.examples.orders.goods import Shipment
 from eventjet.testing import on, projected, world
 
 
-async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
+async def test_rows_have_a_recorded_event_after_caught_up() -> None:
     async with bank.in_memory() as jet:
         accounts = jet.repository(Account)
         await accounts.execute("a-1", Account.open, "ada")
@@ -37,7 +37,7 @@ async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
     assert not Path(database.removeprefix("sqlite:///")).exists()
 
 
-async def test_a_position_that_is_not_in_the_log_is_never_reached() -> None:
+async def test_a_position_beyond_the_log_is_never_reached() -> None:
     async with bank.in_memory() as other, bank.in_memory() as jet:
         done = await other.repository(Account).execute("a-1", Account.open, "ada")
         with pytest.raises(NotCaughtUp, match=r"is at position 0 and did not reach 1 .*the log ends at position 0"):
@@ -47,7 +47,7 @@ async def test_a_position_that_is_not_in_the_log_is_never_reached() -> None:
             await jet.caught_up(balances, token=done.token)
 
 
-async def test_a_world_keeps_read_models_and_tells_the_time_at_which_an_event_was_recorded() -> None:
+async def test_a_world_has_read_models_and_events_with_their_recorded_time() -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
     async with world(bank, now=now) as here:
         accounts = here.jet.repository(Account)
@@ -61,7 +61,7 @@ async def test_a_world_keeps_read_models_and_tells_the_time_at_which_an_event_wa
     assert times == [now, now + timedelta(days=1, microseconds=3)]
 
 
-async def test_an_app_without_read_models_has_none_to_wait_for() -> None:
+async def test_caught_up_is_refused_for_an_app_without_read_models() -> None:
     async with App("empty", aggregates=[Shipment]).in_memory() as jet:
         with pytest.raises(UsageError, match="has no"):
             await jet.caught_up("balances", position=1)

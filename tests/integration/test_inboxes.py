@@ -215,7 +215,7 @@ async def test_a_cloud_event_of_another_type_is_quarantined_though_its_fields_fi
         for kind in ("order.paid", "order.refunded", ["order.paid"]):
             body = {"specversion": "1.0", "id": str(kind), "source": "s", "type": kind, "data": {"cents": 5}}
             await send(jet, app, "o", body)
-            await send(jet, app, "p", {"cents": 1})  # not a CloudEvent, so nothing but its fields says what it is
+            await send(jet, app, "p", {"cents": 1})  # not a CloudEvent, so only its fields identify it
         async with working(app, settings):
             await is_paid(jet, 8)
             cursors = Cursors(jet.client, jet.name)
@@ -341,7 +341,7 @@ async def test_a_missing_stream_is_reported(settings: Settings, desk: Desk) -> N
 def test_all_faults_of_inboxes_are_reported_together() -> None:
     @inbox("Bad", stream="", subject="a b", retry=Retry(tries=0))
     def bad(message: Paid) -> None:  # type: ignore[arg-type,misc]
-        """Neither async, nor with a second parameter, nor annotated as an inbox wants it."""
+        """This handler is not async, has no second parameter and no annotation of an inbox."""
 
     @inbox("strange", stream="s", subject="s.>")
     async def strange(message: Incoming[Desk], to: Reaction) -> None: ...

@@ -1,4 +1,4 @@
-"""Features that meet: promotions of what has not begun, drops during a rebuild, two takeovers, ended transactions."""
+"""Combined features: promotions of new revisions, drops during a rebuild, takeovers and ended transactions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(eventjet_nats: NatsServer, url: str) -> Ledger:
-    """The old deploy, with its tables."""
+    """Return the old deploy, with its tables."""
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
     ledger.create()
     init(ledger, "old")
@@ -60,8 +60,8 @@ def log(eventjet_nats: NatsServer, url: str) -> Ledger:
     return log_of(eventjet_nats, url)
 
 
-async def built(ledger: Ledger) -> int:
-    """The old deploy has worked, and the tables of the new one are there."""
+async def build_revisions(ledger: Ledger) -> int:
+    """Let the old deploy project events, and create the tables of the new deploy."""
     last = ledger.append(history(300))
     async with ledger.working(options=OPTIONS):
         await ledger.caught_up(last)
@@ -69,16 +69,16 @@ async def built(ledger: Ledger) -> int:
     return last
 
 
-async def test_a_revision_that_has_not_begun_is_not_shown_to_readers(ledger: Ledger) -> None:
-    last = await built(ledger)
+async def test_a_revision_that_is_behind_is_not_promoted(ledger: Ledger) -> None:
+    last = await build_revisions(ledger)
     with pytest.raises(PromotionRefused, match=f"it is {last} events behind revision 1"):
         await asyncio.to_thread(promote, Database(ledger.settings.database), NEWER, patience_s=0)
     assert checkpoints(ledger)["balances", 1].location == ""
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
 
 
-async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledger) -> None:
-    last = await built(ledger)
+async def test_a_worker_does_not_replace_a_newer_revision(ledger: Ledger) -> None:
+    last = await build_revisions(ledger)
     third = replace(NEWER, revision=3)
     engine = Database(ledger.settings.database).sync_engine()
     create_tables(engine, [third])
@@ -86,7 +86,7 @@ async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledg
         await stands(ledger, 2, location="")
     async with Ledger(ledger.settings, ledger.name, projections={"balances": third}).working(options=OPTIONS):
         await stands(ledger, 3, location="")
-    # As revision 2's worker would, had it looked for a newer one just before that came.
+    # The worker of revision 2 does this when it has looked for a newer revision too early.
     with pytest.raises(NotNow, match="revision 3"), engine.begin() as connection:
         attempt(connection, NEWER, epoch=checkpoints(ledger)["balances", 2].epoch)
     assert checkpoints(ledger)["balances", 3].location == ""
@@ -94,7 +94,7 @@ async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledg
     engine.dispose()
 
 
-async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_process(log: Ledger) -> None:
+async def test_another_process_does_not_continue_after_a_handler_ended_the_transaction(log: Ledger) -> None:
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await by_hand.added(event, connection)
         await (await connection.get_raw_connection()).driver_connection.commit()  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
         await asyncio.sleep(1)
         assert (await log.status()).state == "failed"
         assert (await log.status()).position == last
-    # A rebuild makes it whole, and lets it go on.
+    # A rebuild repairs the tables, and the projection continues.
     await rebuild(log, ["ledger"], log.settings, engine="local")
     last = log.append([("a-1", Added(amount=Decimal(1)))])
     async with log.working(options=QUICK):
@@ -115,8 +115,8 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:
-    last = await built(ledger)
+async def test_a_revision_dropped_during_its_rebuild_does_not_replace_another(ledger: Ledger) -> None:
+    last = await build_revisions(ledger)
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
         await stands(ledger, 2, location="")
     database = Database(ledger.settings.database)
@@ -137,8 +137,8 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     engine.dispose()
 
 
-async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(ledger: Ledger) -> None:
-    await built(ledger)
+async def test_a_dropped_revision_is_not_verified_against_another_revisions_table(ledger: Ledger) -> None:
+    await build_revisions(ledger)
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
         await stands(ledger, 2, location="")
     engine = Database(ledger.settings.database).sync_engine()
@@ -149,21 +149,21 @@ async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(l
         await verify(ledger, "balances", ledger.settings)
 
 
-async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
+async def test_a_takeover_happens_while_events_keep_arriving(
     eventjet_nats: NatsServer, eventjet_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits that take longer than the next event takes to come: the worker keeps up, and is never at the end."""
+    """Commits take longer than the next event, so the worker keeps up and is never at the end."""
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
     ledger.create()
     init(ledger, "old")
-    await built(ledger)
+    await build_revisions(ledger)
     write, done = Session.write, threading.Event()
 
     async def slowly(session: Session, *call: Any, **named: Any) -> Any:
         await asyncio.sleep(0.05)
         return await write(session, *call, **named)
 
-    def go_on() -> None:
+    def continue_commits() -> None:
         with NatsConnection.open(ledger.endpoint) as link:
             for version in count(1):
                 if done.wait(0.004):
@@ -173,7 +173,7 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
                 link.send(publish_frame(subject, encoded.body, headers=headers))
 
     monkeypatch.setattr(Session, "write", slowly)
-    pouring = asyncio.create_task(asyncio.to_thread(go_on))
+    pouring = asyncio.create_task(asyncio.to_thread(continue_commits))
     try:
         newer = deployed("fold", ledger.settings, ledger.name)
         async with ledger.working("balances", options=OPTIONS), newer.working("balances", options=OPTIONS):

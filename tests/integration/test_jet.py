@@ -36,17 +36,17 @@ async def test_init_is_idempotent_and_reports_drift_instead_of_overwriting(jet: 
     assert (again.created, again.drifts) == ((), ())
     client = jet.client
     assert client is not None
-    found = await client.api(f"STREAM.INFO.{jet.name}")
-    changed = {**found["config"], "duplicate_window": 60_000_000_000, "max_msgs": 1_000_000}
+    before = await client.api(f"STREAM.INFO.{jet.name}")
+    changed = {**before["config"], "duplicate_window": 60_000_000_000, "max_msgs": 1_000_000}
     await client.api(f"STREAM.UPDATE.{jet.name}", changed)
     drifted = await jet.init()
     assert {drift.setting for drift in drifted.drifts} == {"duplicate_window", "max_msgs"}
     assert drifted.identity == again.identity
-    kept = await client.api(f"STREAM.INFO.{jet.name}")
-    assert kept["config"]["max_msgs"] == 1_000_000
+    after = await client.api(f"STREAM.INFO.{jet.name}")
+    assert after["config"]["max_msgs"] == 1_000_000
 
 
-async def test_nothing_here_can_purge_or_delete(jet: Jet) -> None:
+async def test_the_log_cannot_be_purged_and_its_events_not_deleted(jet: Jet) -> None:
     client = jet.client
     assert client is not None
     await jet.repository(Account).execute("a", Account.open, "ada")
@@ -56,7 +56,7 @@ async def test_nothing_here_can_purge_or_delete(jet: Jet) -> None:
     assert (await jet.log()).last == 1
 
 
-async def test_a_missing_stream_says_what_to_run(app: App, eventjet_nats: NatsServer) -> None:
+async def test_a_missing_stream_is_reported_with_the_command_that_makes_it(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url) as jet:
         with pytest.raises(Unreachable, match="eventjet init"):
             await jet.log()
@@ -97,31 +97,32 @@ async def test_racing_transactions_lose_no_money(app: App, jet: Jet, eventjet_na
         await accounts.execute(name, Account.open, name)
         await accounts.execute(name, Account.deposit, Decimal(100))
 
-    async def move(there: Jet, number: int) -> None:
-        mine = there.repository(Account)
+    async def move(connection: Jet, number: int) -> None:
+        transfers = connection.repository(Account)
         source, target = names[number % 4], names[(number * 3 + 1) % 4]
         if source != target:
-            await there.transact(
-                mine.decide(source, Account.withdraw, Decimal(1)), mine.decide(target, Account.deposit, Decimal(1))
+            await connection.transact(
+                transfers.decide(source, Account.withdraw, Decimal(1)),
+                transfers.decide(target, Account.deposit, Decimal(1)),
             )
 
     async with app.connect(servers=eventjet_nats.url) as other:
-        await asyncio.gather(*(move(there, number) for number in range(12) for there in (jet, other)))
+        await asyncio.gather(*(move(connection, number) for number in range(12) for connection in (jet, other)))
     balances = [(await accounts.load(name)).balance for name in names]
     assert sum(balances) == Decimal(400)
 
 
-async def test_an_import_is_resumed_without_losing_or_doubling(jet: Jet) -> None:
+async def test_an_import_is_resumed_without_lost_or_duplicate_events(jet: Jet) -> None:
     def events(count: int) -> list[Imported]:
         opened = [Imported(Account, f"i-{number}", Opened(owner="x")) for number in range(50)]
         return opened + [
             Imported(Account, f"i-{number % 50}", Deposited(amount=Decimal(1))) for number in range(count - 50)
         ]
 
-    told: list[int] = []
-    first = await jet.append_many(events(1_500), source="old-bank", progress=told.append)
+    counts: list[int] = []
+    first = await jet.append_many(events(1_500), source="old-bank", progress=counts.append)
     assert (first.stored, first.skipped, first.position) == (1_500, 0, 1_500)
-    assert told[-1] == 1_500
+    assert counts[-1] == 1_500
     again = await jet.append_many(events(2_500), source="old-bank")
     assert (again.stored, again.skipped) == (1_000, 1_500)
     assert (await jet.append_many(events(2_500), source="old-bank")).stored == 0
@@ -131,7 +132,7 @@ async def test_an_import_is_resumed_without_losing_or_doubling(jet: Jet) -> None
     assert (await jet.log()).last == 2_500
 
 
-async def test_an_import_goes_on_beside_live_commands(jet: Jet) -> None:
+async def test_an_import_runs_beside_live_commands(jet: Jet) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("live", Account.open, "ada")
     stop = asyncio.Event()
@@ -141,7 +142,7 @@ async def test_an_import_goes_on_beside_live_commands(jet: Jet) -> None:
         while not stop.is_set():
             await accounts.execute("live", Account.deposit, Decimal(1))
             count += 1
-            await asyncio.sleep(0.003)  # customers pause; a rival that never does would win every race
+            await asyncio.sleep(0.003)  # customers pause; without pauses the import would lose every race
         return count
 
     depositing = asyncio.ensure_future(deposits())
@@ -153,7 +154,7 @@ async def test_an_import_goes_on_beside_live_commands(jet: Jet) -> None:
     assert (await accounts.load("live")).balance == Decimal(200 + count)
 
 
-async def test_the_log_is_read_from_where_one_asks(jet: Jet) -> None:
+async def test_the_log_is_read_from_a_position_or_time(jet: Jet) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("a", Account.open, "ada")
     await asyncio.sleep(0.01)
@@ -161,17 +162,17 @@ async def test_the_log_is_read_from_where_one_asks(jet: Jet) -> None:
     await asyncio.sleep(0.01)
     await accounts.execute("a", Account.deposit, Decimal(1))
     await accounts.execute("a", Account.withdraw, Decimal(1))
-    assert [one.position async for one in jet.tail()] == [1, 2, 3]
-    assert [one.position async for one in jet.tail("last")] == [3]
-    assert [one.position async for one in jet.tail("new")] == []
-    assert [one.position async for one in jet.tail(position=2)] == [2, 3]
-    assert [one.position async for one in jet.tail(since=between)] == [2, 3]
-    assert [one.position async for one in jet.tail(since=datetime.now(UTC) + timedelta(hours=1))] == []
-    (last,) = [one async for one in jet.tail("last")]
+    assert [event.position async for event in jet.tail()] == [1, 2, 3]
+    assert [event.position async for event in jet.tail("last")] == [3]
+    assert [event.position async for event in jet.tail("new")] == []
+    assert [event.position async for event in jet.tail(position=2)] == [2, 3]
+    assert [event.position async for event in jet.tail(since=between)] == [2, 3]
+    assert [event.position async for event in jet.tail(since=datetime.now(UTC) + timedelta(hours=1))] == []
+    (last,) = [event async for event in jet.tail("last")]
     assert (last.data, last.version, last.aggregate) == (Withdrawn(amount=Decimal(1)), 3, "account")
 
 
-async def test_metadata_travels_beside_the_facts(jet: Jet) -> None:
+async def test_metadata_is_stored_with_the_events(jet: Jet) -> None:
     accounts = jet.repository(Account)
     with with_metadata(Metadata(correlation="conv 1", extra={"channel": "web"})):
         command = accounts.command("c-1", metadata=Metadata(actor="ada ♥", causation="x"))
@@ -183,7 +184,7 @@ async def test_metadata_travels_beside_the_facts(jet: Jet) -> None:
     assert (second.command_id, second.metadata) == (None, Metadata())
 
 
-async def test_a_command_is_carried_out_once(app: App, jet: Jet, eventjet_nats: NatsServer) -> None:
+async def test_a_repeated_command_is_executed_once(app: App, jet: Jet, eventjet_nats: NatsServer) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("c", Account.open, "ada")
     first = await accounts.command("c-17").execute("c", Account.deposit, Decimal(5))
@@ -197,7 +198,7 @@ async def test_a_command_is_carried_out_once(app: App, jet: Jet, eventjet_nats: 
     assert (await accounts.load("c")).balance == Decimal(12)
 
 
-async def test_one_command_sent_twice_at_once_is_carried_out_once(
+async def test_a_command_that_is_sent_concurrently_is_executed_once(
     app: App, jet: Jet, eventjet_nats: NatsServer
 ) -> None:
     await jet.repository(Account).execute("twice", Account.open, "ada")
@@ -212,7 +213,7 @@ async def test_one_command_sent_twice_at_once_is_carried_out_once(
     assert (await jet.repository(Account).load("twice")).balance == Decimal(5)
 
 
-async def test_a_command_is_known_across_a_snapshot(app: App, jet: Jet, eventjet_nats: NatsServer) -> None:
+async def test_a_repeated_command_is_recognised_after_a_snapshot(app: App, jet: Jet, eventjet_nats: NatsServer) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("s", Account.open, "ada")
     first = await accounts.command("early").execute("s", Account.deposit, Decimal(3))
@@ -225,7 +226,7 @@ async def test_a_command_is_known_across_a_snapshot(app: App, jet: Jet, eventjet
         assert (await there.load("s")).balance == Decimal(123)
 
 
-async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
+async def test_a_snapshot_shortens_replay_and_an_invalid_snapshot_is_ignored(
     app: App, jet: Jet, eventjet_nats: NatsServer
 ) -> None:
     accounts = jet.repository(Account)
@@ -243,19 +244,19 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
 
     async def loaded() -> tuple[Decimal, int]:
         async with app.connect(servers=eventjet_nats.url) as other:
-            asked: list[int] = []
+            positions: list[int] = []
             store = other.store
             pages = store.pages
 
             def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-                asked.append(after)
+                positions.append(after)
                 return pages(aggregate, aggregate_id, after=after)
 
             store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
             if other._repositories._snapshots is not None:  # pyright: ignore[reportPrivateUsage]
                 await other._repositories._snapshots._queue.join()  # pyright: ignore[reportPrivateUsage]
-            return state.balance, asked[0] if asked else -1
+            return state.balance, positions[0] if positions else -1
 
     balance, after = await loaded()
     assert balance == Decimal(400)
@@ -269,7 +270,7 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
         assert await loaded() == (Decimal(400), 0)
 
 
-async def test_a_state_is_loaded_as_it_was(jet: Jet) -> None:
+async def test_a_past_state_is_loaded_by_version_position_or_time(jet: Jet) -> None:
     accounts = jet.repository(Account)
     await accounts.execute("t", Account.open, "ada")
     await accounts.execute("t", Account.deposit, Decimal(1))
@@ -289,12 +290,12 @@ async def test_a_state_is_loaded_as_it_was(jet: Jet) -> None:
         await accounts.load("t", version=1, position=1)
 
 
-async def test_a_stranger_has_no_repository(jet: Jet) -> None:
+async def test_a_class_that_the_app_does_not_list_has_no_repository(jet: Jet) -> None:
     with pytest.raises(UsageError, match="is not listed in the app"):
         jet.repository(Opened)  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_lost_connection_forgets_what_was_known_of_the_log(app: App) -> None:
+async def test_a_lost_connection_empties_the_cache_of_aggregates(app: App) -> None:
     with NatsServer() as server:
         async with app.connect(servers=server.url) as jet:
             await jet.init()

@@ -1,4 +1,4 @@
-"""`eventjet lake`: every event once in tables at a position, of the app's types, and refusals in words."""
+"""`eventjet lake` writes each event once, with the app's types, and refuses what it cannot write."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def verified(log: Ledger, url: Path, table_format: str, **options: Any) ->
     return await verify(log, str(url), log.settings, table_format=table_format, **options)
 
 
-async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
+async def test_each_event_is_in_its_tables_once_with_the_values_of_the_log(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats, 60)
@@ -97,10 +97,14 @@ async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 61))
     placed = [event for event in events if isinstance(event.data, Placed)]
     rows = arrow_of(tmp_path, "order_placed", table_format).sort_by("position").to_pylist()
-    for one, row in zip(placed, rows, strict=True):
-        data = one.data
-        assert (row["position"], row["version"], row["event_id"]) == (one.position, one.version, one.event_id)
-        assert (row["recorded_at"], row["aggregate_id"]) == (one.recorded_at, one.aggregate_id)
+    for recorded, row in zip(placed, rows, strict=True):
+        data = recorded.data
+        assert (row["position"], row["version"], row["event_id"]) == (
+            recorded.position,
+            recorded.version,
+            recorded.event_id,
+        )
+        assert (row["recorded_at"], row["aggregate_id"]) == (recorded.recorded_at, recorded.aggregate_id)
         assert (row["total"], row["at"], row["kind"]) == (data.total, data.at, data.kind.value)
         assert [(line["article"], line["price"], line["tags"]) for line in row["lines"]] == [
             (line.article, line.price, line.tags) for line in data.lines
@@ -120,7 +124,7 @@ async def test_every_event_is_once_in_its_tables_with_the_values_of_the_log(
     ]  # fmt: skip
 
 
-async def test_all_records_are_the_same_beside_other_tables_and_alone(nats: NatsServer) -> None:
+async def test_rows_of_the_events_table_do_not_depend_on_other_tables(nats: NatsServer) -> None:
     log = lake_log(nats, 50)
     log.append_raw(
         [
@@ -136,7 +140,7 @@ async def test_all_records_are_the_same_beside_other_tables_and_alone(nats: Nats
     assert beside == alone == [stored_row(record) for record in records]
 
 
-async def test_older_schemas_are_upcast_and_what_is_no_event_is_among_all_records(
+async def test_older_schemas_are_upcast_and_undeclared_records_are_in_the_events_table(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats)
@@ -178,7 +182,7 @@ async def test_an_empty_log_makes_empty_tables(nats: NatsServer, tmp_path: Path,
         (("a-1", block("order.paid", 2), b"{}"), UndecodableEvent),
     ],
 )
-async def test_an_event_that_cannot_be_read_stops_the_sync_before_it(
+async def test_a_sync_stops_before_an_unreadable_event(
     nats: NatsServer, tmp_path: Path, record: tuple[str, bytes, bytes], error: type[Exception]
 ) -> None:
     log = lake_log(nats, 10)
@@ -188,7 +192,9 @@ async def test_an_event_that_cannot_be_read_stops_the_sync_before_it(
     assert (await synced(log, tmp_path, "delta", to=10)).position == 10
 
 
-async def test_what_has_no_place_in_a_table_is_refused_in_words(nats: NatsServer, tmp_path: Path) -> None:
+async def test_values_and_fields_that_do_not_fit_a_table_are_refused_with_the_reason(
+    nats: NatsServer, tmp_path: Path
+) -> None:
     log = lake_log(nats, catalog=Catalog([WithTwins, Long]))
     log.append_raw([("a-1", block("order.twins"), b'{"twins": {"a": 1, "A": 2}}')])
     with pytest.raises(LakeRefused, match=r"differ by case alone.* or use `--format iceberg`"):
@@ -201,9 +207,7 @@ async def test_what_has_no_place_in_a_table_is_refused_in_words(nats: NatsServer
         await synced(log, tmp_path / "iceberg", "iceberg")
 
 
-async def test_personal_fields_are_left_out_unless_asked_for(
-    nats: NatsServer, tmp_path: Path, table_format: str
-) -> None:
+async def test_personal_fields_are_omitted_by_default(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
     log = lake_log(nats)
     log.append([("a-1", Known(email="ada@example.org", country="PT")), ("a-2", Paid(amount=Decimal(1), by="ada"))])
     await synced(log, tmp_path, table_format)
@@ -219,7 +223,7 @@ async def test_personal_fields_are_left_out_unless_asked_for(
     assert "run `eventjet lake sync` again" in str(refused.value)
 
 
-async def test_a_field_that_only_an_older_schema_or_another_release_has_is_hidden_beside_personal_ones(
+async def test_unknown_fields_are_hidden_in_events_with_personal_fields(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats)
@@ -242,8 +246,8 @@ async def test_a_field_that_only_an_older_schema_or_another_release_has_is_hidde
     assert (await verified(log, tmp_path, table_format)).sound
 
 
-async def made_again(nats: NatsServer, url: Path, table_format: str, events: int) -> Ledger:
-    """A log of which 20 events are in a lake, made again with its identity and so many others."""
+async def recreated_log(nats: NatsServer, url: Path, table_format: str, events: int) -> Ledger:
+    """Sync 20 events of a log, recreate the log with the same identity and other events, and return it."""
     log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=CATALOG, projections={})
     identity = str(uuid4())
     log.create(identity)
@@ -255,9 +259,7 @@ async def made_again(nats: NatsServer, url: Path, table_format: str, events: int
     return log
 
 
-async def test_tables_of_another_log_or_another_past_are_refused(
-    nats: NatsServer, tmp_path: Path, table_format: str
-) -> None:
+async def test_tables_of_another_log_are_refused(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
     log = lake_log(nats, 20)
     await synced(log, tmp_path, table_format, to=15)
     other = Ledger(log.settings, log.name, CATALOG, {})
@@ -270,13 +272,13 @@ async def test_tables_of_another_log_or_another_past_are_refused(
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 16))
 
 
-async def test_a_lake_goes_on_over_a_promoted_mirror_up_to_its_end(
+async def test_a_lake_continues_with_a_promoted_mirror_up_to_the_mirrors_end(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats, 20)
     await synced(log, tmp_path, table_format, to=15)
     log.promote(20)
-    for _ in range(2):  # the second time the table is beyond the mirror's end, with the new log's events
+    for _ in range(2):  # at the second sync the table is already beyond the mirror's end
         fill(log, 5)
         await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 31))
@@ -285,7 +287,7 @@ async def test_a_lake_goes_on_over_a_promoted_mirror_up_to_its_end(
 async def test_a_lake_beyond_the_end_of_a_promoted_mirror_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    log = await made_again(nats, tmp_path, table_format, 15)
+    log = await recreated_log(nats, tmp_path, table_format, 15)
     log.promote(15)
     with pytest.raises(LakeRefused, match="where its mirror ended when it was promoted"):
         await synced(log, tmp_path, table_format)
@@ -297,7 +299,7 @@ async def test_a_lake_beyond_the_end_of_a_promoted_mirror_is_refused(
 async def test_the_same_log_with_another_past_or_a_lost_end_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    log = await made_again(nats, tmp_path, table_format, 19)
+    log = await recreated_log(nats, tmp_path, table_format, 19)
     with pytest.raises(LakeRefused, match="has lost its end"):
         await synced(log, tmp_path, table_format)
     with pytest.raises(LakeRefused, match="has lost its end"):
@@ -307,7 +309,7 @@ async def test_the_same_log_with_another_past_or_a_lost_end_is_refused(
         await synced(log, tmp_path, table_format)
 
 
-async def test_a_table_that_moves_on_while_a_job_looks_at_it_is_of_the_log(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_table_that_advances_during_a_check_is_accepted(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 5)
     await synced(log, tmp_path, "delta")
     log.promote(5)
@@ -324,7 +326,7 @@ async def test_a_table_that_moves_on_while_a_job_looks_at_it_is_of_the_log(nats:
     await in_job(log, log.settings, "local", look)
 
 
-async def test_a_log_that_begins_behind_the_tables_needs_an_archive(
+async def test_a_log_that_begins_after_the_tables_end_needs_an_archive(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats, 30)
@@ -376,19 +378,19 @@ def fence(store: Store) -> None:
         assert (now.mark, now.row_count) == (mark, count + winning.num_rows)
 
 
-async def test_syncs_at_the_same_time_lose_and_repeat_nothing(
+async def test_concurrent_syncs_neither_lose_nor_repeat_events(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats, 400)
     tries = [synced(log, tmp_path, table_format, batch_events=100) for _ in range(3)]
     outcomes = await asyncio.gather(*tries, return_exceptions=True)
-    assert [str(each) for each in outcomes if not isinstance(each, LakeReport | LakeFenced)] == []
+    assert [str(outcome) for outcome in outcomes if not isinstance(outcome, LakeReport | LakeFenced)] == []
     await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 401))
     assert (await verified(log, tmp_path, table_format)).sound
 
 
-async def test_a_sync_that_has_stopped_goes_on_near_there_for_tables_without_rows_too(
+async def test_a_stopped_sync_has_advanced_tables_without_rows_too(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats)
@@ -396,13 +398,13 @@ async def test_a_sync_that_has_stopped_goes_on_near_there_for_tables_without_row
     log.append_raw([("a-1", block("order.paid", 2), b"{}")])
     with pytest.raises(UndecodableEvent):
         await synced(log, tmp_path, table_format, batch_events=2)
-    found = await status(log, str(tmp_path), log.settings, table_format=table_format)
-    positions = {table.name: table.position or 0 for table in found.tables}
+    lake = await status(log, str(tmp_path), log.settings, table_format=table_format)
+    positions = {table.name: table.position or 0 for table in lake.tables}
     assert positions.pop("order_paid") == positions.pop(EVENTS) == 60
     assert min(positions.values()) > 60 - 2 * 12
 
 
-async def test_a_commit_has_no_more_events_than_a_batch_may_have(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_commit_has_at_most_the_events_of_a_batch(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats)
     log.append_raw((f"a-{number}", block("never.declared"), b"{}") for number in range(4_500))
     await synced(log, tmp_path, "delta", batch_events=3_000)
@@ -411,8 +413,8 @@ async def test_a_commit_has_no_more_events_than_a_batch_may_have(nats: NatsServe
     assert (max(counts), sum(counts)) == (3_000, 4_500)
 
 
-async def test_without_the_position_in_the_commit_two_appends_both_succeed(tmp_path: Path) -> None:
-    """The control: what the fence prevents."""
+async def test_without_a_position_in_the_commit_both_delta_appends_succeed(tmp_path: Path) -> None:
+    """The control test shows what the fence prevents."""
     rows = pa.table({"position": [1]})
     write_deltalake(tmp_path, pa.table({"position": pa.array([], pa.int64())}))
     first, second = DeltaTable(tmp_path), DeltaTable(tmp_path)
@@ -421,8 +423,8 @@ async def test_without_the_position_in_the_commit_two_appends_both_succeed(tmp_p
     assert DeltaTable(tmp_path).to_pyarrow_table().column("position").to_pylist() == [1, 1]
 
 
-def test_pyiceberg_by_itself_appends_behind_another_writer(tmp_path: Path) -> None:
-    """The control: its own retry drops the assertion about the snapshot."""
+def test_pyiceberg_alone_lets_both_appends_succeed(tmp_path: Path) -> None:
+    """The control test: PyIceberg's own retry drops the assertion about the snapshot."""
     rows = pa.table({"position": [1]})
     catalog = load_catalog(
         "eventjet", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
@@ -436,7 +438,7 @@ def test_pyiceberg_by_itself_appends_behind_another_writer(tmp_path: Path) -> No
     catalog.close()
 
 
-async def test_snapshots_of_others_and_expired_ones_leave_the_mark(nats: NatsServer, tmp_path: Path) -> None:
+async def test_the_position_survives_foreign_and_expired_snapshots(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 40)
     await synced(log, tmp_path, "iceberg", to=30, batch_events=10)
     with open_store(str(tmp_path), "iceberg", log.name, None) as store:
@@ -450,14 +452,14 @@ async def test_snapshots_of_others_and_expired_ones_leave_the_mark(nats: NatsSer
         others.append(others.schema().as_arrow().empty_table())
     others.refresh()
     others.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
-    others.catalog.close()  # writing has connected it again
+    others.catalog.close()  # the append has opened a new connection
     with open_store(str(tmp_path), "iceberg", log.name, None) as store:
         table = store.table(EVENTS)
         assert table is not None
         assert (table.mark, table.row_count) == (Mark(31, 0, 30), 30)
 
 
-async def test_a_compaction_between_two_commits_is_no_second_writer(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_compaction_between_commits_does_not_fence_the_writer(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 40)
     await synced(log, tmp_path, "delta", to=30, batch_events=5)
     with open_store(str(tmp_path), "delta", log.name, None) as store:
@@ -472,7 +474,7 @@ async def test_a_compaction_between_two_commits_is_no_second_writer(nats: NatsSe
     assert table.mark.position == 31
 
 
-async def test_rows_that_were_taken_away_are_noticed(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
+async def test_a_restored_older_version_is_noticed(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
     log = lake_log(nats, 20)
     await synced(log, tmp_path, table_format, to=10)
     await synced(log, tmp_path, table_format, to=15)
@@ -484,12 +486,12 @@ async def test_rows_that_were_taken_away_are_noticed(nats: NatsServer, tmp_path:
     table = iceberg_of(tmp_path, EVENTS)
     earlier = table.current_snapshot().parent_snapshot_id
     table.manage_snapshots().rollback_to_snapshot(earlier).commit()
-    table.catalog.close()  # as above
+    table.catalog.close()  # the rollback has opened a new connection
     await synced(log, tmp_path, table_format)
     assert positions_of(tmp_path, EVENTS, table_format) == list(range(1, 21))
 
 
-async def test_a_table_of_which_a_file_is_gone_is_refused_in_words(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_table_with_a_missing_file_is_refused_with_advice(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 5)
     await synced(log, tmp_path, "iceberg")
     for manifest in (tmp_path / EVENTS).rglob("*.avro"):
@@ -499,7 +501,7 @@ async def test_a_table_of_which_a_file_is_gone_is_refused_in_words(nats: NatsSer
             await call(log, str(tmp_path), log.settings, table_format="iceberg")
 
 
-async def test_a_copy_of_an_iceberg_lake_is_not_written_into_the_first_one(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_copied_iceberg_lake_is_refused_and_a_linked_one_accepted(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 5)
     url, copied, linked = (tmp_path / name for name in ("lake", "copied", "linked"))
     await synced(log, url, "iceberg", to=3)
@@ -515,10 +517,10 @@ async def test_verify_names_the_first_range_that_differs(nats: NatsServer, tmp_p
     log = lake_log(nats, 60)
     await synced(log, tmp_path, "delta", batch_events=15)
     sound = tmp_path / EVENTS
-    kept = tmp_path / "kept"
-    shutil.copytree(sound, kept)
+    original = tmp_path / "kept"
+    shutil.copytree(sound, original)
 
-    async def found(**options: Any) -> tuple[int, int, int, int, int, str]:
+    async def damage_report(**options: Any) -> tuple[int, int, int, int, int, str]:
         outcome = await verified(log, tmp_path, "delta", range_events=20)
         assert not outcome.sound
         differing = [table for table in outcome.tables if table.difference is not None]
@@ -526,43 +528,43 @@ async def test_verify_names_the_first_range_that_differs(nats: NatsServer, tmp_p
         difference = differing[0].difference
         assert difference is not None
         shutil.rmtree(sound)
-        shutil.copytree(kept, sound)
+        shutil.copytree(original, sound)
         return (
             difference.first, difference.last, difference.expected, difference.rows, difference.position,
             difference.reason,
         )  # fmt: skip
 
     DeltaTable(sound).delete("position = 33 or position = 50")
-    assert await found() == (21, 40, 20, 19, 33, "the row is missing")
+    assert await damage_report() == (21, 40, 20, 19, 33, "the row is missing")
     row = DeltaTable(sound).to_pyarrow_table(filters=[("position", "=", 7)])
     write_deltalake(sound, row, mode="append")
-    assert await found() == (1, 20, 20, 21, 7, "the row is there twice, or the log gives none")
+    assert await damage_report() == (1, 20, 20, 21, 7, "the row is there twice, or the log gives none")
     DeltaTable(sound).update({"actor": "'eve'"}, predicate="position = 60")
-    assert await found() == (41, 60, 20, 20, 60, "the column actor has another value than the log gives")
+    assert await damage_report() == (41, 60, 20, 20, 60, "the column actor has another value than the log gives")
     beyond = row.set_column(0, "position", pa.array([99], pa.int64()))
     write_deltalake(sound, beyond, mode="append")
-    *_, position, reason = await found()
+    *_, position, reason = await damage_report()
     assert position == 61
     assert "61 rows in all" in reason
 
 
-async def test_verify_without_tables_says_how_they_are_made(nats: NatsServer, tmp_path: Path) -> None:
+async def test_verify_without_tables_names_the_command_that_makes_them(nats: NatsServer, tmp_path: Path) -> None:
     log = lake_log(nats, 1)
     with pytest.raises(LakeRefused, match="`eventjet lake sync` makes it"):
         await verified(log, tmp_path, "delta")
 
 
-async def test_status_says_how_far_each_table_is(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
+async def test_status_reports_the_position_of_each_table(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
     log = lake_log(nats, 30)
     before = await status(log, str(tmp_path), log.settings, table_format=table_format)
     assert [(table.position, table.behind) for table in before.tables] == [(None, 30)] * 4
     await synced(log, tmp_path, table_format, to=20)
-    found = await status(log, str(tmp_path), log.settings, table_format=table_format)
+    lake = await status(log, str(tmp_path), log.settings, table_format=table_format)
     events = log.recorded(30)
-    whole = found.tables[0]
+    whole = lake.tables[0]
     assert (whole.name, whole.event_type, whole.position, whole.behind, whole.rows) == (EVENTS, None, 20, 10, 20)
     assert whole.recorded_at == events[19].recorded_at
-    assert found.last == 30
+    assert lake.last == 30
 
 
 async def test_other_programs_read_the_tables(
@@ -599,7 +601,7 @@ async def test_other_programs_read_the_tables(
         ("lake", {"batch_events": 0}, "1 or more"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_made(
+async def test_invalid_options_are_refused_before_anything_is_written(
     nats: NatsServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -614,7 +616,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_table_of_somebody_else_or_of_another_format_is_refused(
+async def test_a_foreign_table_or_another_format_is_refused(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = lake_log(nats, 10)
@@ -627,7 +629,7 @@ async def test_a_table_of_somebody_else_or_of_another_format_is_refused(
         await synced(log, tmp_path, "delta")
 
 
-def test_names_of_tables_are_told_apart() -> None:
+def test_events_with_similar_names_get_different_tables() -> None:
     @event("a.b")
     class One:
         x: int

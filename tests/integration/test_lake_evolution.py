@@ -1,4 +1,4 @@
-"""Tables of a lake when the app's events change: what is widened, and what is refused before anything is written."""
+"""When the app's events change, tables of a lake are widened, or the change is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ CENTS = Decimal("1.25")
 
 
 def changed(log: Ledger, placed: type) -> Ledger:
-    """The same log, with an app whose event has another class."""
+    """Return the same log, with an app whose event has another class."""
     return Ledger(log.settings, log.name, Catalog([Other, placed]), {})
 
 
-def before(nats: NatsServer) -> Ledger:
+def log_before(nats: NatsServer) -> Ledger:
     log = lake_log(nats, catalog=Catalog([Other, Placed]))
     log.append([("a-1", Placed(total=CENTS, place=Place("Faro"), prices=[CENTS])), ("a-2", Other(number=1))])
     return log
@@ -127,10 +127,10 @@ def before(nats: NatsServer) -> Ledger:
 
 @pytest.mark.parametrize("table_format", FORMATS)
 async def test_an_optional_field_adds_a_column(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
-    log = before(nats)
+    log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
     later = changed(log, WithNote)
-    # What was written before the column is verified before and after it is there.
+    # Rows from before the column are verified before and after the column is added.
     assert (await verify(later, str(tmp_path), log.settings, table_format=table_format)).sound
     later.append([("a-1", WithNote(total=CENTS, place=Place("Faro"), prices=[], note="by hand"))])
     report = await sync(later, str(tmp_path), log.settings, table_format=table_format)
@@ -145,15 +145,15 @@ async def test_an_optional_field_adds_a_column(nats: NatsServer, tmp_path: Path,
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_a_column_is_not_added_for_which_a_row_of_the_table_would_have_a_value(
+async def test_a_column_is_not_added_when_a_stored_event_has_a_value_for_it(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    log = before(nats)
+    log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
     later, upcast = changed(log, WithNote), Catalog([Other, WithOrigin], [from_the_shop])
     with pytest.raises(LakeRefused, match="origin is new, and the event at position 1 has a value for it"):
         await sync(replace(log, catalog=upcast), str(tmp_path), log.settings, table_format=table_format)
-    # An older version of the app reads an event of the newer one, without the field that it does not know.
+    # An older version of the app reads an event of the newer version without the unknown field.
     later.append([("a-1", WithNote(total=CENTS, place=Place("Faro"), prices=[], note="by hand"))])
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
     with pytest.raises(LakeRefused, match="note is new, and the event at position 3 has a value for it"):
@@ -177,18 +177,18 @@ def with_tax(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @upcaster("order.placed", schema=1)
-def as_it_was(body: dict[str, Any]) -> dict[str, Any]:
+def unchanged(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_rows_that_another_schema_would_give_other_values_are_not_gone_on_with(
+async def test_a_sync_stops_when_a_new_schema_gives_stored_rows_other_values(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
-    log = before(nats)
+    log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
     doubled, same = (
-        replace(log, catalog=Catalog([Other, PlacedAgain], [step])) for step in (with_tax, as_it_was)
+        replace(log, catalog=Catalog([Other, PlacedAgain], [step])) for step in (with_tax, unchanged)
     )  # fmt: skip
     with pytest.raises(
         LakeRefused, match=r"schema 1 .* at schema 2 now, and at position 1 the column total has another"
@@ -202,11 +202,11 @@ async def test_rows_that_another_schema_would_give_other_values_are_not_gone_on_
     assert (await verify(same, str(tmp_path), log.settings, table_format=table_format)).sound
     archived = archive_of(log, tmp_path / "archive")
     log.lose_before(3)
-    third = replace(log, catalog=Catalog([Other, PlacedThird], [as_it_was, upcaster("order.placed", schema=2)(dict)]))
+    third = replace(log, catalog=Catalog([Other, PlacedThird], [unchanged, upcaster("order.placed", schema=2)(dict)]))
     with pytest.raises(LakeRefused, match="the log begins at 3, after rows with which it cannot be compared"):
         await sync(third, str(tmp_path), log.settings, table_format=table_format)
     await sync(third, str(tmp_path), log.settings, table_format=table_format, from_archive=archived)
-    # The table has nothing new, and still it is compared once alone.
+    # The table has no new rows, and is still compared once.
     assert mark_of(log, tmp_path, table_format).schema == 3
 
 
@@ -228,24 +228,24 @@ class Another:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_the_table_of_an_event_that_was_renamed_is_named(
-    nats: NatsServer, tmp_path: Path, table_format: str
-) -> None:
-    log = before(nats)
+async def test_the_table_of_a_renamed_event_is_reported(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
+    log = log_before(nats)
     first = await sync(log, str(tmp_path), log.settings, table_format=table_format)
     assert first.undeclared == ()
-    (tmp_path / "notes").mkdir()  # what is no table
+    (tmp_path / "notes").mkdir()  # a folder that is no table
     later = replace(log, catalog=Catalog([Another, Placed]))
     report = await sync(later, str(tmp_path), log.settings, table_format=table_format)
-    looked = await status(later, str(tmp_path), log.settings, table_format=table_format)
-    assert report.undeclared == looked.undeclared == ("order_other",)
+    shown = await status(later, str(tmp_path), log.settings, table_format=table_format)
+    assert report.undeclared == shown.undeclared == ("order_other",)
     assert positions_of(tmp_path, "order_another", table_format) == [2]
-    *_, said = _sync_blocks(report)
-    assert str(said).startswith("The app declares no event and no projection for order_other, so nothing keeps it up")
+    *_, warning = _sync_blocks(report)
+    assert str(warning).startswith(
+        "The app declares no event and no projection for order_other, so nothing keeps it up"
+    )
 
 
-async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: Path) -> None:
-    log = before(nats)
+async def test_iceberg_widens_a_decimal(nats: NatsServer, tmp_path: Path) -> None:
+    log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format="iceberg")
     later, large = changed(log, WithDigits), Decimal("12345678.25")
     later.append([("a-1", WithDigits(total=large, place=Place("Faro"), prices=[Decimal("1234567.25")]))])
@@ -256,7 +256,7 @@ async def test_iceberg_gives_a_decimal_more_digits(nats: NatsServer, tmp_path: P
     assert (await verify(later, str(tmp_path), log.settings, table_format="iceberg")).sound
 
 
-def test_a_table_is_not_widened_behind_another_writer(tmp_path: Path) -> None:
+def test_a_table_is_not_widened_when_another_writer_was_faster(tmp_path: Path) -> None:
     _, table = tables_of(Catalog([Rated]), personal=False)
     wider = table.schema.append(pa.field("note", pa.string()))
     with open_store(str(tmp_path), "delta", "orders", None) as store:
@@ -270,9 +270,7 @@ def test_a_table_is_not_widened_behind_another_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "declared"), [(pa.int32(), "int64"), (pa.float32(), "double")])
-def test_a_narrower_number_is_refused_since_the_merge_of_delta_keeps_it(
-    tmp_path: Path, kind: Any, declared: str
-) -> None:
+def test_a_narrower_number_is_refused_since_deltas_merge_keeps_it(tmp_path: Path, kind: Any, declared: str) -> None:
     (table,) = [table for table in tables_of(Catalog([Rated]), personal=False) if table.event is not None]
     name = "rate" if declared == "double" else "count"
     narrow = pa.schema([field.with_type(kind) if field.name == name else field for field in table.schema])
@@ -286,7 +284,7 @@ def test_a_narrower_number_is_refused_since_the_merge_of_delta_keeps_it(
 
 
 @pytest.mark.parametrize(
-    ("table_format", "placed", "words"),
+    ("table_format", "placed", "messages"),
     [
         (
             "delta",
@@ -306,19 +304,19 @@ def test_a_narrower_number_is_refused_since_the_merge_of_delta_keeps_it(
         ("iceberg", WithoutCount, ["the column count (int64) is in the table, and the app declares none"]),
     ],
 )
-async def test_any_other_change_is_refused_with_the_way_out(
-    nats: NatsServer, tmp_path: Path, table_format: str, placed: Any, words: list[str]
+async def test_other_changes_are_refused_with_the_way_out(
+    nats: NatsServer, tmp_path: Path, table_format: str, placed: Any, messages: list[str]
 ) -> None:
-    log = before(nats)
+    log = log_before(nats)
     await sync(log, str(tmp_path), log.settings, table_format=table_format)
     later = changed(log, placed)
     later.append([("a-9", Other(number=2))])
     with pytest.raises(LakeRefused) as refused:
         await sync(later, str(tmp_path), log.settings, table_format=table_format)
     assert refused.value.table == "order_placed"
-    for said in [*words, f"{'delete the folder' if table_format == 'delta' else 'drop the table'} "]:
-        assert said in str(refused.value)
-    # Nothing was written, to other tables either.
+    for expected in [*messages, f"{'delete the folder' if table_format == 'delta' else 'drop the table'} "]:
+        assert expected in str(refused.value)
+    # Nothing was written, also not to other tables.
     assert positions_of(tmp_path, "events", table_format) == [1, 2]
     with pytest.raises(LakeRefused):
         await verify(later, str(tmp_path), log.settings, table_format=table_format)

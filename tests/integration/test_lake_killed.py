@@ -1,4 +1,4 @@
-"""`eventjet lake sync` killed at random steps: nothing is lost and nothing comes twice, as in the control."""
+"""A killed `eventjet lake sync` neither loses nor repeats events, unlike the control."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ else:
 failpoints.reach("lake.committed")
 noted.write_text(str(before + 10))
 """
-"""The control: append, then note the position elsewhere."""
+"""The control program appends rows, then writes the position elsewhere."""
 
 
 def environment(failpoint: str | None, **more: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def environment(failpoint: str | None, **more: str) -> dict[str, str]:
 
 
 def run(book: Book, folder: Path, table_format: str, failpoint: str | None = None) -> Forked:
-    """The command in a process of its own."""
+    """Start the command in another process."""
     command = ["lake", "sync", str(folder / "lake"), "--format", table_format, "--batch-events", "20"]
     return Forked(
         "eventjet.cli",
@@ -73,7 +73,7 @@ def run(book: Book, folder: Path, table_format: str, failpoint: str | None = Non
 
 
 def kill_after(process: Forked, folder: Path, files: int) -> None:
-    """Kill the process when so many files are there, or let it end."""
+    """Kill the process when the number of files is reached, or let it end."""
     end = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < end:
         if sum(1 for path in folder.rglob("*") if path.is_file()) >= files:
@@ -83,13 +83,13 @@ def kill_after(process: Forked, folder: Path, files: int) -> None:
 
 
 def check_tables(book: Book, url: Path, table_format: str) -> int:
-    """Each table has each row up to its position once, and none beyond; returns the position of the first table."""
-    found: dict[str, int] = {}
+    """Check that each table has each row up to its position once; return the position of the first table."""
+    last_positions: dict[str, int] = {}
     with open_store(str(url), table_format, book.name, None) as store:
         for kind in ("events", *(f"account_{name}" for name in ("opened", "deposited", "sent", "closed"))):
             if (table := store.table(kind)) is None:
                 continue
-            found[kind] = table.mark.position
+            last_positions[kind] = table.mark.position
             positions = positions_of(url, kind, table_format)
             expected = {
                 event.position
@@ -97,11 +97,11 @@ def check_tables(book: Book, url: Path, table_format: str) -> int:
                 if kind in ("events", f"account_{type(event.data).__name__.lower()}")
             }
             assert positions == sorted(expected), kind
-    return found.get("events", 0)
+    return last_positions.get("events", 0)
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_killed_at_random_steps_every_event_is_in_the_tables_once(
+async def test_syncs_that_are_killed_at_random_steps_write_each_event_once(
     eventjet_nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     chance = random.Random(time.time_ns())
@@ -128,7 +128,7 @@ async def test_killed_at_random_steps_every_event_is_in_the_tables_once(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_the_control_repeats_what_was_appended_before_the_kill(tmp_path: Path, table_format: str) -> None:
+def test_the_control_repeats_rows_that_were_appended_before_the_kill(tmp_path: Path, table_format: str) -> None:
     for failpoint, status in ((None, 0), ("lake.committed:kill", -signal.SIGKILL), (None, 0)):
         done = subprocess.run(
             [sys.executable, "-c", NAIVE, table_format, str(tmp_path)],

@@ -1,4 +1,4 @@
-"""`eventjet lake` in an object store: every event once, also when answers are lost, and each fault in words, soon."""
+"""`eventjet lake` in an object store writes each event once, also when answers are lost, and reports faults."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVENTS = "events"
 URL = f"s3://{BUCKET}/lake"
-PATIENCE_S = 200.0
+BOUND_S = 200.0
 NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A store, and a catalog for it."""
+    """Start an object store, and configure a catalog for it."""
     with ObjectStore(tmp_path / "store") as store:
         store.be_alone(monkeypatch, tmp_path)
         monkeypatch.setenv("PYICEBERG_CATALOG__BOOKS__TYPE", "sql")
@@ -47,7 +47,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSto
 
 
 def configuration() -> Any:
-    """What pyiceberg reads when it is imported."""
+    """Return the configuration that pyiceberg reads when it is imported."""
     from pyiceberg.utils.config import Config
 
     return Config()
@@ -66,18 +66,18 @@ def positions(log: Ledger, table_format: str, name: str = EVENTS) -> list[int]:
         catalog = load_catalog("books", **{f"s3.{name}": value for name, value in s3_settings().items()})
         rows = catalog.load_table(f"{log.name}.{name}").scan().to_arrow()
         catalog.close()
-    found: list[int] = rows.column("position").to_pylist()
-    return sorted(found)
+    values: list[int] = rows.column("position").to_pylist()
+    return sorted(values)
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_a_lake_is_kept_and_verified(nats: NatsServer, store: ObjectStore, table_format: str) -> None:
+async def test_a_lake_is_synced_and_verified(nats: NatsServer, store: ObjectStore, table_format: str) -> None:
     log, at = lake_log(nats, 30), options(table_format)
     for to in (10, None):
         await sync(log, URL, log.settings, **at, to=to)
-    found = await status(log, URL, log.settings, **at)
-    assert {(table.position, table.behind) for table in found.tables} == {(30, 0)}
-    assert found.undeclared == ()
+    lake = await status(log, URL, log.settings, **at)
+    assert {(table.position, table.behind) for table in lake.tables} == {(30, 0)}
+    assert lake.undeclared == ()
     fewer = replace(log, catalog=Catalog([Known]))
     assert (await status(fewer, URL, log.settings, **at)).undeclared == ("order_paid", "order_placed")
     assert (await verify(log, URL, log.settings, **at)).sound
@@ -90,13 +90,15 @@ async def test_a_lake_is_kept_and_verified(nats: NatsServer, store: ObjectStore,
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_syncs_at_the_same_time_lose_and_repeat_nothing(
+async def test_concurrent_syncs_neither_lose_nor_repeat_events(
     nats: NatsServer, store: ObjectStore, table_format: str
 ) -> None:
     log, at = lake_log(nats, 40), options(table_format)
     tries = [sync(log, URL, log.settings, **at, batch_events=20) for _ in range(2)]
     outcomes = await asyncio.gather(*tries, return_exceptions=True)
-    assert [each for each in outcomes if isinstance(each, BaseException) and not isinstance(each, LakeFenced)] == []
+    assert [
+        outcome for outcome in outcomes if isinstance(outcome, BaseException) and not isinstance(outcome, LakeFenced)
+    ] == []
     await sync(log, URL, log.settings, **at)
     assert positions(log, table_format) == list(range(1, 41))
     assert (await verify(log, URL, log.settings, **at)).sound
@@ -104,7 +106,7 @@ async def test_syncs_at_the_same_time_lose_and_repeat_nothing(
 
 @pytest.mark.parametrize("fault", [LOST, FAILED])
 @pytest.mark.parametrize("table_format", FORMATS)
-async def test_a_lost_answer_to_a_write_repeats_nothing_and_stops_no_run(
+async def test_a_lost_answer_to_a_write_neither_repeats_rows_nor_stops_a_sync(
     nats: NatsServer, store: ObjectStore, table_format: str, fault: str
 ) -> None:
     log, at = lake_log(nats, 30), options(table_format)
@@ -116,7 +118,7 @@ async def test_a_lost_answer_to_a_write_repeats_nothing_and_stops_no_run(
     assert (await verify(log, URL, log.settings, **at)).sound
 
 
-async def test_a_table_that_another_run_has_made_meanwhile_keeps_its_position(
+async def test_a_table_that_a_concurrent_sync_has_created_keeps_its_position(
     nats: NatsServer, store: ObjectStore
 ) -> None:
     log = lake_log(nats, 20)
@@ -148,7 +150,7 @@ async def test_a_store_that_would_overwrite_a_commit_is_refused(nats: NatsServer
         (URL, {"AWS_ENDPOINT_URL": NOBODY}, (f"AWS_ENDPOINT_URL={NOBODY} does not answer",)),
     ],
 )
-async def test_a_fault_is_told_soon_and_in_words(
+async def test_a_fault_of_the_store_is_reported_with_its_cause(
     nats: NatsServer,
     store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +164,7 @@ async def test_a_fault_is_told_soon_and_in_words(
         monkeypatch.setenv(name, value)
     for work in (sync, status, verify):
         if table_format == "iceberg" and work is not sync:
-            continue  # without a table, only the catalog is asked
+            continue  # without a table, only the catalog is read
         with pytest.raises(LakeRefused) as refused:
             await work(log, url, log.settings, **options(table_format))
         text = str(refused.value)
@@ -170,9 +172,7 @@ async def test_a_fault_is_told_soon_and_in_words(
         assert SECRET not in text
 
 
-async def test_a_run_that_is_killed_between_two_steps_is_gone_on_with(
-    nats: NatsServer, store: ObjectStore, tmp_path: Path
-) -> None:
+async def test_a_killed_sync_is_resumed(nats: NatsServer, store: ObjectStore, tmp_path: Path) -> None:
     book = book_of(nats, tmp_path / "app")
     last = book.fill(60, seed=1)
     command = ["lake", "sync", URL, "--batch-events", "20", "--app", f"{book.ref.module}:app"]
@@ -181,7 +181,7 @@ async def test_a_run_that_is_killed_between_two_steps_is_gone_on_with(
         environ = {**os.environ, "EVENTJET_SERVERS": nats.url, **more}
         ended = run(
             "eventjet.cli", [*command, "--app-dir", str(tmp_path / "app")],
-            folder=tmp_path, environ=environ, timeout_s=PATIENCE_S,
+            folder=tmp_path, environ=environ, timeout_s=BOUND_S,
         )  # fmt: skip
         assert ended.returncode == (-signal.SIGKILL if step else 0), ended.stderr
     assert positions(book, "delta") == list(range(1, last + 1))

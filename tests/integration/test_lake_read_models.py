@@ -1,4 +1,4 @@
-"""`eventjet lake export`: the rows of read models as of a position, whole in one commit, as on every other road."""
+"""`eventjet lake export` writes the rows of read models as of a position, in a single commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.logs import block
 
 pytestmark = pytest.mark.timeout(900)
 
-PATIENT_S = 300.0
+BOUND_S = 300.0
 KINDS = (
     "order_placed",
     "order_added",
@@ -59,7 +59,7 @@ def table_format(request: pytest.FixtureRequest) -> str:
 
 
 def orders_log(nats: NatsServer, pairs: list[tuple[str, Any]]) -> Ledger:
-    """A log of its own with these events."""
+    """Return a new log with these events."""
     log = Ledger(
         Settings.load({"servers": nats.url}, {}),
         catalog=orders.catalog,
@@ -79,14 +79,14 @@ async def verified(log: Ledger, url: Path, table_format: str) -> LakeVerificatio
 
 
 def lake_rows(url: Path, name: str, table_format: str) -> set[Any]:
-    """The rows of a table as somebody without eventjet reads them."""
+    """Return the rows of a table, read without eventjet."""
     rows = arrow_of(url, name, table_format).to_pylist()
-    found = {tuple(row.values()) for row in rows}
-    assert len(found) == len(rows)
-    return found
+    distinct = {tuple(row.values()) for row in rows}
+    assert len(distinct) == len(rows)
+    return distinct
 
 
-async def test_rows_are_those_of_a_plain_fold_at_every_position(
+async def test_exported_rows_equal_a_plain_fold_at_each_position(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     pairs = history(5, 300)
@@ -99,11 +99,11 @@ async def test_rows_are_those_of_a_plain_fold_at_every_position(
         for name in NAMES:
             assert lake_rows(tmp_path, name, table_format) == values(want[name]), (position, name)
         assert (await verified(log, tmp_path, table_format)).sound
-    found = await status(log, str(tmp_path), log.settings, table_format=table_format)
-    assert {(table.name, table.position, table.behind) for table in found.tables if table.is_read_model} == {
+    lake = await status(log, str(tmp_path), log.settings, table_format=table_format)
+    assert {(table.name, table.position, table.behind) for table in lake.tables if table.is_read_model} == {
         (name, 250, 50) for name in NAMES
     }
-    assert {table.position for table in found.tables if not table.is_read_model} == {None}
+    assert {table.position for table in lake.tables if not table.is_read_model} == {None}
     if table_format == "delta":
         DeltaTable(tmp_path / "spend").create_checkpoint()
         earlier = DeltaTable(tmp_path / "spend", version=1).to_pyarrow_table().to_pylist()
@@ -117,8 +117,8 @@ async def test_a_table_without_personal_data_is_exported_with_and_without_the_fl
     log = orders_log(nats, history(7, 40))
     await exported(log, tmp_path, table_format, "spend", personal=True)
     await exported(log, tmp_path, table_format, "spend")
-    found = await status(log, str(tmp_path), log.settings, table_format=table_format)
-    assert [table.personal for table in found.tables if table.name == "spend"] == [False]
+    lake = await status(log, str(tmp_path), log.settings, table_format=table_format)
+    assert [table.personal for table in lake.tables if table.name == "spend"] == [False]
 
 
 async def test_syncs_and_exports_share_a_lake(nats: NatsServer, tmp_path: Path, table_format: str) -> None:
@@ -145,7 +145,7 @@ async def test_syncs_and_exports_share_a_lake(nats: NatsServer, tmp_path: Path, 
     ],
     ids=["changed", "deleted", "repeated"],
 )
-async def test_verify_names_the_row_that_differs(nats: NatsServer, tmp_path: Path, change: Any, reason: str) -> None:
+async def test_verify_names_a_row_that_differs(nats: NatsServer, tmp_path: Path, change: Any, reason: str) -> None:
     pairs = history(6, 200)
     log = orders_log(nats, pairs)
     await exported(log, tmp_path, "delta", "spend")
@@ -229,7 +229,7 @@ people = App("people", aggregates=[Person], projections=[totals, person_met, by_
         (["person_met"], True, UsageError, "Rename the projection"),
     ],
 )
-async def test_what_cannot_be_exported_is_said_before_anything_is_made(
+async def test_an_invalid_export_is_refused_before_anything_is_written(
     tmp_path: Path, names: list[str], personal: bool, refused: type[Exception], words: str
 ) -> None:
     with pytest.raises(refused, match=words):
@@ -238,7 +238,7 @@ async def test_what_cannot_be_exported_is_said_before_anything_is_made(
 
 
 def people_log(nats: NatsServer, declared: App, amount: str) -> Ledger:
-    """A log of an app of people, with one event."""
+    """Return a log of an app of people, with a single event."""
     log = Ledger(
         Settings.load({"servers": nats.url}, {}),
         catalog=declared.catalog,
@@ -250,14 +250,14 @@ def people_log(nats: NatsServer, declared: App, amount: str) -> Ledger:
     return log
 
 
-async def test_a_value_without_a_place_is_named_by_its_type_alone(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_value_that_does_not_fit_is_reported_without_the_value(nats: NatsServer, tmp_path: Path) -> None:
     log = people_log(nats, App("people", aggregates=[Person], projections=[totals]), "0.12345678901234567890123")
     with pytest.raises(UsageError, match=r"totals has no place .* more digits than decimal\(38,18\)") as refused:
         await exported(log, tmp_path, "delta", "totals", personal=True)
     assert "12345678" not in str(refused.value)
 
 
-async def test_an_event_that_cannot_be_folded_stops_a_projection_that_quarantines_too(
+async def test_an_export_stops_at_a_failing_event_also_for_a_quarantining_projection(
     nats: NatsServer, tmp_path: Path
 ) -> None:
     failing = replace(person_met, name="failing")
@@ -267,7 +267,7 @@ async def test_an_event_that_cannot_be_folded_stops_a_projection_that_quarantine
     assert not lake_rows(tmp_path, "failing", "delta")
 
 
-async def test_a_table_of_another_kind_under_its_name_is_refused(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_table_of_another_kind_with_the_same_name_is_refused(nats: NatsServer, tmp_path: Path) -> None:
     log = orders_log(nats, history(6, 20))
     await exported(log, tmp_path, "delta", "spend")
     (tmp_path / "spend").rename(tmp_path / "order_placed")
@@ -275,29 +275,29 @@ async def test_a_table_of_another_kind_under_its_name_is_refused(nats: NatsServe
         await sync(log, str(tmp_path), log.settings)
 
 
-async def test_the_doctor_says_how_far_the_lake_is_and_what_is_wrong_with_it(
+async def test_the_doctor_reports_the_lakes_position_and_faults(
     nats: NatsServer, tmp_path: Path, table_format: str
 ) -> None:
     log = orders_log(nats, history(6, 60))
     settings = replace(log.settings, lake=str(tmp_path / "lake"), lake_format=table_format)
 
-    async def found() -> list[tuple[str, Level, str]]:
+    async def findings() -> list[tuple[str, Level, str]]:
         report = Report("lake")
         installation = Installation(log, settings, (), 60, time.time)
         await asyncio.to_thread(check_lake, installation, report, lambda: ())
         return [(finding.check, finding.level, finding.what) for finding in report.findings]
 
-    ((check, level, what),) = await found()
-    assert (check, level, f"no {table_format} tables" in what) == ("tables", Level.WARNING, True)
+    ((check, level, text),) = await findings()
+    assert (check, level, f"no {table_format} tables" in text) == ("tables", Level.WARNING, True)
     await sync(log, str(tmp_path / "lake"), settings, table_format=table_format, to=40)
     await exported(log, tmp_path / "lake", table_format, "spend")
-    position, read_models = await found()
+    position, read_models = await findings()
     assert (position[1], "up to position 40, 20 events behind" in position[2]) == (Level.OK, True)
     assert (read_models[1], "spend as of 60" in read_models[2]) == (Level.OK, True)
     for path in (tmp_path / "lake" / "events").rglob("*.json"):
         path.write_text("no JSON")
-    ((check, level, what),) = await found()
-    assert (check, level, "the table events" in what) == ("table", Level.FAULT, True)
+    ((check, level, text),) = await findings()
+    assert (check, level, "the table events" in text) == ("table", Level.FAULT, True)
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ async def test_a_killed_export_leaves_the_rows_of_one_position(tmp_path: Path, t
                 out=tmp_path / "out",
                 err=tmp_path / "err",
             )
-            assert process.wait(PATIENT_S) == (-signal.SIGKILL if step else 0), (tmp_path / "err").read_text()
+            assert process.wait(BOUND_S) == (-signal.SIGKILL if step else 0), (tmp_path / "err").read_text()
             for name in ("spend", "dues"):
                 with open_store(str(url), table_format, "orders", None) as store:
                     table = store.table(name)
@@ -342,14 +342,14 @@ with keyed as (
 )
 select customer, sum(amount)::bigint from keyed where customer is not null group by customer
 """
-"""The amounts of `spend`, by someone who has only the tables of events."""
+"""Computes the amounts of `spend` from the tables of events."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.usefixtures("spark")
-async def test_one_history_gives_the_same_rows_on_every_road(tmp_path: Path) -> None:
-    """Live, local, Spark, an archive, and a lake; `EVENTJET_TEST_ROADS_EVENTS` makes the history longer."""
+async def test_workers_rebuilds_archives_and_lakes_give_the_same_rows(tmp_path: Path) -> None:
+    """`EVENTJET_TEST_ROADS_EVENTS` sets the length of the history."""
     count = int(os.environ.get("EVENTJET_TEST_ROADS_EVENTS", "3000"))
     pairs = history(33, count, ids=max(20, count // 50))
     want = {name: values(rows) for name, rows in expected(pairs).items()}
@@ -357,7 +357,7 @@ async def test_one_history_gives_the_same_rows_on_every_road(tmp_path: Path) -> 
         settings, where = jet.settings, jet.settings.database
         last = append(settings, pairs)
         for name in NAMES:
-            await jet.caught_up(name, position=last, timeout_s=PATIENT_S)
+            await jet.caught_up(name, position=last, timeout_s=BOUND_S)
         live = rows_of(where)
         assert {name: live[name] for name in NAMES} == want
         past, url = str(tmp_path / "past"), tmp_path / "lake"

@@ -1,4 +1,4 @@
-"""Snapshots of states that are larger than a value of the bucket."""
+"""States that are larger than a value of the bucket have snapshots, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Book:
         return replace(self, text=self.text + event.text)
 
 
-async def test_a_large_state_has_a_snapshot_in_parts_and_mixed_parts_are_believed_by_nobody(nats: NatsServer) -> None:
+async def test_a_large_state_has_a_snapshot_in_parts_and_mixed_parts_are_ignored(nats: NatsServer) -> None:
     app = App(fresh_name(), aggregates=[Book])
     codec = SnapshotCodec[Book](Book)
     pages = ["a" * 700_000, "b" * 700_000, "c" * 700_000, "d" * 700_000]
@@ -40,13 +40,13 @@ async def test_a_large_state_has_a_snapshot_in_parts_and_mixed_parts_are_believe
         assert jet.client is not None
         snapshots = KeyValueSnapshots(snapshot_bucket(app.name), jet.client)
 
-        async def kept() -> bool:
+        async def has_snapshot() -> bool:
             value = await snapshots.get("book", "b-1")
             folded = None if value is None else codec.decode(value)
             return folded is not None and folded.version == 4
 
         async with asyncio.timeout(60):
-            while not await kept():
+            while not await has_snapshot():
                 await asyncio.sleep(0.05)
         async with app.connect(servers=nats.url) as other:
             assert (await other.repository(Book).load("b-1")).text == "".join(pages)

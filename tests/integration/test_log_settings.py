@@ -1,4 +1,4 @@
-"""Every setting of a stream is compared or named as indifferent, and what another program changed is named by it."""
+"""Every stream setting is compared or listed as indifferent, and errors name a setting that was changed."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ async def edit(client: Client, stream: str, change: Mapping[str, Any]) -> None:
     await client.api(f"STREAM.UPDATE.{stream}", {**config, **change})
 
 
-# What is compared.
+# Comparison of settings.
 
 
-async def test_every_setting_that_the_server_tells_of_a_stream_is_compared_or_named_as_indifferent(
+async def test_every_setting_of_a_stream_is_compared_or_listed_as_indifferent(
     client: Client,
 ) -> None:
-    """A newer server's setting fails here: say in `topology` what it does."""
+    """A setting of a newer server fails here: classify it in `topology`."""
     name = fresh_name()
     for config in every_config(name, 1):
-        made = await client.ask(create_stream(config))
-        assert compare(config, made.config) == []
-        assert unknown_settings(made) == []
-        assert {*made.config, *config} <= SETTINGS.keys() | INDIFFERENT
+        created = await client.ask(create_stream(config))
+        assert compare(config, created.config) == []
+        assert unknown_settings(created) == []
+        assert {*created.config, *config} <= SETTINGS.keys() | INDIFFERENT
     assert SETTINGS.keys().isdisjoint(INDIFFERENT)
 
 
@@ -126,23 +126,23 @@ CHANGED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
-def test_each_setting_that_another_program_changes_is_a_drift_with_its_cost(setting: str) -> None:
+def test_each_changed_setting_is_a_drift_with_its_cost(setting: str) -> None:
     declared = stream_config("x", 1)
     assert declared.get(setting, SETTINGS[setting].unset) != CHANGED[setting]
     (drift,) = compare(declared, {**declared, setting: CHANGED[setting]})
     assert (drift.setting, drift.actual, drift.cost) == (setting, CHANGED[setting], SETTINGS[setting].cost)
 
 
-def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> None:
+def test_doctor_reports_an_unknown_setting() -> None:
     app = App("x", aggregates=[Tally])
     declared = stream_config("x", 1)
     state = StreamState("x", 1, 0, 0, 0, 0, 0, {"eventjet.log": "a"}, {**declared, "allow_forgetting": True})
-    told = Report("streams")
-    check_stream(told, app, declared, state)
-    assert any("allow_forgetting is True" in one.what for one in told.findings)
+    report = Report("streams")
+    check_stream(report, app, declared, state)
+    assert any("allow_forgetting is True" in finding.what for finding in report.findings)
 
 
-# What is said of a change while a process is connected.
+# Changes while a process is connected.
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def app() -> App:
 
 @pytest.fixture
 async def jet(app: App, eventjet_nats: NatsServer) -> AsyncIterator[Jet]:
-    """Connected, with an event on `old`."""
+    """Yield a connection to a log with an event of the aggregate `old`."""
     async with app.connect(servers=eventjet_nats.url, save_timeout_s=SAVE_S) as jet:
         await jet.init()
         await jet.repository(Tally).execute("old", Tally.add, 1)
@@ -177,7 +177,7 @@ def changes(name: str) -> dict[str, Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("setting", changes(""))
-async def test_a_command_on_a_log_whose_settings_were_changed_ends_and_names_the_setting(
+async def test_a_command_on_a_log_with_a_changed_setting_fails_and_names_it(
     setting: str, app: App, jet: Jet, client: Client
 ) -> None:
     await edit(client, app.name, changes(app.name)[setting])
@@ -187,13 +187,13 @@ async def test_a_command_on_a_log_whose_settings_were_changed_ends_and_names_the
             try:
                 await tallies.execute("old", Tally.add_twice, 1)
             except StoreError as error:
-                said = str(error)
+                message = str(error)
                 break
-    assert setting in said
+    assert setting in message
 
 
 @pytest.mark.parametrize("limit", ["max_msgs", "max_bytes", "max_msgs_per_subject"])
-async def test_a_limit_that_refuses_new_events_and_drops_none_stops_nothing_before_it_is_reached(
+async def test_a_limit_that_only_refuses_new_events_is_allowed_until_it_is_reached(
     limit: str, app: App, jet: Jet, client: Client, eventjet_nats: NatsServer
 ) -> None:
     refusing = {limit: 10_000_000, "discard_new_per_subject": limit == "max_msgs_per_subject"}
@@ -203,8 +203,8 @@ async def test_a_limit_that_refuses_new_events_and_drops_none_stops_nothing_befo
         assert (await other.repository(Tally).execute("old", Tally.add, 1)).state.total == 2
 
 
-async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: App, jet: Jet, client: Client) -> None:
-    """As where a process may not hear that the stream was changed: it is asked for its settings after the refusal."""
+async def test_an_unnoticed_transform_is_not_reported_as_a_conflict(app: App, jet: Jet, client: Client) -> None:
+    """A process that may not hear of the change reads the stream's settings after the refusal."""
     tallies = jet.repository(Tally)
     await edit(client, app.name, changes(app.name)["subject_transform"])
     known = jet.store.stream  # pyright: ignore[reportAttributeAccessIssue]
@@ -219,7 +219,7 @@ async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: A
     assert list(caught.value.settings) == ["subject_transform"]
 
 
-async def test_a_read_of_a_log_without_direct_gets_names_that_setting_at_once(
+async def test_a_read_of_a_log_without_direct_gets_names_the_setting_at_once(
     app: App, client: Client, eventjet_nats: NatsServer
 ) -> None:
     async with app.connect(servers=eventjet_nats.url, save_timeout_s=10 * BOUND_S) as jet:
@@ -230,7 +230,7 @@ async def test_a_read_of_a_log_without_direct_gets_names_that_setting_at_once(
                 await jet.repository(Tally).load("any")
 
 
-async def test_a_process_that_connects_names_what_was_changed_before(
+async def test_init_names_settings_that_were_changed_before_it_connected(
     app: App, jet: Jet, client: Client, eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await edit(client, app.name, {**changes(app.name)["subject_transform"], "max_age": 10**15})
@@ -244,7 +244,7 @@ async def test_a_process_that_connects_names_what_was_changed_before(
     assert "max_age is" in caplog.text
 
 
-async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
+async def test_a_repair_removes_settings_that_eventjet_never_sets(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
     from eventjet.jetstream.connection import NatsConnection
@@ -260,7 +260,7 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     assert (await jet.repository(Tally).execute("old", Tally.add, 1)).state.total == 2
 
 
-async def test_whoever_still_uses_a_log_that_was_sealed_is_sent_to_the_promoted_mirror(
+async def test_errors_of_a_sealed_log_point_to_the_promoted_mirror(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
     from eventjet.jetstream.connection import NatsConnection
@@ -279,9 +279,7 @@ async def test_whoever_still_uses_a_log_that_was_sealed_is_sent_to_the_promoted_
         await asyncio.to_thread(repair, connection, app.name, 1, identity, accept_loss=False)
 
 
-async def test_a_worker_does_not_go_on_over_a_log_that_stores_events_elsewhere(
-    app: App, jet: Jet, client: Client
-) -> None:
+async def test_a_worker_stops_on_a_log_that_stores_events_elsewhere(app: App, jet: Jet, client: Client) -> None:
     from eventjet.subscriptions.cursor import Cursor
 
     log = (await jet.log()).identity
@@ -330,7 +328,7 @@ async def test_sealed_cursors_and_timers_name_the_promoted_mirror_and_no_repair(
     assert "--repair" not in f"{of_cursors.value}{of_timers.value}"
 
 
-# Streams that publications tell in.
+# Streams of publications.
 
 
 @event("tally.heard")
@@ -339,9 +337,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("setting", ["subject_transform", "no_ack", "sealed"])
-async def test_a_stream_that_a_publication_cannot_prove_to_hold_its_messages_is_refused(
-    setting: str, client: Client
-) -> None:
+async def test_a_stream_that_may_lose_messages_of_a_publication_is_refused(setting: str, client: Client) -> None:
     name = fresh_name("town")
     config = {"name": name, "subjects": [f"{name}.tallies.>"], "allow_atomic": True}
     await client.ask(create_stream(config))
@@ -352,7 +348,7 @@ async def test_a_stream_that_a_publication_cannot_prove_to_hold_its_messages_is_
         await check_public_stream(client, name, "tallies")
 
 
-async def test_a_publication_names_a_setting_that_was_changed_while_it_tells(client: Client) -> None:
+async def test_a_publication_names_a_setting_that_was_changed_while_it_publishes(client: Client) -> None:
     from eventjet.codec.cloud_events import PublicMessage
 
     name = fresh_name("town")

@@ -1,4 +1,4 @@
-"""The thread that renews cursors while the event loop stands still, beside the writes of the loop itself."""
+"""A thread renews cursors while the event loop is blocked, beside the writes of the loop itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOBODY = Endpoint(("nats://127.0.0.1:9",))
 
 @dataclass
 class Watched:
-    """A cursor that this process has, and the watch over the loop."""
+    """A cursor of this process, and the watch of its event loop."""
 
     app: App
     cursors: Cursors
@@ -58,14 +58,14 @@ async def watched(eventjet_nats: NatsServer) -> AsyncIterator[Watched]:
 
 
 def block_until(condition: Callable[[], object]) -> None:
-    """Stand still, with the whole event loop, until it holds."""
+    """Block the event loop until the condition holds."""
     deadline = time.monotonic() + PATIENT_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.01)
 
 
-async def test_a_cursor_is_renewed_and_a_try_counted_while_the_loop_stands_still(watched: Watched) -> None:
+async def test_a_cursor_is_renewed_and_a_try_counted_while_the_loop_is_blocked(watched: Watched) -> None:
     stored, sequence = watched.stored, watched.stored.sequence
     async with watched.watch().watching() as watch:
         with watch.trying(watched.running):
@@ -77,8 +77,8 @@ async def test_a_cursor_is_renewed_and_a_try_counted_while_the_loop_stands_still
     assert (await watched.cursors.read("echo")).cursor.tries == ((5, 1),)
 
 
-async def test_a_write_of_the_loop_that_the_standstill_overtook_goes_on_with_the_count(watched: Watched) -> None:
-    """It was to be sent, or waited for its answer."""
+async def test_a_delayed_write_of_the_loop_keeps_the_count_of_the_watch(watched: Watched) -> None:
+    """The write was about to be sent, or waited for its answer."""
     stored = watched.stored
     async with watched.watch().watching() as watch:
         for turns in range(1, 5):
@@ -91,9 +91,9 @@ async def test_a_write_of_the_loop_that_the_standstill_overtook_goes_on_with_the
                 before = stored.value
                 block_until(lambda: stored.value is not before and stored.cursor.tries)  # noqa: B023
             await writing
-            own = await watched.cursors.read("echo")
-            assert (own.cursor.tries, own.cursor.reason) == (((5, 1),), f"after {turns} turns")
-            assert own.sequence == stored.sequence
+            current = await watched.cursors.read("echo")
+            assert (current.cursor.tries, current.cursor.reason) == (((5, 1),), f"after {turns} turns")
+            assert current.sequence == stored.sequence
 
 
 async def test_a_cursor_that_another_worker_took_is_not_written(watched: Watched) -> None:
@@ -108,13 +108,13 @@ async def test_a_cursor_that_another_worker_took_is_not_written(watched: Watched
     assert (await watched.cursors.read("echo")).sequence == other.sequence
 
 
-async def test_a_watch_that_reaches_no_server_says_so_once_and_connects_for_tries_only(
+async def test_a_watch_without_a_server_warns_once_and_connects_only_for_tries(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     nothing = replace(watched.running, timeout_s=-PATIENT_S)
     with caplog.at_level(logging.DEBUG):
         async with watched.watch(NOBODY).watching() as watch:
-            with watch.trying(nothing):  # its lease is given up already
+            with watch.trying(nothing):  # the lease is given up already
                 block_until(lambda: nothing.blocked_s >= 2 * LEASE_S)
             assert "leases of a blocked event loop" not in caplog.text
             with watch.trying(watched.running):
@@ -123,8 +123,8 @@ async def test_a_watch_that_reaches_no_server_says_so_once_and_connects_for_trie
     assert caplog.text.count("echo blocked the event loop for") == 2
 
 
-async def test_the_end_of_the_watch_waits_for_no_thread_of_the_loop(watched: Watched) -> None:
-    """Handlers that were cut off may keep them all."""
+async def test_the_watch_ends_without_waiting_for_threads_of_the_loop(watched: Watched) -> None:
+    """Cancelled handlers may occupy all threads."""
     cut_off, loop = threading.Event(), asyncio.get_running_loop()
     threads = [loop.run_in_executor(None, cut_off.wait) for _ in range(100)]
     try:
@@ -136,7 +136,9 @@ async def test_the_end_of_the_watch_waits_for_no_thread_of_the_loop(watched: Wat
         await asyncio.gather(*threads)
 
 
-async def test_a_subscription_that_blocking_stopped_goes_on_with_fixed_code(eventjet_nats: NatsServer) -> None:
+async def test_a_subscription_stopped_by_a_blocking_handler_continues_with_fixed_code(
+    eventjet_nats: NatsServer,
+) -> None:
     town = Town()
     app = app_of(town, name=fresh_name(), on_error="stop")
     async with app.connect(servers=eventjet_nats.url) as jet:

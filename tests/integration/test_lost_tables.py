@@ -1,4 +1,4 @@
-"""A table dropped by hand, or dropped and made anew, is never taken for the one that a checkpoint is true for."""
+"""A dropped or recreated table is never mistaken for the table that a checkpoint belongs to."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from tests.tables import reading
 ALL = ["balances", "movements"]
 
 
-def dropped(ledger: Ledger, name: str = "balances") -> None:
+def drop_table(ledger: Ledger, name: str = "balances") -> None:
     ledger.execute(f"drop table {name}")
 
 
-def made_anew(ledger: Ledger) -> None:
-    """As a migration of somebody else's would."""
-    dropped(ledger)
+def recreate_table(ledger: Ledger) -> None:
+    """Drop and create the table, as a foreign migration would."""
+    drop_table(ledger)
     with ledger.where.sync_engine().begin() as connection:
         located(BALANCES.table, DECLARED, ledger.where.dialect).create(connection)
 
 
 LOSSES = pytest.mark.parametrize(
-    ("lose", "said"),
-    [(dropped, "'balances' is not in the database"), (made_anew, "'balances' is another table than the one")],
+    ("lose", "message"),
+    [(drop_table, "'balances' is not in the database"), (recreate_table, "'balances' is another table than the one")],
 )
 
 
 def checkpoint_of(ledger: Ledger, name: str = "balances") -> Checkpoint:
     with reading(ledger.settings.database) as connection:
-        held = checkpoint.read(connection, name, 1)
-    assert held is not None
-    return held
+        current = checkpoint.read(connection, name, 1)
+    assert current is not None
+    return current
 
 
 async def worked(ledger: Ledger, count: int = 60) -> int:
-    """A worker has brought the read models up to the end of a log, and has ended."""
+    """Let a worker bring the read models to the end of a log; return the last position."""
     last = ledger.append(history(count))
     async with ledger.working():
         for name in ledger.projections:
@@ -56,8 +56,8 @@ async def worked(ledger: Ledger, count: int = 60) -> int:
 
 
 @LOSSES
-async def test_an_idle_worker_stops_that_projection_with_its_reason(
-    ledger: Ledger, lose: Callable[[Ledger], None], said: str
+async def test_an_idle_worker_stops_the_projection_of_a_lost_table(
+    ledger: Ledger, lose: Callable[[Ledger], None], message: str
 ) -> None:
     last = ledger.append(history(60))
     async with ledger.working(options=QUICK):
@@ -69,34 +69,34 @@ async def test_an_idle_worker_stops_that_projection_with_its_reason(
             return checkpoint_of(ledger).state == "failed"
 
         await eventually(is_stopped, "the worker to stop it")
-        assert said in str((await ledger.status()).reason)
+        assert message in str((await ledger.status()).reason)
         last = ledger.append(history(20, seed=8))
         await ledger.caught_up(last, MOVEMENTS)
         assert checkpoint_of(ledger).position < last
 
 
 @LOSSES
-async def test_without_a_worker_status_and_init_say_so_and_the_next_worker_does(
-    ledger: Ledger, lose: Callable[[Ledger], None], said: str
+async def test_status_init_and_the_next_worker_report_a_lost_table(
+    ledger: Ledger, lose: Callable[[Ledger], None], message: str
 ) -> None:
     await worked(ledger)
     lose(ledger)
     status = await ledger.status()
     assert status.state == "failed"
-    assert said in str(status.reason)
+    assert message in str(status.reason)
     assert "eventjet init --reset balances" in str(status.reason)
-    with pytest.raises(TableLost, match=said):
+    with pytest.raises(TableLost, match=message):
         ledger.init()
     last = ledger.append(history(20, seed=8))
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last, MOVEMENTS)
         await ledger.failed()
-        assert said in str(checkpoint_of(ledger).reason)
+        assert message in str(checkpoint_of(ledger).reason)
 
 
-async def test_a_reset_lets_it_begin_with_the_first_event_under_a_worker(ledger: Ledger) -> None:
+async def test_a_reset_projection_begins_with_the_first_event_in_a_running_worker(ledger: Ledger) -> None:
     last = await worked(ledger)
-    made_anew(ledger)
+    recreate_table(ledger)
     async with ledger.working(options=QUICK):
         await ledger.failed()
         assert reset(ledger.where, BALANCES) == ["balances"]
@@ -107,7 +107,7 @@ async def test_a_reset_lets_it_begin_with_the_first_event_under_a_worker(ledger:
         assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
 
 
-async def test_a_reset_of_one_that_works_deposes_its_worker_and_leaves_nothing_behind(book: Book) -> None:
+async def test_a_reset_of_a_running_projection_ends_its_lease_and_its_quarantine(book: Book) -> None:
     book.init()
     last = book.fill(300)
     async with book.working(options=QUICK):
@@ -124,7 +124,7 @@ async def test_a_reset_of_one_that_works_deposes_its_worker_and_leaves_nothing_b
     assert book.rows() == book.folded(last)
 
 
-async def test_a_pause_keeps_it_from_a_reset(ledger: Ledger) -> None:
+async def test_a_paused_projection_cannot_be_reset(ledger: Ledger) -> None:
     last = await worked(ledger)
     with ledger.where.sync_engine().begin() as connection:
         assert checkpoint.pause(connection, checkpoint_of(ledger))
@@ -133,12 +133,12 @@ async def test_a_pause_keeps_it_from_a_reset(ledger: Ledger) -> None:
     assert checkpoint_of(ledger).position == last
 
 
-async def test_a_rebuild_makes_it_anew_and_knows_what_it_made(book: Book) -> None:
+async def test_a_rebuild_recreates_a_lost_table_and_records_it(book: Book) -> None:
     book.init()
     last = book.fill(300)
     async with book.working("balances"):
         await book.caught_up(last, book.projections["balances"])
-    dropped(book)
+    drop_table(book)
     assert (await book.status()).state == "failed"
     await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert (await book.status()).state == "active"
@@ -150,9 +150,9 @@ async def test_a_rebuild_makes_it_anew_and_knows_what_it_made(book: Book) -> Non
     assert (await book.status()).state == "failed"
 
 
-async def test_each_table_of_sql_by_hand_is_known(log: Ledger) -> None:
+async def test_each_table_of_an_sql_projection_is_checked(log: Ledger) -> None:
     last = await worked(log)
-    dropped(log, "totals")
+    drop_table(log, "totals")
     assert "'totals' is not in the database" in str((await log.failed()).reason)
     async with log.working(options=QUICK):
         assert reset(log.where, LEDGER)
@@ -160,14 +160,14 @@ async def test_each_table_of_sql_by_hand_is_known(log: Ledger) -> None:
     assert table_rows(log.where) == expected(log.recorded(last))
 
 
-async def test_rows_deleted_by_hand_are_not_seen_and_its_columns_may_be_altered(ledger: Ledger) -> None:
-    """What the documentation says that nobody notices."""
+async def test_deleted_rows_and_added_columns_are_not_noticed(ledger: Ledger) -> None:
+    """The documentation says that these changes are not noticed."""
     await worked(ledger)
     ledger.execute("delete from balances", "alter table balances add column note text")
     assert (await ledger.status()).state == "active"
 
 
-async def test_a_database_restored_from_a_dump_goes_on_and_knows_its_tables_again(ledger: Ledger) -> None:
+async def test_a_database_restored_from_a_dump_is_accepted_and_checked_again(ledger: Ledger) -> None:
     await worked(ledger)
     if ledger.where.dialect.name == "postgresql":
         restore_on_postgres(ledger, "balances", "movements", projections.name)
@@ -175,12 +175,12 @@ async def test_a_database_restored_from_a_dump_goes_on_and_knows_its_tables_agai
     last = await worked(ledger)
     with reading(ledger.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
-    made_anew(ledger)
+    recreate_table(ledger)
     assert (await ledger.status()).state == "failed"
 
 
 def restore_on_postgres(ledger: Ledger, *names: str) -> None:
-    """What a dump makes of tables: others, with the same names, columns and rows."""
+    """Replace tables by others with the same names, columns and rows, as restoring a dump does."""
     for name in names:
         ledger.execute(
             f"create table restored (like {name} including all)",

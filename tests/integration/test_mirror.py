@@ -556,7 +556,7 @@ async def test_a_reactors_cursor_goes_on_in_the_promoted_log(tmp_path: Path) -> 
 
 
 class Filing:
-    """An app with a reactor and with events that refer to large bodies; it is where a promotion is interrupted."""
+    """An app with a reactor and with events that refer to large bodies."""
 
     def __init__(self, name: str = "papers") -> None:
         self.filed: list[int] = []
@@ -569,7 +569,7 @@ class Filing:
         self.app = App(name, aggregates=[Document], reactors=[filing])
 
     async def file(self, jet: Jet, number: int) -> bytes:
-        """File a document with a body of its own, and return that."""
+        """File a document with its own body, and return the body."""
         body = f"document {number} ".encode() * 40_000
         blob = await jet.blobs.put(body, media_type="text/plain", name="scan")
         await jet.repository(Document).execute(f"d-{number}", Document.file, blob)
@@ -608,12 +608,12 @@ async def test_an_interrupted_promotion_can_be_continued(
         if not is_alive:
             regions.east.kill()
             del places[:2]
-        for number, place in enumerate(places):
-            rest = places[number:].count(place) and places[: number + 1].count(place)
+        for number, failpoint in enumerate(places):
+            rest = places[number:].count(failpoint) and places[: number + 1].count(failpoint)
 
-            def reach(name: str, wanted: str = f"promote.{place}", left: list[int] = [rest]) -> None:  # noqa: B006
-                left[0] -= name == wanted
-                if name == wanted and not left[0]:
+            def reach(name: str, failpoint_name: str = f"promote.{failpoint}", remaining: list[int] = [rest]) -> None:  # noqa: B006
+                remaining[0] -= name == failpoint_name
+                if name == failpoint_name and not remaining[0]:
                     raise Interrupted
 
             with monkeypatch.context() as patch:

@@ -90,7 +90,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def await_leaderless(server: NatsServer, stream: str) -> None:
-    """Wait until a replica answers for the leader that the stream has no more."""
+    """Wait until a replica answers that the stream has no leader."""
     deadline = time.monotonic() + PATIENT_S
     while time.monotonic() < deadline:
         with NatsConnection.open(Endpoint((server.url,))) as link:

@@ -288,7 +288,7 @@ async def test_a_fault_of_one_component_at_the_start_stops_no_other_and_its_repa
             if record.levelno >= logging.WARNING and wrong.name in record.getMessage()
         ]
         assert 1 <= len(records) <= 3
-        if wrong.name != "post":  # one that was made again is another
+        if wrong.name != "post":  # a stream that was created again is another one
             await wrong.mend(town)
             await eventually(lambda: town.is_done(wrong.name))
 

@@ -69,9 +69,9 @@ async def shares(jet: Jet) -> list[int]:
     return sorted(Counter(owner for owner in owners if owner is not None).values())
 
 
-async def wait_shares(jet: Jet, *wanted: int) -> None:
+async def wait_shares(jet: Jet, *expected: int) -> None:
     async def has_shares() -> bool:
-        return await shares(jet) == list(wanted)
+        return await shares(jet) == list(expected)
 
     await eventually(has_shares)
 
@@ -169,10 +169,10 @@ async def test_init_changes_the_number_of_partitions_at_one_common_position(
         assert (await new_jet.init()).cursors == ()
         cursors = cursors_of(new_jet)
         assert sorted(work_status.name for work_status in await status(new_app, settings)) == names
-        moved = {name: [entry.key for entry in await cursors.parked(name)] for name in names}
-        assert sum(len(keys) for keys in moved.values()) == 6
+        keys_by_cursor = {name: [entry.key for entry in await cursors.parked(name)] for name in names}
+        assert sum(len(keys) for keys in keys_by_cursor.values()) == 6
         declared = declarations_of(new_app)
-        assert all(declared[name].has(key) for name, keys in moved.items() for key in keys)
+        assert all(declared[name].has(key) for name, keys in keys_by_cursor.items() for key in keys)
         town.fails = lambda bell, n, attempt: None
         async with working(new_app, settings):
             await ring(new_jet, 4)

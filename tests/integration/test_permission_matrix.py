@@ -222,7 +222,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "commands": ({"caller"}, ["cmd.bank.account.deposit.a"]),
     "what services there are": (
         {"caller"},
-        [f"$SRV.{verb}{whose}" for verb in ("PING", "INFO", "STATS") for whose in ("", ".bank", ".bank.x")],
+        [f"$SRV.{verb}{suffix}" for verb in ("PING", "INFO", "STATS") for suffix in ("", ".bank", ".bank.x")],
     ),
     "services of others": (NOBODY, ["cmd.other.account.deposit.a", "$SRV.PING.other", "$SRV.INFO.other.x"]),
     "inboxes of callers": ({"service"}, ["_INBOX_caller.x.1"]),
@@ -263,7 +263,7 @@ HEARD: dict[str, tuple[set[str], list[str]]] = {
     "commands": ({"service"}, ["cmd.bank.>", "cmd.bank.account.deposit.*"]),
     "what services there are": (
         {"service"},
-        [f"$SRV.{verb}{whose}" for verb in ("PING", "INFO", "STATS") for whose in ("", ".bank", ".bank.x")],
+        [f"$SRV.{verb}{suffix}" for verb in ("PING", "INFO", "STATS") for suffix in ("", ".bank", ".bank.x")],
     ),
     "requests to other services": (NOBODY, ["cmd.>", "cmd.other.>", "$SRV.>", "$SRV.PING.other", "$SRV.INFO.other.x"]),
     "all inboxes": (NOBODY, ["_INBOX.>", "_INBOX*.>", "_R_.>", "_GR_.>"]),
@@ -374,7 +374,7 @@ def test_no_role_can_direct_server_replies_into_a_stream_or_the_api(nats: NatsSe
         for subject in granted
         if subject.startswith("$JS.API.") and not subject.startswith("$JS.API.STREAM.PURGE")
     ]
-    # An event, the refusal of one, a status without a body, and what a request without a body is answered.
+    # Answered by an event, a refusal, a status without a body, and the answer to an empty request.
     bodies = (b'{"seq":1}', b'{"seq":99999}', b'{"last_by_subj":"bank.account.empty"}', b"")
     targets = [
         *("bank.account.victim", "bank._void.1", "$KV.bank_snapshots.account.victim", "$JS.API.STREAM.PURGE.bank"),
@@ -420,7 +420,7 @@ def test_another_account_does_not_see_the_app_at_all(nats: NatsServer) -> None:
     ["$JS.API.STREAM.PURGE.bank", "$JS.API.STREAM.DELETE.KV_bank_snapshots", "$KV.bank_snapshots.account.a"],
 )
 def test_a_consumer_that_pushes_to_a_forbidden_subject_has_no_effect(nats: NatsServer, target: str) -> None:
-    """The server pushes while a client listens, and none does there: its own services count for nothing.
+    """The server pushes only while a client subscribes to the subject; its own services do not count.
 
     An event with an empty body, such as those requests have, waits for it.
     """

@@ -124,12 +124,12 @@ async def test_a_foreign_responder_is_visible_to_writers_and_unknown_to_admin() 
         client = await connect(Settings(servers=(server.url,), user="stranger", password="stranger"))
         await client.serve(f"{app.name}.*.*", lambda frame: client.publish(frame[2].decode(), b"thanks"))
         await client.api("INFO")  # answered after the subscription
-        ((level, what),) = await answers(server, "admin")
+        ((level, message),) = await answers(server, "admin")
         assert level is not Level.OK
-        assert "not known who else answers writers" in what
-        ((level, what),) = await answers(server, "writer")
+        assert "not known who else answers writers" in message
+        ((level, message),) = await answers(server, "writer")
         assert level is Level.WARNING
-        assert "a subscriber that is no stream" in what
+        assert "a subscriber that is no stream" in message
         await client.close()
 
 

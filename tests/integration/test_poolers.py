@@ -70,8 +70,8 @@ async def test_every_session_has_its_settings_despite_database_defaults_and_pool
         url = (pooled_url if pooled else eventjet_database) + "?options=-c%20search_path%3D%22shop%5C%20one%22,public"
         values: object = await ask(Database(url))  # type: ignore[misc]
     assert values == ("2s", "15s", "2500ms", *ALWAYS, '"shop one",public')
-    assert bool(pooler.asked_for) == pooled
-    assert all("lock_timeout" in startup["options"] for startup in pooler.asked_for)
+    assert bool(pooler.startup_parameters) == pooled
+    assert all("lock_timeout" in startup["options"] for startup in pooler.startup_parameters)
 
 
 async def test_workers_rebuilds_and_verifications_work_behind_a_session_pooler(
@@ -92,7 +92,7 @@ async def test_workers_rebuilds_and_verifications_work_behind_a_session_pooler(
 async def test_a_transaction_pooler_is_refused_before_any_write(
     nats: NatsServer, eventjet_database: str, lifo: bool
 ) -> None:
-    """`lifo`: each transaction happens to get the same session, for as long as nobody works beside it."""
+    """`lifo`: each transaction happens to get the same session, as long as there are no others."""
     app = Ledger(Settings(servers=(nats.url,), database=eventjet_database), projections={"balances": BALANCES})
     app.create()
     app.init()

@@ -25,7 +25,7 @@ from tests.integration.reacting import eventually, working
 
 
 @asynccontextmanager
-async def requested_transfers(*wanted: tuple[str, str]) -> AsyncGenerator[tuple[Settings, Client]]:
+async def requested_transfers(*names_and_targets: tuple[str, str]) -> AsyncGenerator[tuple[Settings, Client]]:
     """Start a server with requested transfers to these accounts and no worker; the account `cold` is frozen."""
     with NatsServer(sync_interval="1m") as server:
         settings = Settings.load({"servers": server.url, "database": "sqlite:///none.db"}, environ={})
@@ -36,7 +36,7 @@ async def requested_transfers(*wanted: tuple[str, str]) -> AsyncGenerator[tuple[
                 await jet.repository(Account).execute(name, Account.deposit, Decimal(1_000))
             await jet.repository(Account).execute("cold", Account.freeze)
             until = datetime.now(UTC) + timedelta(days=1)
-            for name, target in wanted:
+            for name, target in names_and_targets:
                 repository = jet.repository(Transfer)
                 await repository.execute(name, Transfer.request, name, "ada", target, Decimal(1), until=until)
             yield settings, client
@@ -104,6 +104,7 @@ async def test_limits_of_a_query_are_kept_and_reported() -> None:
         assert ids(rest) == ["t-5", "t-6"]
         assert list(instances.remarks_on(rest)) == ["Looked at 6 to 7 of 7 instances of transfer, 2 of them open."]
         assert (await instances_of(client, transfers, "transfer", older_than=timedelta(hours=1))).matching == 0
+        assert (await instances_of(client, transfers, "transfer", older_than=span_of("999999d"))).matching == 0
         assert (await instances_of(client, transfers, "transfer", older_than=timedelta(0))).matching == 7
         with pytest.raises(UsageError, match=r"has no stage 'compleeted'.*transfer\.completed"):
             await instances_of(client, transfers, "transfer", stage="compleeted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections import Counter
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, Deadline, Imported, Jet, Step, after, aggregate, do, event, process
+from eventjet import App, Deadline, Imported, Jet, NotSettled, Step, after, aggregate, do, event, process
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, until, working
 from tests.logs import fresh_name
 
@@ -108,8 +110,8 @@ def app_of(name: str, revision: int, code: Code) -> tuple[App, Any]:
     """Return a release as an app and its process, in a module of its own."""
     module = types.ModuleType(f"{name}_{revision}_{id(code)}")
     sys.modules[module.__name__] = module
-    known = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
-    module.__dict__.update({item.__name__: item for item in known}, code=code)
+    names = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
+    module.__dict__.update({item.__name__: item for item in names}, code=code)
     exec(SOURCE.format(revision=revision), module.__dict__)
     parcel = module.__dict__["Parcel"]
     return App(name, aggregates=[Mail], processes=[parcel]), parcel
@@ -139,6 +141,11 @@ async def stands_at(jet: Jet, position: int) -> bool:
     assert jet.client is not None
     cursor = (await Cursors(jet.client, jet.name).read("parcel")).cursor
     return cursor.position >= position and cursor.waking is None
+
+
+async def has_revision(jet: Jet, revision: int) -> bool:
+    assert jet.client is not None
+    return (await Cursors(jet.client, jet.name).read("parcel")).cursor.revision == revision
 
 
 async def is_lapsed(jet: Jet, parcel: Any, parcel_id: str) -> bool:
@@ -194,6 +201,46 @@ async def test_older_code_stands_by_once_a_newer_revision_runs(name: str, settin
         assert old.asked == {}
 
 
+async def test_older_code_that_alone_is_left_says_why_it_stands_by_and_how_it_goes_on(
+    name: str, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    before, parcel = app_of(name, 1, Code())
+    app, _ = app_of(name, 2, Code())
+    async with before.connect(settings) as jet:
+        async with working(app, settings):
+            await eventually(lambda: has_revision(jet, 2))
+            (beside,) = await status(before, settings)
+            assert beside.reason is None, "while the newer code works, nothing is wrong"
+        async with working(before, settings):
+            await until(lambda: "declare that with revision=3" in caplog.text)
+            await jet.repository(parcel).execute("d", parcel.send)
+            with pytest.raises(NotSettled, match="Start workers of the release with revision 2") as raised:
+                await jet.settled(parcel, "d", timeout_s=0.1, until=lambda _: False)
+            assert "no worker runs" not in str(raised.value)
+            (alone,) = await status(before, settings)
+        assert alone.condition.word == "waiting"
+        assert "revision 2 of its code had it last, and workers of revision 1 stand by" in str(alone.reason)
+        assert caplog.text.count("declare that with revision=3") == 1
+        back, _ = app_of(name, 3, Code())
+        async with working(back, settings):
+            await eventually(lambda: stands_at(jet, 5))
+        (again,) = await status(back, settings)
+        assert again.reason is None
+
+
+async def test_older_code_says_besides_the_fault_of_the_newer_that_it_stands_by(name: str, settings: Settings) -> None:
+    before, _ = app_of(name, 1, Code())
+    async with before.connect(settings) as jet:
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        stored = await cursors.read("parcel")
+        await cursors.write(stored, stored.cursor.taken("new", 2).failed("it is broken."))
+        (stopped,) = await status(before, settings)
+        assert stopped.condition.word == "stopped"
+        assert str(stopped.reason).startswith("it is broken. Besides, revision 2 of its code had it last")
+
+
 async def test_an_error_of_new_code_is_retried_and_blocks_no_other_process(name: str, settings: Settings) -> None:
     code = Code(breaks=True)
     app, parcel = app_of(name, 2, code)
@@ -243,11 +290,11 @@ async def test_processes_that_keep_failing_block_no_other_process(settings: Sett
 async def test_failing_deadlines_delay_no_deadline_of_another_process(settings: Settings) -> None:
     code = Code(lapses_s=0.05, cannot_lapse_at=1)
     app, parcel = app_of(fresh_name(), 1, code)
-    stuck = [f"p-{n}" for n in range(20)]
+    stuck_ids = [f"p-{n}" for n in range(20)]
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
-            for parcel_id in stuck:
+            for parcel_id in stuck_ids:
                 await jet.repository(parcel).execute(parcel_id, parcel.send)
             assert jet.client is not None
             cursors = Cursors(jet.client, app.name)
@@ -259,9 +306,9 @@ async def test_failing_deadlines_delay_no_deadline_of_another_process(settings: 
             await jet.repository(parcel).execute("free", parcel.send)
             await jet.repository(parcel).execute("free", parcel.note)
             await eventually(lambda: is_lapsed(jet, parcel, "free"))
-            assert not await are_lapsed(jet, parcel, stuck[:1])
+            assert not await are_lapsed(jet, parcel, stuck_ids[:1])
             code.cannot_lapse_at = 0
-            await eventually(lambda: are_lapsed(jet, parcel, stuck))
+            await eventually(lambda: are_lapsed(jet, parcel, stuck_ids))
 
 
 def test_an_interrupted_pass_continues_and_a_higher_revision_begins_again() -> None:

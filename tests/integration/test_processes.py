@@ -57,7 +57,7 @@ class Used:
 
 
 class PotBroken(Exception):
-    """It holds no water."""
+    """The pot is broken."""
 
 
 @aggregate("pot")
@@ -77,7 +77,7 @@ class Pot:
 
 @process("egg", snapshot_every=2)
 class Egg:
-    """Boils after a while, in a pot; by the second, where a test waits for it."""
+    """An egg that boils in a pot after a number of minutes, which tests count as seconds."""
 
     laid: Laid | None = None
     ended: str = ""
@@ -261,7 +261,7 @@ async def test_a_deadline_from_before_the_servers_calendar_is_due_at_once(
 
 
 async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet: Jet, settings: Settings) -> None:
-    """The worker's cursor is past the event already, so nothing but the timer will wake it."""
+    """The worker's cursor is past the event, so only the timer wakes the process."""
     assert jet.client is not None
     await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
     cursors = Cursors(jet.client, jet.name)

@@ -153,7 +153,7 @@ async def test_a_cursor_that_is_set_back_publishes_no_event_again(app: App, jet:
 
 
 async def test_two_publications_of_one_event_do_not_deduplicate_each_other(settings: Settings) -> None:
-    """The server drops a message with an id that its stream had within two minutes, on whatever subject."""
+    """The server drops a message whose id its stream had within two minutes on any subject."""
     stream, source = f"pub-{fresh_name()}", "https://lamps.example/lights"
 
     @publication("lights", stream=stream, source=source, start="beginning")

@@ -52,7 +52,7 @@ def deployed(book: Book, ref: AppRef) -> None:
 
 
 def mixed(book: Book, count: int, *, seed: int = 1, accounts: int = 100, every: int = 25) -> int:
-    """Random histories with bad events among them; returns the last position."""
+    """Append random histories with bad events among them; return the last position."""
     chance = random.Random(seed)
     kinds = [
         ("account.deposited", BAD),
@@ -218,7 +218,7 @@ async def test_projections_that_stop_and_that_quarantine_are_rebuilt_in_one_run(
     book.append_raw([("a-1", block("account.deposited"), BAD)])
     last = book.append_raw([("a-2", block("account.deposited"), b"{")])
     rows, quarantine = await projected_live(book, last)
-    # Owners take no deposits, so a bad one is nothing to them.
+    # The projection of owners takes no deposits, so a bad deposit does not concern it.
     await rebuilt(book, "balances", "owners")
     assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
     with pytest.raises(CodecError, match=f"position {last}"):

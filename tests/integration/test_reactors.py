@@ -90,9 +90,9 @@ async def test_every_event_leads_to_its_command_once_and_a_worker_needs_no_datab
     async with working(app, settings):
         for n in range(40):
             await ring(jet, f"b{n % 4}", n)
-        await jet.repository(Bell).execute("b0", Bell.polish)  # of no interest
+        await jet.repository(Bell).execute("b0", Bell.polish)  # the reactor does not take it
         await until(lambda: len(town.keys) == 40)
-        await eventually(caught_up)  # beyond the event of no interest too
+        await eventually(caught_up)  # also past the event that the reactor does not take
     assert all(town.order(f"b{k}") == list(range(k, 40, 4)) for k in range(4))
     assert sorted(n for _, n in await counted(jet)) == list(range(40))
     work_status = await cursor_status(app, settings)
@@ -128,7 +128,7 @@ def replace_reactors(app: App) -> App:
     return App(app.name, aggregates=list(app.aggregates))
 
 
-async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: Settings) -> None:
+async def test_a_worker_without_a_cursor_fails_with_advice(town: Town, settings: Settings) -> None:
     app = app_of(town)
     async with replace_reactors(app).connect(settings) as jet:
         await jet.init()
@@ -294,7 +294,7 @@ async def test_context_variables_that_the_deps_set_are_set_for_handlers(
 async def test_a_stopping_worker_finishes_the_running_try_and_begins_no_other(
     jet: Jet, settings: Settings, town: Town
 ) -> None:
-    """Neither of the event that fails, nor of the next one."""
+    """The worker begins no other try of the failing event, and none of the next one."""
     app = app_of(town, name=jet.name, retry=Retry(tries=5, first_s=0.01))
     town.fails = lambda bell, n, attempt: ValueError("again")
     town.gate.clear()
@@ -357,7 +357,7 @@ async def test_a_failing_event_is_quarantined_with_those_behind_it_and_retried_i
         assert (await cursor_status(app, settings)).parked == 1
         with pytest.raises(UsageError, match="it may wait behind another one"):
             await cursor_control.retry(cursors, "echo", [entry.position + 1])
-        # It fails once more, and is parked again.
+        # The retry fails, and the event is quarantined again.
         await cursor_control.retry(cursors, "echo", [entry.position])
         await wait_outcome(cursors, entry.position, "parked")
         town.fails = lambda bell, n, attempt: None
@@ -487,7 +487,7 @@ async def test_a_reactor_with_on_error_stop_stays_failed_until_another_worker_st
 async def test_a_repeated_command_is_recognised_after_more_than_a_thousand_others(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
-    """An aggregate with snapshots knows its newest 1,024 commands; a reaction's is looked for back to its cause."""
+    """An aggregate with snapshots knows its newest 1,024 commands; a reaction's is searched back to its cause."""
     async with working(app, settings):
         await ring(jet, "b", 1)
         await until(lambda: town.order("b") == [1])
@@ -524,7 +524,7 @@ async def test_a_paused_reactor_handles_no_event_until_it_is_resumed(
         (second,) = await cursor_control.pause(cursors, ["echo"])
         assert not second.changed
         await ring(jet, "b", 2)
-        async with working(app, settings):  # nobody takes it
+        async with working(app, settings):  # no worker handles it
             pass
         assert (await cursor_status(app, settings)).state == "paused"
         await cursor_control.resume(cursors, ["echo"])
@@ -601,7 +601,7 @@ async def test_a_cursor_keeps_one_message_in_its_bucket(app: App, jet: Jet, sett
     assert state.messages == 1
 
 
-# Waits for conditions.
+# Waiting for conditions.
 
 
 async def wait_parked(cursors: Cursors, count: int) -> list[Any]:

@@ -78,7 +78,7 @@ async def test_a_lost_connection_is_opened_again_for_its_requests(app: App) -> N
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()
-        # The loop has not seen the end of the connection yet: this is asked over it.
+        # The loop has not seen the end of the connection yet, so the requests go over it.
         assert await lengths(app, reads) == EXPECTED
         await client.close()
 

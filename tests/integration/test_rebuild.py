@@ -30,7 +30,7 @@ async def rebuilt(book: Book, *names: str, **options: Any) -> Any:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine="local", **options)
 
 
-async def test_a_rebuild_equals_the_live_fold_and_a_worker_goes_on_from_there(book: Book) -> None:
+async def test_a_rebuild_equals_the_live_fold_and_a_worker_continues(book: Book) -> None:
     last = book.fill(5_000)
     report = await rebuilt(book, *ALL)
     assert (report.position, report.events) == (last, 5_000)
@@ -277,7 +277,7 @@ async def test_a_loaded_part_is_not_loaded_again(book: Book) -> None:
         rows = [("a", "1.00"), ("b", "2.00")]
         assert load_part(shadow.target, 0, rows) == 2
         if book.where.dialect.name == "postgresql":
-            # As when a task's answer was lost after its transaction.
+            # A task is repeated like this when its answer was lost after its transaction.
             assert load_part(shadow.target, 0, rows) == 2
         assert load_part(shadow.target, 1, []) == 0
         assert shadow.count() == 2
@@ -304,7 +304,7 @@ def lose_rows(book: Book) -> None:
 def at_read(report: Progress, loop: asyncio.AbstractEventLoop, reading: asyncio.Event) -> None:
     if report.phase == "read" and report.done:
         loop.call_soon_threadsafe(reading.set)
-        time.sleep(1)  # so that it is cancelled before it is done, however busy the machine is
+        time.sleep(1)  # so that the rebuild is cancelled before its end, even on a busy machine
 
 
 def end_leases(book: Book) -> None:

@@ -86,7 +86,7 @@ async def app(settings: Settings) -> App:
     async with app.connect(settings) as jet:
         await jet.init()
         assert jet.client is not None
-        # `_EJ` and the buckets lie in streams of their own, so that what is stored there is seen.
+        # `_EJ` and the buckets have their own streams, so that stored messages are counted.
         for name, subjects in (
             ("cursors", [f"$KV.{app.name}_cursors.>"]),
             ("timers", [f"_EJ.{app.name}.>"]),
@@ -224,7 +224,7 @@ def role_settings(server: NatsServer, name: str, inbox: str = "") -> Settings:
 
 @asynccontextmanager
 async def served_with_roles(*inboxes: str) -> AsyncGenerator[tuple[NatsServer, App]]:
-    """A server with an app's roles and its log; another account, `shop`, imports the app's commands."""
+    """Start a server with an app's roles and log; another account, `shop`, imports the app's commands."""
     app = App(fresh_name(), aggregates=[Account], served=[served(Account, Account.deposit)])
     roles = roles_of(app.name, ("account",), ())
     roles += serving_roles(app.name, roles, *([inboxes] if inboxes else []))
@@ -270,7 +270,7 @@ async def test_with_roles_callers_are_answered_below_the_configured_prefix(prefi
 
 
 async def test_callers_of_another_account_are_answered() -> None:
-    """The server makes the reply subject of what comes through an import, and takes such a one from no client."""
+    """The server makes the reply subjects of imported requests, and accepts such subjects from no client."""
     async with served_with_roles() as (server, app), open_service(app, role_settings(server, "service")):
         async with app.client(role_settings(server, "shop", "_INBOX")) as remote:
             assert (await remote.repository(Account).execute("a", Account.deposit, Decimal(1))).version == 1

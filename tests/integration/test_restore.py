@@ -152,7 +152,7 @@ async def test_an_archive_may_not_end_within_a_save(url: str, tmp_path: Path) ->
 
 
 def stand(records: Sequence[RawRecord], log: str, position: int) -> SimpleNamespace:
-    """A checkpoint of a log at one of these records."""
+    """Return a checkpoint of a log at one of these records."""
     event_id = header(records[position - 1][3], MSG_ID) or ""
     return SimpleNamespace(name="balances", log=log, position=position, event_id=event_id)
 

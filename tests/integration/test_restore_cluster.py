@@ -44,4 +44,4 @@ def test_a_restore_survives_a_kill_of_the_leader() -> None:
         assert (report.published, report.events) == (EVENTS, EVENTS)
         alive = next(server.url for server in cluster.servers if server.running)
         assert [lasting(record) for record in records_of(alive)] == [lasting(record) for record in records]
-        cluster.kill()  # in good order it would take some seconds
+        cluster.kill()  # an orderly stop would take some seconds

@@ -171,8 +171,8 @@ async def test_commands_and_time_travel_work_over_the_restored_log(
         await jet.init()
         accounts = jet.repository(Account)
         assert (await accounts.load("ada")).balance == balance
-        again = await accounts.command("c-7").execute("ada", Account.deposit, Decimal(8))
-        assert (again.position, again.version, again.state) == (first.position, first.version, first.state)
+        repeated = await accounts.command("c-7").execute("ada", Account.deposit, Decimal(8))
+        assert (repeated.position, repeated.version, repeated.state) == (first.position, first.version, first.state)
         last = len(records)
         withdrawal = await accounts.execute("ada", Account.withdraw, Decimal(1))
         assert (withdrawal.position, withdrawal.version) == (last + 1, 20 + 5 + 1 + 120 + 1)

@@ -24,7 +24,7 @@ from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Deployment,
 from tests.integration.ledger_log import eventually
 from tests.integration.reacting import working
 
-pytestmark = pytest.mark.slow  # each waits for what does not come
+pytestmark = pytest.mark.slow  # every test waits for an answer that does not come
 
 APP = "shop"
 BOUND_S = 60.0
@@ -60,38 +60,38 @@ PREFIXES = pytest.mark.parametrize("prefix", ["", "hub.API"], ids=["plain", "pre
 
 
 @pytest.fixture
-def cut(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+def single_import(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
     yield from imported(tmp_path, "", prefix)
 
 
 @pytest.fixture
-def whole(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+def stream_import(prefix: str, tmp_path: Path) -> Iterator[Deployment]:
     yield from imported(tmp_path, ", response_type: Stream", prefix)
 
 
 @PREFIXES
-async def test_an_app_works_over_an_import_that_delivers_every_answer(whole: Deployment) -> None:
-    await whole.init()
-    await whole.deposit_and_process(Decimal(5))
-    async with whole.app.connect(whole.settings) as jet:  # a log of few events
+async def test_an_app_works_over_an_import_that_delivers_every_answer(stream_import: Deployment) -> None:
+    await stream_import.init()
+    await stream_import.deposit_and_process(Decimal(5))
+    async with stream_import.app.connect(stream_import.settings) as jet:  # a log of few events
         assert len([event async for event in jet.tail()]) == 1
-    assert [finding for finding in await whole.findings() if finding.level in (FAULT, UNREACHABLE)] == []
+    assert [finding for finding in await stream_import.findings() if finding.level in (FAULT, UNREACHABLE)] == []
 
 
 @PREFIXES
-async def test_a_connection_to_a_log_with_events_is_refused(cut: Deployment) -> None:
-    await of_owner(cut).init()
-    await of_owner(cut).deposit(Decimal(5))
+async def test_a_connection_to_a_log_with_events_is_refused(single_import: Deployment) -> None:
+    await of_owner(single_import).init()
+    await of_owner(single_import).deposit(Decimal(5))
     with pytest.raises(SingleResponse, match=SETTING) as caught:
-        async with cut.app.connect(cut.settings):
+        async with single_import.app.connect(single_import.settings):
             pass
-    assert caught.value.subject == Endpoint.of(cut.settings).routed(f"$JS.API.DIRECT.GET.{APP}")
+    assert caught.value.subject == Endpoint.of(single_import.settings).routed(f"$JS.API.DIRECT.GET.{APP}")
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_the_first_history_of_an_empty_log_is_refused(cut: Deployment) -> None:
-    await of_owner(cut).init()
-    async with cut.app.connect(cut.settings) as jet:
+async def test_the_first_history_of_an_empty_log_is_refused(single_import: Deployment) -> None:
+    await of_owner(single_import).init()
+    async with single_import.app.connect(single_import.settings) as jet:
         await jet.repository(Account).execute("a-1", Account.deposit, Decimal(5))
 
         async def tail() -> None:
@@ -103,12 +103,12 @@ async def test_the_first_history_of_an_empty_log_is_refused(cut: Deployment) -> 
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_pulls_of_a_worker_are_refused_wherever_they_begin(cut: Deployment) -> None:
-    await of_owner(cut).init()
-    await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
+async def test_pulls_of_a_worker_are_refused_wherever_they_begin(single_import: Deployment) -> None:
+    await of_owner(single_import).init()
+    await of_owner(single_import).deposit(*map(Decimal, (1, 2, 3)))
 
     def pull(position: int) -> None:
-        with DurablePull(cut.endpoint, APP, f"deposits-{position}", position=position) as reading:
+        with DurablePull(single_import.endpoint, APP, f"deposits-{position}", position=position) as reading:
             for _ in reading:
                 pass
 
@@ -118,19 +118,19 @@ async def test_pulls_of_a_worker_are_refused_wherever_they_begin(cut: Deployment
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_reads_of_rebuilds_and_pages_over_links_are_refused(cut: Deployment) -> None:
-    await of_owner(cut).init()
-    last = await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
+async def test_reads_of_rebuilds_and_pages_over_links_are_refused(single_import: Deployment) -> None:
+    await of_owner(single_import).init()
+    last = await of_owner(single_import).deposit(*map(Decimal, (1, 2, 3)))
 
     def read() -> None:
-        for _ in read_range(cut.endpoint, APP, 1, last + 1):
+        for _ in read_range(single_import.endpoint, APP, 1, last + 1):
             pass
 
-    def look() -> None:
-        with NatsConnection.open(cut.endpoint) as link:
+    def page() -> None:
+        with NatsConnection.open(single_import.endpoint) as link:
             link.run(reading_records(APP, f"{APP}.>"))
 
-    await refused_subjects(asyncio.to_thread(read), asyncio.to_thread(look))
+    await refused_subjects(asyncio.to_thread(read), asyncio.to_thread(page))
 
 
 async def refused_subjects(*operations: Awaitable[object]) -> list[str]:
@@ -141,25 +141,27 @@ async def refused_subjects(*operations: Awaitable[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_a_worker_logs_why_it_gets_no_events(cut: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    await of_owner(cut).init()
+async def test_a_worker_logs_why_it_gets_no_events(single_import: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    await of_owner(single_import).init()
 
     async def is_logged() -> bool:
         lines = [record.getMessage() for record in caplog.records]
         return any("deposits" in line and SETTING in line for line in lines)
 
     single = App(APP, aggregates=[Account, Book], projections=[DEPOSITS])
-    async with working(single, cut.settings):
-        await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
+    async with working(single, single_import.settings):
+        await of_owner(single_import).deposit(*map(Decimal, (1, 2, 3)))
         await eventually(is_logged, "the worker to tell of the import")
 
 
 @pytest.mark.parametrize("prefix", [""])
-async def test_doctor_reports_the_import(cut: Deployment) -> None:
-    await of_owner(cut).init()
-    await of_owner(cut).deposit(*map(Decimal, (1, 2, 3)))
+async def test_doctor_reports_the_import(single_import: Deployment) -> None:
+    await of_owner(single_import).init()
+    await of_owner(single_import).deposit(*map(Decimal, (1, 2, 3)))
     findings = [
-        finding for finding in await cut.findings() if "response_type: Stream" in f"{finding.what} {finding.fix}"
+        finding
+        for finding in await single_import.findings()
+        if "response_type: Stream" in f"{finding.what} {finding.fix}"
     ]
     assert findings
     assert all(finding.level is FAULT for finding in findings)

@@ -195,11 +195,11 @@ def test_a_frame_as_of_a_position_or_time_has_no_later_events(spark: Started, ap
     assert events(spark.spark, app, deposited, as_of=2, settings=settings).count() == 1
     assert events(spark.spark, app, as_of=0, settings=settings).count() == 0
     (third,) = events(spark.spark, app, settings=settings).where("position = 3").collect()
-    then = third.recorded_at.astimezone(UTC)
-    rows = events(spark.spark, app, as_of=then, settings=settings).collect()
+    third_time = third.recorded_at.astimezone(UTC)
+    rows = events(spark.spark, app, as_of=third_time, settings=settings).collect()
     # The last one was imported, with the time at which it happened.
     assert sorted(row.position for row in rows) == [1, 2, 3, 8]
-    assert events(spark.spark, app, deposited, as_of=then, settings=settings).count() == 2
+    assert events(spark.spark, app, deposited, as_of=third_time, settings=settings).count() == 2
 
 
 def test_a_frame_is_the_log_at_the_time_of_its_creation(spark: Started, app: App, settings: Settings) -> None:

@@ -161,7 +161,7 @@ def test_positions_excluded_by_a_pushed_filter_are_not_read(nats: NatsServer, sp
 def test_a_frame_that_is_used_twice_is_correct_unless_filters_are_pushed(
     nats: NatsServer, spark: Any, filtered: str
 ) -> None:
-    """The second half is Spark's fault: when it fails with a new Spark, pushing can be the default."""
+    """The second assertion shows a fault of Spark: once it fails, filters can be pushed by default."""
 
     def twice(**options: str) -> int:
         frame = frame_of(spark, nats, filtered, **options)

@@ -55,10 +55,10 @@ async def test_batches_of_any_size_come_to_the_same_rows_as_a_plain_loop(log: Le
 async def test_a_rebuild_and_a_verification_equal_the_worker(log: Ledger) -> None:
     last = log.append(writes(20, 12))
     await caught_up(log, WRITING, last)
-    lived = rows(log)
+    live_rows = rows(log)
     await verify(changed(log, WRITING), "ledger", log.settings)
     await rebuild(changed(log, WRITING), ["ledger"], log.settings, engine="local")
-    assert rows(log) == lived == written(log.recorded(last))
+    assert rows(log) == live_rows == written(log.recorded(last))
 
 
 async def test_a_batch_ends_at_the_next_event_of_another_handler(log: Ledger) -> None:
@@ -246,7 +246,7 @@ async def test_a_statement_with_too_many_parameters_stops_the_projection(log: Le
 async def _write(log: Ledger, resolved: Any, last: int, epochs_missed: int = 0) -> None:
     """Write the log up to a position as one batch."""
     events = [event for event in log.recorded(last) if not isinstance(event.data, Noted)]
-    engine = log.where.engine(limits=BULK)  # nobody tries again after a pause of the machine
+    engine = log.where.engine(limits=BULK)  # the test does not try again after a pause of the machine
     try:
         async with engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, "ledger", 1)

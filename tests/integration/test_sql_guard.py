@@ -159,7 +159,7 @@ async def test_a_handler_that_ignores_an_error_without_a_savepoint_is_stopped(lo
     log.append([("a", Opened(owner="ada")), ("b", Opened(owner="ada")), ("c", Opened(owner="carl"))])
     async with changed(log, bound_with(opened, by_hand.added, by_hand.closed)).working(options=QUICK):
         if log.settings.database.startswith("sqlite"):
-            # There a statement that fails undoes itself alone, and the transaction goes on.
+            # On SQLite a failed statement undoes only itself, and the transaction continues.
             await log.caught_up(3, LEDGER)
             return
         stopped = await log.failed()

@@ -118,9 +118,9 @@ async def test_folds_and_sql_projections_are_rebuilt_in_one_run(log: Ledger) -> 
     with reading(log.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))
     assert {"read", "sequential", "swap"} <= {report.phase for report in reports}
-    done = [report.done for report in reports if report.phase == "sequential"]
-    assert done == sorted(done)
-    assert done[-1] == 500
+    counts = [report.done for report in reports if report.phase == "sequential"]
+    assert counts == sorted(counts)
+    assert counts[-1] == 500
 
 
 async def test_a_failing_event_is_named_and_leaves_the_live_tables(log: Ledger) -> None:
@@ -195,7 +195,7 @@ async def test_verification_finds_no_difference_after_rolled_back_batches(log: L
         await by_hand.added(event, connection)
         if event.position % 20 == 0 and failures_left:
             failures_left -= 1
-            # The numbers that this batch took from a sequence are gone.
+            # The numbers that this batch took from a sequence are lost.
             raise_transient(connection)
 
     last = log.append(history(200))

@@ -171,7 +171,7 @@ async def test_a_revision_builds_in_its_own_schema_and_takes_over(
                 last = log.append(events[1_100:])
                 await log.caught_up(last, REVISED)
 
-                # The older one is still listed by a process: it goes on in a schema of its own.
+                # A worker still runs the older revision, which continues in its own schema.
                 async def follows() -> bool:
                     return (await asyncio.to_thread(checkpoint, log, 1)).position >= last - 10
 

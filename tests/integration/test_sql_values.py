@@ -48,7 +48,7 @@ async def test_values_of_every_type_are_read_back_equal_through_the_declared_tab
         await log.caught_up(last, resolved)
     rows = table_rows(log.where, tables=[kinds_table])["kinds"]
     assert len(rows) == 4
-    nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
+    nothing = (None,) * (len(values) - 1)  # `table_rows` leaves ids out
     recorded_times = {event.position: event.recorded_at for event in log.recorded(last)}
     stored_values = tuple(value for name, value in values.items() if name != "id")
     assert rows == [

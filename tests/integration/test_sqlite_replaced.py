@@ -123,8 +123,8 @@ def test_a_database_with_a_deleted_wal_file_is_not_written(path: Path) -> None:
 async def test_a_worker_continues_from_a_backup_that_replaced_its_file(
     ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    look = Checkpoints(ledger.settings.database)
-    waiting = Waiting("", look)
+    checkpoints = Checkpoints(ledger.settings.database)
+    waiting = Waiting("", checkpoints)
     async with ledger.working("balances", options=QUICK):
         first = ledger.append(history(300))
         await waiting.caught_up(BALANCES, first, 30)
@@ -142,7 +142,7 @@ async def test_a_worker_continues_from_a_backup_that_replaced_its_file(
         last = ledger.append(history(50, seed=9))
         await waiting.caught_up(BALANCES, last, 30)
     await waiting.close()
-    await look.close()
+    await checkpoints.close()
     with reading(ledger.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
 

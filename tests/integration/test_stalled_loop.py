@@ -24,10 +24,10 @@ from tests.stores import retry_for
 
 TIMEOUT_S = 0.5
 STILL_S = 3.0
-"""Many times as long."""
+"""Many times the timeout."""
 PATIENT_S = 60.0
 LARGE = 60_000
-"""Bytes of a body: a page of them is more than one read of the socket."""
+"""The size of a body: a page of such bodies takes more than one read of the socket."""
 
 
 def endpoint_of(server: NatsServer) -> Endpoint:
@@ -44,7 +44,7 @@ async def client(nats: NatsServer) -> AsyncIterator[Client]:
 
 async def test_a_request_that_was_not_sent_yet_is_not_late(client: Client) -> None:
     request = asyncio.create_task(client.api("INFO"))
-    await asyncio.sleep(0)  # it is written, and goes with what else this turn of the loop sends
+    await asyncio.sleep(0)  # the request is written, and sent at the end of this turn of the loop
     time.sleep(STILL_S)
     assert "streams" in await request
 
@@ -121,7 +121,7 @@ async def test_other_messages_do_not_keep_a_late_request_alive(nats: NatsServer)
 
     subject = fresh_name("silent")
     await client.serve(f"{subject}.others", hear)
-    # Nobody answers on it, and somebody listens.
+    # This subject has a subscriber that does not answer.
     await client.serve(f"{subject}.never", lambda _: None)
     request = asyncio.create_task(client.request(f"{subject}.never"))
     async with asyncio.timeout(PATIENT_S):

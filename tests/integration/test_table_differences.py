@@ -155,16 +155,16 @@ def assert_kept(connection: Connection, table: Table, existing: Table, samples: 
     row_type = make_dataclass("Row", ["id", "v"], frozen=True)
     dialect = dialect_of(connection)
     codec = RowCodec(table, row_type, dialect)
-    checkpoint_held = take_checkpoint(connection, table)
+    lease = take_checkpoint(connection, table)
     rows = [codec.normalise(row_type(str(number), value)) for number, value in enumerate([*samples, None])]
     mark = (
         1,
         "e-1",
         60.0,
-        checkpoint_held.name,
-        checkpoint_held.revision,
-        checkpoint_held.epoch,
-        checkpoint_held.position,
+        lease.name,
+        lease.revision,
+        lease.epoch,
+        lease.position,
     )
     assert dialect.statements(existing, codec).write(connection, mark, Changes(inserts=rows)), message
     stored = dialect.statements(existing, codec).read(connection, [(row.id,) for row in rows])
@@ -175,9 +175,9 @@ def assert_kept(connection: Connection, table: Table, existing: Table, samples: 
 
 def take_checkpoint(connection: Connection, table: Table) -> Checkpoint:
     checkpoint.ensure(connection, table.name, 1)
-    taken = checkpoint.take(connection, table.name, 1, "w:1", 60.0)
-    assert taken is not None
-    return taken
+    lease = checkpoint.take(connection, table.name, 1, "w:1", 60.0)
+    assert lease is not None
+    return lease
 
 
 def fresh(column: Column[Any]) -> Column[Any]:
@@ -245,7 +245,7 @@ def test_a_changed_declaration_is_refused_and_its_column_named(engine: Engine) -
             assert "Run `eventjet rebuild balances`" in refusal
 
 
-def test_one_refusal_names_all_columns_and_is_short(engine: Engine) -> None:
+def test_a_refusal_names_all_columns_and_is_short(engine: Engine) -> None:
     extra = [Column(f"n{number}", sa.Integer, nullable=False) for number in range(8)]
     for refusal in refusals(engine, declared_before(*extra)):
         assert refusal.count("is not declared, and must have a value") == 5

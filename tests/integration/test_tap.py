@@ -100,7 +100,7 @@ async def test_requests_pending_on_a_lost_connection_are_not_sent_over_the_next(
         await declare(client, name, 1)
         assert client.nats is not None
         server.pause()
-        # Until the socket takes no more: then nats-py keeps what comes.
+        # Fill the socket: afterwards nats-py keeps the commands.
         while client.nats.pending_data_size == 0:
             client.publish("elsewhere", bytes(800_000))
             await asyncio.sleep(0.001)
@@ -227,7 +227,7 @@ async def test_an_incompatible_nats_py_is_refused_and_its_version_named(nats_cli
     assert Tap.of(nats_client) is Tap.of(nats_client)
 
 
-async def test_messages_go_together_in_one_turn_of_the_loop(nats_client: NatsClient) -> None:
+async def test_messages_of_one_loop_turn_arrive_in_order(nats_client: NatsClient) -> None:
     payloads: asyncio.Queue[bytes] = asyncio.Queue()
     subject = fresh_name()
 
@@ -298,7 +298,7 @@ async def test_a_client_given_in_the_middle_of_a_message_may_lose_its_connection
                     is_given.set()
                     await is_over.wait()
                     break
-        if is_first:  # a reset, so that nobody reads an end
+        if is_first:  # a reset, so that the client does not read an end of the stream
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.transport.abort()
@@ -318,7 +318,7 @@ async def test_a_client_given_in_the_middle_of_a_message_may_lose_its_connection
 
 
 async def _nothing(_: Exception) -> None:
-    """For a client of nats-py, which logs each error otherwise."""
+    """Ignore an error: without a callback nats-py logs it."""
 
 
 async def test_a_given_client_receives_messages_after_its_owner_reconnects_it(

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 SAVES_MAX = 2_000
 SAVE_S = 8.0
-"""A torn save is looked at for so long; no other save may take as long on a busy machine."""
+"""The time limit of a torn save; other saves must be faster even on a busy machine."""
 
 
 @pytest.fixture
 def limited() -> Iterator[str]:
-    """The URL of a server whose account may store 50 kB."""
+    """Yield the URL of a server whose account may store 50 kB."""
     limits = "{ max_file: 50000, max_mem: 1MB }"
     account = f"accounts {{ A {{ jetstream: {limits}, users: [{{ user: app, password: app }}] }} }}"
     with NatsServer(sync_interval="1m", config=account) as server:

@@ -28,7 +28,7 @@ from tests.tables import execute, reading
 
 
 def app_over(nats: NatsServer, database: str) -> Ledger:
-    """An app with `balances` and a log of its own."""
+    """Return an app with `balances` and its own log."""
     app = Ledger(Settings(servers=(nats.url,), database=database))
     app.projections = {"balances": replace(BALANCES, app=app.name)}
     app.create()
@@ -112,13 +112,13 @@ async def rows_shown(other: Ledger) -> None:
 
 
 async def waited_for(other: Ledger) -> None:
-    looks = Checkpoints(other.settings.database)
-    waiting = Waiting(other.name, looks)
+    stored = Checkpoints(other.settings.database)
+    waiting = Waiting(other.name, stored)
     try:
         await waiting.caught_up(other.projections["balances"], 1, 60)
     finally:
         await waiting.close()
-        await looks.close()
+        await stored.close()
 
 
 ALL = [

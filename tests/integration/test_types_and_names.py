@@ -256,11 +256,11 @@ def test_a_name_with_too_many_bytes_is_refused_in_every_place(name: str) -> None
         "the enum": lambda: by_hand_with(Column("c", sa.Enum("a", name=name))),
         "the index of": lambda: by_hand_with(Column("c" * 40, sa.Integer, index=True), name="t" * 40),
     }
-    for what, declare in tables.items():
-        with pytest.raises(DefinitionError, match=what) as caught:
+    for place, declare in tables.items():
+        with pytest.raises(DefinitionError, match=place) as caught:
             declare()
         assert "bytes in its name, and PostgreSQL cuts names after 63" in str(caught.value)
-        assert what == "the index of" or f"has {size} bytes" in str(caught.value)
+        assert place == "the index of" or f"has {size} bytes" in str(caught.value)
     by_hand_with(Column(name[:31], sa.Integer), name=name[:31])
     table = balances_fold.table.to_metadata(MetaData(), name=name)
     with pytest.raises(DefinitionError, match="cuts names after 63"):

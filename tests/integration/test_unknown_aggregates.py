@@ -81,7 +81,7 @@ class Refund:
 
 @reactor("greetings")
 async def greet(event: Recorded[Placed], reaction: Reaction[None]) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_an_app_records_nothing_in_the_empty_log_of_another_app_of_its_nam
         assert "was made for 'account' and is empty" in str(unknown)
         with pytest.raises(Refused, match="does not declare: account"):
             await jet.repository(Order).execute("o-1", Order.place, "tea")
-    # One of them was given up: this app goes on in the log that it made itself.
+    # The other aggregate is retired: the app continues in the log that it created itself.
     async with App(name, aggregates=[Order], retired_aggregates=["account"]).connect(servers=eventjet_nats.url) as jet:
         assert (await jet.init()).unknown == ()
         assert (await jet.repository(Order).execute("o-1", Order.place, "tea")).position == 1

@@ -36,7 +36,7 @@ Rival = Callable[["Work"], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way of leaving a save without its answer."""
+    """A fault that leaves a save without its answer."""
 
     name: str
     fate: Fate
@@ -49,14 +49,14 @@ class Fault:
 
 
 async def bury(work: Work) -> None:
-    """Write after the event, so that it is no longer the subject's last."""
+    """Append another event, so that the event of the save is no longer the last of its subject."""
     last = await work.direct.last("thing", work.ids[0])
-    if last > work.expected:  # else the server had too many open batches to take this one
+    if last > work.expected:  # otherwise the server refused the batch, because it had too many open ones
         await work.rival(last)
 
 
 async def win(work: Work) -> None:
-    """Take the slot."""
+    """Append a rival's event at the expected position."""
     await work.rival(work.expected)
 
 
@@ -90,7 +90,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Work:
-    """One save under way."""
+    """A save under way."""
 
     direct: JetStreamStore
     ids: list[str]
@@ -109,7 +109,7 @@ class Work:
 
 @dataclass(slots=True)
 class Worker:
-    """A client with a connection of its own, through a proxy of its own."""
+    """A client with its own connection through its own proxy."""
 
     number: int
     direct: JetStreamStore
@@ -120,7 +120,7 @@ class Worker:
     _work: Work | None = None
 
     async def work(self, count: int) -> Work:
-        """The next save: one event, a batch, or two aggregates; new or with a past."""
+        """Return the next save: of one event, a batch, or two aggregates, which are new or have events."""
         name = f"{self.number}-{count}"
         expected = 0
         if count % 2:
@@ -181,7 +181,7 @@ def server() -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def working(server: NatsServer, count: int, *, save_s: float = SAVE_S) -> AsyncGenerator[list[Worker]]:
-    """Workers on one new stream."""
+    """Yield workers on a new stream."""
     async with AsyncExitStack() as stack:
         direct = await stack.enter_async_context(fresh_jetstream((server.url,)))
         workers: list[Worker] = []

@@ -61,12 +61,12 @@ async def test_an_equal_value_that_is_stored_differently_is_named(nats: NatsServ
     book = Book(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)
     book.fill(200)
     await rebuilt(book)
-    whole = next(row for row in book.rows() if row.amount == int(row.amount))
-    book.execute(f"update balances set amount = '{int(whole.amount)}.0' where account_id = '{whole.account_id}'")
+    integral = next(row for row in book.rows() if row.amount == int(row.amount))
+    book.execute(f"update balances set amount = '{int(integral.amount)}.0' where account_id = '{integral.account_id}'")
     report = await verify(book.ref, "balances", book.settings)
     (example,) = report.examples
     assert (example.live, example.columns, example.since) == (example.expected, ("amount",), "never equal")
-    text = f"amount is {int(whole.amount)}.0 and should be {int(whole.amount)}.00"
+    text = f"amount is {int(integral.amount)}.0 and should be {int(integral.amount)}.00"
     assert difference_text(example, private=False) == text
 
 
@@ -105,7 +105,7 @@ async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
     await rebuilt(book)
     position = book.append([("a", names["Deposited"](amount=Decimal(5)))])
     last = book.append([("b", names["Deposited"](amount=Decimal(1)))])
-    # As a worker would leave it that had skipped one event.
+    # A worker that had skipped one event would leave these values.
     book.execute(
         "update balances set amount = '1.00', events = 2 where account_id = 'b'",
         f"update eventjet_projection set position = {last}, event_id = '{event_id(book, last)}'",

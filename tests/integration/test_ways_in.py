@@ -76,7 +76,7 @@ async def proxied(
 
 
 async def wait_disconnected(client: Client) -> None:
-    """Wait until the client has noticed that its server is away."""
+    """Wait until the client has noticed the loss of its server."""
     async with asyncio.timeout(PATIENT_S):
         while client.nats is not None and client.nats.is_connected:
             await asyncio.sleep(0.01)

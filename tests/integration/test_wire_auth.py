@@ -135,7 +135,7 @@ def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> 
             assert len(record[4]) == 900_000
 
 
-def test_tls_before_the_first_word(pems: dict[str, Path]) -> None:
+def test_tls_before_the_greeting(pems: dict[str, Path]) -> None:
     with NatsServer(config=tls_config(pems, ", handshake_first: true")) as server:
         assert_works(Endpoint((server.url,), tls_ca=pems["ca.pem"], tls_first=True))
         with pytest.raises(Unreachable, match="gave no answer in time"):

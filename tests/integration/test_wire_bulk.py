@@ -257,7 +257,7 @@ def test_pulls_respect_the_limits_of_the_server() -> None:
     ],
 )
 def test_a_delivery_out_of_order_is_an_error(second: tuple[int, int, int], text: str) -> None:
-    """No real server does this to a consumer of one's own; a rival on a durable does."""
+    """No real server does this to a private consumer, but a rival on a durable does."""
 
     def on_pull(consumer: bytes, _: int) -> bytes:
         position, sequence, delivered = second

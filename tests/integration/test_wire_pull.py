@@ -286,7 +286,7 @@ def test_a_slow_worker_is_not_taken_for_a_silent_server(endpoint: Endpoint) -> N
         records: list[RawRecord] = []
         pause_s = 5.0  # longer than silence may last
         while len(records) < 300:
-            batch = take(pull, 1)  # 1 to 100: how many of the first pull are there by now is the server's pace.
+            batch = take(pull, 1)  # 1 to 100 records, depending on the speed of the server
             assert batch
             records += batch
             threading.Event().wait(pause_s)

@@ -78,7 +78,7 @@ class Done:
 
 @process("errand")
 class Errand:
-    """One step: it counts in the tower."""
+    """A process with a single step, which counts in the tower."""
 
     stage: str = ""
 
@@ -290,7 +290,7 @@ async def test_a_worker_reads_predecessors_over_its_own_connections(
             await scene.caught_up(*names)
             await scene.watched.wait_for_looks([f"{name}-r1" for name in names], 1)
             before = await scene.watched.dialled()
-            await scene.happens(2)  # of aggregates of which these workers have read nothing
+            await scene.happens(2)  # events of aggregates that these workers have not read
             await scene.caught_up(*names)
             assert await scene.watched.dialled() == before, await scene.watched.names()
 
@@ -341,3 +341,39 @@ async def test_a_status_reader_closes_the_connection_of_a_cancelled_read(
             return bool(opened) and not (await scene.watched.names())["opened late"]
 
         await eventually(is_closed)
+
+
+async def test_a_read_that_was_cancelled_takes_no_connection_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene_of(tmp_path, 1) as scene:
+        opening, may_open, has_opened = threading.Event(), threading.Event(), threading.Event()
+
+        def first_slowly(endpoint: Endpoint) -> NatsConnection:
+            is_first = not opening.is_set()
+            opening.set()
+            assert not is_first or may_open.wait(PATIENT_S)
+            connection = real(endpoint.with_name("of a status reader"))
+            if is_first:
+                has_opened.set()
+            return connection
+
+        async def is_one() -> bool:
+            return (await scene.watched.names())["of a status reader"] == 1
+
+        async def is_none() -> bool:
+            return not (await scene.watched.names())["of a status reader"]
+
+        real = NatsConnection.open
+        async with StatusReader(scene.app, scene.settings) as reader:
+            monkeypatch.setattr(NatsConnection, "open", first_slowly)
+            read = asyncio.create_task(reader.read())
+            assert await asyncio.to_thread(opening.wait, PATIENT_S)
+            read.cancel()
+            await asyncio.wait({read})
+            assert (await reader.read()).projections
+            may_open.set()
+            assert await asyncio.to_thread(has_opened.wait, PATIENT_S)
+            await eventually(is_one)
+            assert (await reader.read()).projections
+        await eventually(is_none)

@@ -88,9 +88,9 @@ async def test_a_worker_that_keeps_up_is_healthy_and_has_metrics(
 
         async def has_metrics() -> bool:
             metrics = await page.metrics()
-            return metrics.get(f"eventjet_projection_position{own}") == last and metrics.get(active) == 1
+            return metrics.get(f"eventjet_projection_position{labels}") == last and metrics.get(active) == 1
 
-        own = '{projection="balances",revision="1"}'
+        labels = '{projection="balances",revision="1"}'
         active = 'eventjet_projection_state{projection="balances",revision="1",state="active"}'
         await eventually(has_metrics, "the position, and the state that is noted after it")
         status, verdict = await page.health()
@@ -100,9 +100,13 @@ async def test_a_worker_that_keeps_up_is_healthy_and_has_metrics(
             ("movements", True),
         ]
         metrics = await page.metrics()
-        assert metrics[f"eventjet_events_total{own}"] == last
-        assert metrics[f"eventjet_commit_seconds_count{own}"] == metrics[f"eventjet_batches_total{own}"] > 0
-        assert metrics[f"eventjet_projection_lag_events{own}"] == metrics[f"eventjet_projection_lag_seconds{own}"] == 0
+        assert metrics[f"eventjet_events_total{labels}"] == last
+        assert metrics[f"eventjet_commit_seconds_count{labels}"] == metrics[f"eventjet_batches_total{labels}"] > 0
+        assert (
+            metrics[f"eventjet_projection_lag_events{labels}"]
+            == metrics[f"eventjet_projection_lag_seconds{labels}"]
+            == 0
+        )
         assert metrics["eventjet_log_position"] == last
         names = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in metrics}
         assert {metric.name for metric in METRICS if not metric.name.startswith("eventjet_follower_")} == names

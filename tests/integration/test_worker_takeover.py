@@ -22,7 +22,7 @@ TAKEOVER_S = float(os.environ.get("EVENTJET_TEST_TAKEOVER_S", "15"))
 
 
 class Worker(ForkedWorker):
-    """One worker process."""
+    """A worker process."""
 
     def __init__(self, ledger: Ledger, batch_max: int = 50, lease_s: float = 3.5) -> None:
         arguments = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
@@ -53,7 +53,7 @@ async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger,
     first = processes.enter_context(Worker(ledger)).ready()
     await ledger.caught_up(last)
     processes.enter_context(Worker(ledger)).ready()
-    # The first one's pulls are waiting at the server when it dies.
+    # The pulls of the first worker wait at the server when it dies.
     first.kill()
     killed = time.monotonic()
     last = ledger.append(history(50, seed=8))

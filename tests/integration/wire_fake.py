@@ -1,4 +1,4 @@
-"""A server that says what a test tells it to say, for what a real one would say only under rare faults."""
+"""A fake server with scripted answers, for answers that a real server gives only under rare faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INFO = b'INFO {"server_id":"fake","version":"2.15.1","headers":true,"max_payload
 
 
 class FakeServer:
-    """Accepts one connection after the other and hands each to `script`, in a thread."""
+    """Accepts connections one after another, and runs `script` with each in a thread."""
 
     def __init__(self, script: Callable[[socket.socket], None]) -> None:
         self._script = script
@@ -56,25 +56,25 @@ class FakeServer:
 
 
 def greet(conversation: socket.socket) -> None:
-    """The greeting of a server that lets everybody in."""
+    """Greet the client as a server without authentication does."""
     conversation.sendall(INFO)
     read_until(conversation, b"PING\r\n")
     conversation.sendall(b"PONG\r\n")
 
 
 def jetstream(on_pull: Callable[[bytes, int], bytes]) -> Callable[[socket.socket], None]:
-    """A script that grants every request and answers the n-th pull of a consumer with `on_pull(consumer, n)`."""
+    """Return a script that grants every request and answers a consumer's n-th pull with `on_pull(consumer, n)`."""
 
     def script(conversation: socket.socket) -> None:
         greet(conversation)
-        held, pulls = b"", 0
+        buffer, pulls = b"", 0
         while data := conversation.recv(65_536):
-            held += data
-            while match := _PUBLISHED.search(held):
+            buffer += data
+            while match := _PUBLISHED.search(buffer):
                 subject, reply, size = match[1], match[2], int(match[3])
-                if len(held) < match.end() + size + 2:
+                if len(buffer) < match.end() + size + 2:
                     break
-                held = held[match.end() + size + 2 :]
+                buffer = buffer[match.end() + size + 2 :]
                 if b"MSG.NEXT" in subject:
                     pulls += 1
                     conversation.sendall(on_pull(subject.rpartition(b".")[2], pulls))
@@ -85,19 +85,19 @@ def jetstream(on_pull: Callable[[bytes, int], bytes]) -> Callable[[socket.socket
 
 
 def status(line: bytes) -> bytes:
-    """A status as a pull's inbox gets it, which is subscription 2 of our readers."""
+    """Return a status message to the inbox of a pull, which is subscription 2 of our readers."""
     block = b"NATS/1.0 %b\r\n\r\n" % line
     return b"HMSG inbox 2 %d %d\r\n%b\r\n" % (len(block), len(block), block)
 
 
 def delivery(consumer: bytes, position: int, sequence: int, *, delivered: int = 1) -> bytes:
-    """An event of the stream `bank`, delivered."""
+    """Return the delivery of an event of the stream `bank`."""
     ack = b"$JS.ACK.bank.%b.%d.%d.%d.1700000000000000000.5" % (consumer, delivered, position, sequence)
     return b"MSG bank.account.a 2 %b 2\r\n{}\r\n" % ack
 
 
 def read_until(conversation: socket.socket, end: bytes) -> bytes:
-    """What the client sent, up to and including `end`."""
+    """Return what the client sent, up to and including `end`."""
     data = b""
     while end not in data:
         more = conversation.recv(65_536)

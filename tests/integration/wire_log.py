@@ -1,4 +1,4 @@
-"""Logs of their own for the tests of `eventjet.nats`, filled through `eventjet.nats` itself."""
+"""Logs for the tests of `eventjet.nats`, filled through `eventjet.nats` itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORM_2 = "feature_flags { js_ack_fc_v2: true }"
 
 
 def make_log(endpoint: Endpoint, bodies: Iterable[bytes] = (), **config: object) -> str:
-    """A stream whose subjects are `<name>.*.*`, holding these bodies from its first position on."""
+    """Create a stream with the subjects `<name>.*.*` and these bodies from its first position on."""
     name = logs.fresh_name()
     logs.create(endpoint, name, **config)
     append(endpoint, name, bodies)
@@ -23,37 +23,37 @@ def make_log(endpoint: Endpoint, bodies: Iterable[bytes] = (), **config: object)
 
 
 def append(endpoint: Endpoint, name: str, bodies: Iterable[bytes]) -> int:
-    """Store one event a body, on ten subjects in turn; returns the last position."""
+    """Store an event for each body, on ten subjects in turn; return the last position."""
     numbered = enumerate(bodies, 1)
     records = ((f"account.{number % 10}", logs.block(version=number), body) for number, body in numbered)
     return logs.append(endpoint, name, records)
 
 
 def flush(link: NatsConnection) -> None:
-    """Return once the server has taken in all that was sent: it answers in order.
+    """Return once the server has received all that was sent: it answers in order.
 
-    A request that nobody answers would not do: of overlapping subscriptions the server tells only one.
+    A request without a responder would not do: the server notifies only one of overlapping subscriptions.
     """
     link.api("INFO", timeout_s=60.0)
 
 
 @contextmanager
 def overhearing(endpoint: Endpoint, log: str) -> Generator[Callable[[], list[bytes]]]:
-    """The reply subjects of what a log's consumers deliver to anybody meanwhile, as another client of it hears them."""
+    """Yield a function that returns the reply subjects of a log's deliveries, as another client sees them."""
     with NatsConnection.open(endpoint) as link:
         link.subscribe("_INBOX.>")
         flush(link)
 
         def heard() -> list[bytes]:
             flush(link)
-            found = [frame[2] for batch in iter(lambda: link.receive(0.2), []) for frame in batch]
-            return [reply for reply in found if reply.startswith(b"$JS.ACK.") and log.encode() in reply.split(b".")]
+            replies = [frame[2] for batch in iter(lambda: link.receive(0.2), []) for frame in batch]
+            return [reply for reply in replies if reply.startswith(b"$JS.ACK.") and log.encode() in reply.split(b".")]
 
         yield heard
 
 
 def assert_form_2(replies: list[bytes], count: int) -> None:
-    """As many deliveries, each with a domain and an account hash before the stream."""
+    """Assert the number of deliveries, each with a domain and an account hash before the stream."""
     assert len(replies) == count
     for reply in replies:
         tokens = reply.split(b".")
@@ -62,11 +62,11 @@ def assert_form_2(replies: list[bytes], count: int) -> None:
 
 
 def positions(batches: Iterable[list[RawRecord]]) -> list[int]:
-    """The positions of all records, in the order read."""
+    """Return the positions of all records, in the order read."""
     return [record[0] for batch in batches for record in batch]
 
 
 def consumers(endpoint: Endpoint, name: str) -> list[str]:
-    """The consumers the stream has now."""
+    """Return the names of the stream's consumers."""
     with NatsConnection.open(endpoint) as link:
         return link.api(f"CONSUMER.NAMES.{name}")["consumers"] or []

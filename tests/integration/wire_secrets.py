@@ -1,4 +1,4 @@
-"""Keys, JWTs and certificates made on the spot: an operator's chain of trust, and a certificate authority."""
+"""Keys, JWTs and certificates for tests: an operator's chain of trust, and a certificate authority."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ nkeys: Any = import_module("nkeys")
 
 @dataclass(frozen=True)
 class Key:
-    """An nkey: the pair, and its seed as text."""
+    """An nkey with its pair and its seed as text."""
 
     pair: Any
     seed: str
@@ -28,13 +28,13 @@ class Key:
 
 
 def make_key(kind: int) -> Key:
-    """A new key; `kind` is one of `nkeys.PREFIX_BYTE_*`."""
+    """Make a key; `kind` is one of `nkeys.PREFIX_BYTE_*`."""
     seed = nkeys.encode_seed(os.urandom(32), kind)
     return Key(nkeys.from_seed(bytearray(seed)), bytes(seed).decode())
 
 
 def signed_jwt(issuer: Key, subject: str, name: str, claims: dict[str, Any], *, expires_in_s: int = 0) -> str:
-    """A NATS JWT, version 2."""
+    """Return a NATS JWT of version 2."""
     now = int(time.time())
     payload: dict[str, Any] = {
         "jti": base64.b32encode(os.urandom(32)).decode().rstrip("="),
@@ -108,7 +108,7 @@ def certificates(directory: Path) -> dict[str, Path]:
 
 
 def tls_config(pems: dict[str, Path], extra: str = "") -> str:
-    """What a server of `certificates` is configured with."""
+    """Return the TLS configuration of a server with `certificates`."""
     return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}", timeout: 30{extra} }}'
 
 
@@ -119,7 +119,7 @@ _USER: int = nkeys.PREFIX_BYTE_USER
 
 
 def user_key() -> Key:
-    """A new user nkey."""
+    """Make the nkey of a user."""
     return make_key(_USER)
 
 

@@ -15,14 +15,15 @@ import pytest
 
 from eventjet import App, Recorded, Step, listens, process
 from eventjet.console.screens import processes as processes_screen
+from eventjet.console.screens import quarantine as quarantine_screen
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.quarantined import QUARANTINED, Quarantined
+from eventjet.domain.quarantined import QUARANTINED, RETRIED, Quarantined
 from eventjet.examples.bank.app import bank
 from eventjet.examples.transfer.accounts import Account, Noted, Opened
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
 from eventjet.jetstream.client import connected
-from eventjet.operations import processes
+from eventjet.operations import processes, quarantine
 from eventjet.operations.processes import deadlines_waiting, open_processes
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors, QuarantinedEntry
@@ -142,6 +143,29 @@ async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
         assert "<b>it broke" not in answer.text
+
+
+async def test_a_quarantine_of_which_only_a_part_is_looked_at_is_not_called_empty(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (quarantine, quarantine_screen):
+        monkeypatch.setattr(module, "ENTRIES_MAX", 2)
+    async with transferred(settings, "t-1") as client:
+        assert "Nothing is quarantined." in text_of(await client.get("/quarantine?name=transfer"))
+        async with connected(settings) as nats:
+            cursors = Cursors(nats, transfers.name)
+            entry = await cursors.read("transfer")
+            for position, resolution in ((7, RETRIED), (8, RETRIED), (9, QUARANTINED)):
+                parked = Quarantined(
+                    position, "transfer", "t-1", "id", "transfer.requested", resolution, "it broke", "", None
+                )
+                stored = QuarantinedEntry(parked, tries=1, log=entry.cursor.log)
+                await cursors.write(entry, entry.cursor, to_write=[stored])
+        for address in ("/quarantine", "/quarantine?name=transfer", "/quarantine?name=transfer&text=broke"):
+            text = text_of(await client.get(address))
+            assert "Nothing" not in text
+            assert "Of the first 2 events that were ever quarantined by transfer , none" in text
+            assert "eventjet quarantine list transfer" in text
 
 
 async def test_timers_are_counted_up_to_a_bound(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

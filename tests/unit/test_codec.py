@@ -185,9 +185,16 @@ def test_an_undecodable_body_is_refused_with_its_position_and_bytes(body: bytes)
 @pytest.mark.parametrize(
     ("type_name", "schema", "body", "says"),
     [
-        ("thing.renamed", "3", b'{"by":"x"}', "title: Field required. Give `title` a default, or raise `schema` and"),
-        ("thing.renamed", "3", b"{}", "Give `title` a default, or raise `schema` and write an upcaster. Only if"),
+        ("thing.renamed", "3", b'{"by":"x"}', "title: Field required. If a newer release recorded it, deploy that."),
+        (
+            "thing.renamed",
+            "3",
+            b"{}",
+            "Otherwise give `title` a default, or raise `schema` and write an upcaster. Only if",
+        ),
         ("all.kinds", "1", b'{"count":"12"}', "count: it is stored as text and declared as int"),
+        ("all.kinds", "1", b"{", "Inspect it with `eventjet tail`"),
+        ("all.kinds", "1", b"[]", "Inspect it with `eventjet tail`"),
     ],
 )
 def test_an_undecodable_event_suggests_a_change_of_its_class_first(

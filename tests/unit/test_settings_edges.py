@@ -81,7 +81,7 @@ def test_an_unset_variable_beside_eventjet_dev_suggests_its_environment(
 
     (tmp_path / ".eventjet").mkdir()
     (tmp_path / ".eventjet" / "env").touch()
-    hint = "is not set; `eventjet dev` runs here: `. .eventjet/env`."
+    hint = "is not set. While `eventjet dev` runs here, set it by `. .eventjet/env`."
     assert database.unreachable(missing).remedy == f"EVENTJET_DATABASE {hint}"
     assert unreachable_remedy(endpoint, [ConnectionRefusedError()]) == f"EVENTJET_SERVERS {hint}"
     assert Database(f"sqlite:///{tmp_path}/read.db").unreachable(missing).remedy == "Run `eventjet init`."

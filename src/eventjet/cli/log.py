@@ -157,7 +157,12 @@ def skip(
                 return False
             if skipped_by(record[2]) is not None:
                 raise UsageError(f"The record at position {position} has another one skipped, and stays.")
-            await asyncio.to_thread(_check_unreadable, at, skipped, record)
+            fault = await asyncio.to_thread(_check_unreadable, at, skipped, record)
+            if fault.refused_by_class:
+                note(
+                    "It has the form of an event that a release of this app recorded. A release that can read it has "
+                    "made decisions and rows from it, which the next load and rebuild there are without."
+                )
             if not yes:
                 note(line(event_view(jet, record), with_aggregate=True))
             confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
@@ -174,8 +179,8 @@ def skip(
     )
 
 
-def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawRecord) -> None:
-    """Raise `Refused` for a record that can be decoded, or that another release may be able to decode. Blocks."""
+def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawRecord) -> UndecodableEvent:
+    """Return why a record cannot be decoded; raises `Refused` if it can be, or is not declared here. Blocks."""
     from eventjet.codec.headers import TYPE, header
     from eventjet.codec.records import chained
     from eventjet.codec.subjects import is_name
@@ -192,8 +197,8 @@ def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawReco
     try:
         with PredecessorReader(Endpoint.of(at.settings), app.name) as predecessors:
             chained(app.catalog.of_log(skipped), None, predecessors)(record)
-    except UndecodableEvent:
-        return
+    except UndecodableEvent as error:
+        return error
     except UnknownEvent as error:
         fault = str(error).split(". ")[0]
         raise Refused(title, fault, "A deploy that declares it reads it; that is no garbage.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -466,6 +467,13 @@ _MISSING = re.compile(r"([\w.\[\]]+): (?:Field required|missing)(?:;|$)")
 """The first field of the class that a stored body lacks, in the reason of a `ValidationError`."""
 
 
+def _is_json_object(data: bytes) -> bool:
+    try:
+        return isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 class UndecodableEvent(CodecError):
     """The stored bytes are not the event their headers announce."""
 
@@ -478,12 +486,15 @@ class UndecodableEvent(CodecError):
         self.reason = reason
         self.unknown_aggregate = unknown_aggregate
         """The aggregate of its subject if the application does not declare it: the event may be sound."""
+        self.refused_by_class = reason.startswith("ValidationError") and _is_json_object(data)
+        """Whether only the class of this release refuses the body: another release may read it."""
         remedy = "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet skip`."
-        missing = _MISSING.search(reason)
-        if missing is not None:
+        if self.refused_by_class:
+            missing = _MISSING.search(reason)
+            default = f"give `{missing[1]}` a default, or " if missing else ""
             remedy = (
-                f"Give `{missing[1]}` a default, or raise `schema` and write an upcaster. Only if nobody needs the "
-                "event, have everybody pass over it with `eventjet skip`."
+                f"If a newer release recorded it, deploy that. Otherwise {default}raise `schema` and write an "
+                "upcaster. Only if nobody needs the event, have everybody pass over it with `eventjet skip`."
             )
         if unknown_aggregate is not None:
             remedy = unknown_aggregate_remedy(unknown_aggregate)

@@ -136,7 +136,7 @@ async def instances_of(
     stages: dict[str, Stage] = {}
     oldest: list[tuple[float, int, Instance]] = []
     looked_at = matching = 0
-    before = None if older_than is None else datetime.now(UTC) - older_than
+    now = datetime.now(UTC)
     order = count()
     subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset))
     while subjects and looked_at < looked_max:
@@ -145,7 +145,7 @@ async def instances_of(
             for instance in await look.at(subjects[first : first + _AT_ONCE]):
                 stages.setdefault(instance.stage, Stage(instance.stage)).add(instance)
                 is_stage = everything or instance.is_open if stage is None else _is_stage(instance.stage, stage)
-                if is_stage and (before is None or instance.at <= before):
+                if is_stage and (older_than is None or now - instance.at >= older_than):
                     matching += 1
                     heapq.heappush(oldest, (-instance.at.timestamp(), next(order), instance))
                     if len(oldest) > limit:

@@ -133,6 +133,16 @@ class Cursor:
             return False
         return self.owner in (None, owner) or silent
 
+    def refusal_of(self, revision: int) -> str | None:
+        """Return why code of this revision does not take the cursor, and the ways out; None unless it is too low."""
+        if self.revision <= revision or self.state not in TAKE.states:
+            return None
+        return (
+            f"revision {self.revision} of its code had it last, and workers of revision {revision} stand by. Start "
+            f"workers of the release with revision {self.revision}. Or, to go on with the code of revision {revision}, "
+            f"declare that with revision={self.revision + 1}."
+        )
+
     def taken(self, owner: str, revision: int) -> Cursor:
         """Return the cursor with this owner and revision.
 

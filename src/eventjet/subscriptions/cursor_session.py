@@ -7,7 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
@@ -48,7 +48,7 @@ from eventjet.subscriptions.loop_watch import LoopWatch, RunningTry
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, OwnerWatch, renewing, time_text, waiting_since
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, opened, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch
 
@@ -121,6 +121,8 @@ class ReactionSubscription(Subscription):
         self.handler = handler
         self.context = context
         self.assignment = assignment
+        self._refused_at = 0
+        """Sequence of the abandoned cursor that was refused to this revision last, to log that once."""
 
     def opened(self) -> AbstractAsyncContextManager[Acquire]:
         clock = self.context.cursors.clock
@@ -132,6 +134,10 @@ class ReactionSubscription(Subscription):
         stored = await cursors.read(self.name)  # also without room, to see how long the cursor is not written
         silent = watch.is_silent(stored.sequence, lease_s)
         if not stored.cursor.is_free(revision, owner, silent=silent, failed_at=failed_at):
+            refusal = stored.cursor.refusal_of(revision)
+            if refusal and silent and self._refused_at != stored.sequence:  # nobody else works on it either
+                self._refused_at = stored.sequence
+                logs.WAITS.tell(_log, name=self.name, reason=refusal)
             return None
         if not (self.assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)):
             return None
@@ -207,9 +213,10 @@ class CursorSession:
         parked = await renewing(cursors.parked(cursor.name), renew, every_s)
         consumer = Source(source.endpoint, source.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
-        reader = await renewing(opening, renew, every_s)
-        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done, stop)
-        try:
+        async with AsyncExitStack() as stack:
+            reader = await renewing(opened(stack, opening), renew, every_s)
+            executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done, stop)
+            stack.push_async_callback(executor.close)
             self.start(executor, reader, parked)
             reader.start()
             self._subscription.on_ready()
@@ -222,9 +229,6 @@ class CursorSession:
             finally:
                 if self._has_moved():
                     self._subscription.backoff.progressed()
-        finally:
-            await executor.close()
-            await reader.close()
         self._subscription.backoff.progressed()
 
     def start(self, executor: KeyedExecutor, reader: Reading, parked: Sequence[QuarantinedEntry]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from eventjet.codec.headers import TYPE, RawRecord, header, recorded_at
 from eventjet.commands.execute import Executor
+from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.domain.position import FAILED, PAUSED
 from eventjet.domain.process import Step, deadlines_of
@@ -60,7 +61,8 @@ async def settled(
                 return own_copy(folded.state)
     record = await executor.store.tail(name, process_id)
     waited_s = time.monotonic() - began
-    reason = await _obstacle(cursors, name, process_id, first_sequence, waited_s) or waits_for(folded, record)
+    obstacle = await _obstacle(cursors, executor.info, process_id, first_sequence, waited_s)
+    reason = obstacle or waits_for(folded, record)
     raise not_settled(name, process_id, timeout_s, folded, record, reason)
 
 
@@ -106,12 +108,13 @@ async def _published(client: Client, subject: str) -> AsyncGenerator[asyncio.Eve
 
 
 async def _obstacle(
-    cursors: Cursors, name: str, process_id: str, first_sequence: int | None, waited_s: float
+    cursors: Cursors, info: AggregateInfo, process_id: str, first_sequence: int | None, waited_s: float
 ) -> str | None:
     """Return in words what keeps every worker from an instance; None if nothing does, or it cannot be read.
 
     `first_sequence` is the sequence of the cursor when the wait began, `waited_s` seconds ago.
     """
+    name = info.name
     try:
         stored = await cursors.find(name)
         entries = await cursors.parked(name)
@@ -128,5 +131,7 @@ async def _obstacle(
     if stored.cursor.state == FAILED:
         return f"processes of this type stopped: {stored.cursor.reason}"
     if stored.cursor.owner is None or (first_sequence == stored.sequence and waited_s > _SILENT_S):
+        if (refusal := stored.cursor.refusal_of(info.revision)) is not None:
+            return refusal.rstrip(".")
         return "no worker runs processes of this type: start `eventjet worker`"
     return None

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -35,7 +35,7 @@ from eventjet.subscriptions.context import Session, WorkerContext, WorkerOptions
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, renewing, time_text, waiting_since
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, opened, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter, Prepared
@@ -165,9 +165,10 @@ class ProjectionSession:
         source = Source(context.reader.endpoint, context.stream, resolved.durable)
         decoder = partial(reader_of, context.catalog, resolved, ())
         opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
-        self._reader = reader = await renewing(opening, lease.renew, every_s)
-        side_tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
-        try:
+        async with AsyncExitStack() as stack:
+            self._reader = reader = await renewing(opened(stack, opening), lease.renew, every_s)
+            side_tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
+            stack.push_async_callback(end, side_tasks)
             if not checkpoint.log:
                 await lease.check_unused()
             # Check after the durable exists: replacing the stream from here on deletes the durable too.
@@ -187,9 +188,6 @@ class ProjectionSession:
             looking = asyncio.create_task(self._look(log))
             side_tasks.append(looking)
             await self._write_batches(stop, looking)
-        finally:
-            await end(side_tasks)
-            await reader.close()
 
     async def _look(self, log: str) -> NoReturn:
         """Raise as soon as the log is another one or has lost records; note why its events do not arrive."""

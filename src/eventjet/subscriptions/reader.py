@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from eventjet.codec.headers import RawRecord, event_id_of
@@ -210,17 +211,17 @@ class EventReader:
     ) -> EventReader:
         """Take over the durable after `position`; `decoder` is given a reader of predecessors, and decodes records."""
         endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
-        opening = asyncio.ensure_future(
-            asyncio.to_thread(
-                DurablePull,
-                endpoint,
-                source.stream,
-                source.durable,
-                position=position,
-                filters=filters,
-                batch_max=min(batch_max, CHUNK_MAX),
-            )
+        open_pull = partial(
+            DurablePull,
+            endpoint,
+            source.stream,
+            source.durable,
+            position=position,
+            filters=filters,
+            batch_max=min(batch_max, CHUNK_MAX),
         )
+        # No task, which the end of the loop would cancel: then nobody would close what the thread opens.
+        opening = asyncio.get_running_loop().run_in_executor(None, open_pull)
         try:
             pull = await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from eventjet.observability import logs
 from eventjet.text import utc_text
@@ -87,6 +87,22 @@ async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], e
             await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not warn
+
+
+class Closable(Protocol):
+    """Something that is closed once."""
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+async def opened(stack: AsyncExitStack, opening: Awaitable[C]) -> C:
+    """Await something that opens, and have the stack close it, whether or not anybody still waits for this."""
+    value = await opening
+    stack.push_async_callback(value.close)
+    return value
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -151,6 +152,11 @@ def look_at_followers(
             progress = _progress(connection, app, cursor, declaration, log, standstill)
         except CursorDamaged as error:
             progress = _Progress(fault=error)
+        reason = str(progress.fault) if progress.fault else cursor.blocking or cursor.reason
+        has_owner = cursor.owner is not None and not snapshot.has_lost_owner
+        if declaration is not None and not has_owner and (refusal := cursor.refusal_of(declaration.revision)):
+            stops = progress.fault or cursor.state == FAILED
+            reason = f"{reason} Besides, {refusal}" if stops and reason else refusal
         statuses[cursor.name] = WorkStatus(
             cursor.name,
             cursor.revision or (1 if declaration is None else declaration.revision),
@@ -162,7 +168,7 @@ def look_at_followers(
             owner=None if snapshot.has_lost_owner else cursor.owner,
             lost_owner=cursor.owner if snapshot.has_lost_owner else None,
             lost_s=snapshot.silent_s if snapshot.has_lost_owner else None,
-            reason=_cut(str(progress.fault) if progress.fault else cursor.blocking or cursor.reason),
+            reason=_cut(reason),
             declared=cursor.name in declared,
             parked=progress.parked,
             kind=cursor.kind,
@@ -318,6 +324,8 @@ class StatusReader:
         self._connection: NatsConnection | None = None
         self._closed = 0
         """How often the connections were closed."""
+        self._lock = threading.Lock()
+        """Held while `_connection` and `_closed` are changed: a thread may go on after its read was cancelled."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -338,10 +346,14 @@ class StatusReader:
 
     def _look(self, snapshot: CheckpointSnapshot, closed: int) -> list[WorkStatus]:
         """Return the statuses for the checkpoints that were read from the database. Blocks."""
-        if (connection := self._connection) is None:
-            connection = self._connection = NatsConnection.open(self._endpoint)
-            if closed != self._closed:  # by a task that was cancelled and did not wait for this thread
-                self._connection = None
+        connection = self._connection
+        if connection is None:
+            connection = NatsConnection.open(self._endpoint)
+            with self._lock:
+                is_late = closed != self._closed  # a task that was cancelled did not wait for this thread
+                if not is_late:
+                    self._connection = connection
+            if is_late:
                 connection.close()
                 return []
         statuses, last = look_at_projections(connection, self._app.name, snapshot)
@@ -349,9 +361,10 @@ class StatusReader:
         return [*statuses, *followers]
 
     async def _close(self) -> None:
-        self._closed += 1
         engine, self._engine = self._engine, None
-        connection, self._connection = self._connection, None
+        with self._lock:
+            self._closed += 1
+            connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
         if engine is not None:

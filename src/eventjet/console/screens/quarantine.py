@@ -11,7 +11,7 @@ from starlette.requests import Request
 from eventjet.console.pages import query_number, query_text
 from eventjet.console.sources import Sources
 from eventjet.errors import UsageError
-from eventjet.operations.quarantine import Quarantine, names_with_quarantine
+from eventjet.operations.quarantine import ENTRIES_MAX, Quarantine, names_with_quarantine
 
 _EACH_MAX = 20
 """The most events of each name on the page of all names."""
@@ -32,7 +32,13 @@ async def quarantine(request: Request) -> dict[str, Any]:
         for each in quarantines
     ]
     results = await asyncio.gather(*looks)
-    return {"quarantines": list(zip(quarantines, results, strict=True)), "name": name, "after": after, "text": text}
+    return {
+        "quarantines": list(zip(quarantines, results, strict=True)),
+        "name": name,
+        "after": after,
+        "text": text,
+        "looked_max": ENTRIES_MAX,
+    }
 
 
 async def quarantined(request: Request) -> dict[str, Any]:
