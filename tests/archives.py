@@ -1,4 +1,4 @@
-"""Archives in memory: one segment of one file, whatever its records are."""
+"""Archives in memory: one segment of one file with any records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE = 333
 
 
 class MemoryFiles:
-    """As `ArchiveFiles`."""
+    """Files in memory with the interface of `ArchiveFiles`."""
 
     url = "the archive"
 
@@ -51,12 +51,12 @@ def archive_of(
     last: int | None = None,
     continues: str = "",
 ) -> ArchiveReader:
-    """An archive of these records, whose manifest ends at `last`."""
+    """Return an archive of these records, whose manifest ends at `last`."""
     return ArchiveReader(MemoryFiles(records, stream, log, last, continues))
 
 
 def batch_of(records: Sequence[RawRecord]) -> pa.RecordBatch:
-    """Records as an archive's file holds them."""
+    """Return records as an archive's file has them."""
     positions, times_ns, subjects, headers, bodies = zip(*records, strict=True)
     columns: dict[str, Any] = {
         "position": pa.array(positions, pa.int64()),

@@ -7,7 +7,7 @@ from eventjet.sql.waiting import Checkpoints, Waiting
 
 
 async def wait_caught_up(database: str, resolved: AnyResolved, position: int, timeout_s: float) -> None:
-    """As `Jet.caught_up`, which reads the checkpoint again and again."""
+    """Wait as `Jet.caught_up` does, reading the checkpoint again and again."""
     checkpoints = Checkpoints(database)
     waiting = Waiting("", checkpoints)
     try:

@@ -1,10 +1,10 @@
-"""The servers that tests share, which tests are slow, and properties that are not held to a time.
+"""The servers that tests share, the choice of slow tests, and properties without a time limit.
 
-`make test` runs what is neither slow nor a campaign. Slow is what starts a JVM or a cluster, the demo, and what kills,
-stops or cuts off a process: all of `tests/faults`, whatever asks for the fixture `spark`, and what carries the mark.
+`make test` runs tests that are neither slow nor a campaign. Slow are those that start a JVM or a cluster, the demo, and
+those that kill, stop or cut off a process: all of `tests/faults`, tests with the fixture `spark`, and marked ones.
 
-A test that restarts, stops or limits a server starts one of its own. On those here it uses a stream and a database that
-no other test has.
+A test that restarts, stops or limits a server starts one of its own. On the shared servers a test uses a stream and a
+database that no other test has.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def pytest_collection_finish() -> None:
 
 
 def wants_spark(item: pytest.Item) -> bool:
-    """Whether it runs in the session of Spark that tests share."""
+    """Return whether a test runs in the session of Spark that tests share."""
     return "spark" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture
 def hang_ups() -> Iterator[None]:
-    """Whoever started the tests with `nohup` has them ignore SIGHUP, and so would what they start."""
+    """Restore SIGHUP, which tests started with `nohup` ignore and pass on to the programs they start."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -67,7 +67,7 @@ def hang_ups() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def eventjet_nats() -> Iterator[NatsServer]:
-    """In place of the plugin's: the log of a test need not survive the machine."""
+    """A server in place of the plugin's: the log of a test need not survive the machine."""
     with NatsServer(sync_interval="1m") as server:
         yield server
 
@@ -80,7 +80,7 @@ def nats(eventjet_nats: NatsServer) -> NatsServer:
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
+    """The URL of an empty database, of each kind in turn."""
     if request.param == "postgresql":
         return str(request.getfixturevalue("eventjet_database"))
     return f"sqlite:///{tmp_path}/read.db"
@@ -88,6 +88,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def processes() -> Iterator[ExitStack]:
-    """Whatever is entered here ends with the test."""
+    """A stack of processes that end with the test."""
     with ExitStack() as stack:
         yield stack

@@ -1,8 +1,8 @@
 """Processes of this project's programs, forked from one that has imported eventjet: `Forked`, `ForkedWorker`, `run`.
 
 A new interpreter takes most of a second of a processor to import what a command or a worker needs, and the tests start
-hundreds. What is forked here is a process like any other, to be killed, stopped and asked; only its imports are done.
-Those who try the start itself, imports and flags included, start an interpreter.
+hundreds. A forked process is like any other, to be killed, stopped and queried; only its imports are done. Tests of the
+start itself, imports and flags included, start an interpreter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IMPORTED = [
 
 
 class Forked:
-    """`python -m module argument…`, its output in files; what it offers is as `subprocess.Popen` has it."""
+    """`python -m module argument…`, its output in files; it has the interface of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ForkedWorker:
         return self._err.read_text() if self._err.exists() else ""
 
     def ended(self, timeout_s: float = 30.0) -> str:
-        """What it logged, once it has ended."""
+        """Return what it logged, once it has ended."""
         self.process.wait(timeout_s)
         return self.logged()
 
@@ -129,7 +129,7 @@ class ForkedWorker:
 def run(
     module: str, arguments: Sequence[str], *, folder: Path, environ: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """What it printed, once it has ended; killed when it does not."""
+    """Run to the end, and return what was printed; kill the process when it does not end."""
     with tempfile.TemporaryDirectory() as temporary:
         out, err = Path(temporary, "out"), Path(temporary, "err")
         process = Forked(module, arguments, folder=folder, environ=environ, out=out, err=err)
@@ -158,7 +158,7 @@ def _become(
     err: str,
     start_new_session: bool,
 ) -> None:
-    """In the new process: what an interpreter finds when it starts."""
+    """Set up, in the new process, what an interpreter finds when it starts."""
     if start_new_session:
         os.setsid()
     # Background jobs of a shell ignore SIGINT, programs under `nohup` ignore SIGHUP, and children inherit that.
@@ -171,12 +171,12 @@ def _become(
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # pytest has put the project's folder there, which no program finds by itself.
+    # pytest has put the project's folder there, which a program does not have.
     inherited = [entry for entry in sys.path if entry and Path(entry).resolve() != ROOT]
     python_path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [*path, *python_path, *(entry for entry in inherited if entry not in python_path)]
     sys.argv = [module, *arguments]
-    # What was read from the other environment.
+    # Modules that have read the other environment.
     importlib.reload(failpoints)
     tempfile.tempdir = None
     runpy.run_module(module, run_name="__main__", alter_sys=True)

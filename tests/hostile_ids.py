@@ -28,7 +28,7 @@ _ALPHABETS = (
 
 
 def hostile_ids(count: int, seed: int) -> Iterator[str]:
-    """The known ones first, then mixtures of any length, around the limit too."""
+    """Yield the known ones first, then mixtures of any length, around the limit too."""
     yield from KNOWN
     random = Random(seed)
     for _ in range(count - len(KNOWN)):

@@ -1,6 +1,6 @@
-"""Records that anybody may have written; every reader has an answer for each, or an error that names it.
+"""Hostile records: every reader returns something for each, or raises an error that names it.
 
-`records` makes them and `check_record` is the property; whoever has an hour draws more of them.
+`records` makes them and `check_record` is the property; more time draws more of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _TOKENS = st.one_of(st.sampled_from(["a", "a-1", "=00", "=C3=A9", "=ED=A0=80", "
 
 @st.composite
 def records(draw: st.DrawFn, aggregates: tuple[str, ...], types: tuple[str, ...]) -> RawRecord:
-    """Whatever the server stores: mostly an event of these with something wrong, sometimes plain noise."""
+    """Draw any record that the server stores: mostly an event with something wrong, sometimes plain noise."""
     pairs = {
         "Nats-Msg-Id": draw(st.uuids().map(str) | _ANYTHING),
         "Ej-Type": draw(st.sampled_from(types) | _ANYTHING),
@@ -99,7 +99,7 @@ def records(draw: st.DrawFn, aggregates: tuple[str, ...], types: tuple[str, ...]
 
 
 class _OfCatalog:
-    """What `event_view` asks of a connection."""
+    """The part of a connection that `event_view` uses."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.decode = Decoder(catalog)
@@ -107,7 +107,7 @@ class _OfCatalog:
 
 
 def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) -> None:
-    """Every reader has an answer for a record or an error that names its position, and nothing else."""
+    """Assert that every reader returns something or raises an error that names the position, and nothing else."""
     read = [outcome(Decoder(catalog), record) for _ in range(2)]
     again = outcome(Decoder(catalog).link, record)
     assert type(read[0]) is type(read[1])
@@ -132,7 +132,7 @@ def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) ->
 
 
 def outcome(read: Any, record: RawRecord) -> Any:
-    """What a reader says of a record."""
+    """Return what a reader returns or raises for a record."""
     try:
         return read(record)
     except (UndecodableEvent, UnknownEvent) as error:
@@ -143,7 +143,7 @@ def outcome(read: Any, record: RawRecord) -> Any:
 
 
 def _as_direct_get(record: RawRecord) -> bytes:
-    """The header block as nats-server 2.15 answers it: its own headers over the last two bytes of what is stored."""
+    """Return the header block as nats-server 2.15 answers it: its own headers over the last two stored bytes."""
     lines = b"Nats-Stream: app\r\nNats-Subject: app.a.b\r\nNats-Sequence: %d\r\n" % record[0]
     lines += b"Nats-Time-Stamp: 2026-01-01T00:00:00Z\r\n\r\n"
     return record[3][:-2] + lines if len(record[3]) > 2 else b"NATS/1.0\r\n" + lines

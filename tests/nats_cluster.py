@@ -1,4 +1,4 @@
-"""Embedded nats-servers on 127.0.0.1 that form a JetStream cluster, to try what happens when one fails.
+"""Embedded nats-servers on 127.0.0.1 that form a JetStream cluster, for tests of failures.
 
 All the guarantees of `NatsServer` hold for each of them. There are three servers, or more: with tags, or in several
 clusters that gateways join.
@@ -27,7 +27,7 @@ _REQUEST_S = 2.0
 
 
 class NatsCluster:
-    """Three replicas' worth of servers. A single one is killed, paused and started again through `servers`."""
+    """Three servers. A single one is killed, paused and started again through `servers`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class NatsCluster:
         self._routes = ExitStack()
 
     def start(self, timeout_s: float = 60.0) -> Self:
-        """Start what is not running; returns once JetStream and all streams have leaders, known everywhere."""
+        """Start servers that do not run; return once JetStream and all streams have leaders, known everywhere."""
         deadline = time.monotonic() + timeout_s
         if not self.servers:
             self.servers = self._new_servers()
@@ -65,11 +65,11 @@ class NatsCluster:
         return self
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once all servers are healthy and name the same leader; raises `Unreachable` otherwise."""
+        """Return once all servers are healthy and name the same leader; raise `Unreachable` otherwise."""
         wait_agreed(self.servers, timeout_s)
 
     def leader(self) -> NatsServer | None:
-        """The server that leads JetStream's meta group, by what the first one that answers says."""
+        """Return the leader of JetStream's meta group, by the first answer."""
         for server in self.servers:
             name = _leader_by(server)
             if name is not None:
@@ -77,7 +77,7 @@ class NatsCluster:
         return None
 
     def stream_leader(self, stream: str) -> NatsServer | None:
-        """The server that leads this stream, by what the first one that knows says."""
+        """Return the leader of this stream, by the first answer that names one."""
         for server in self.servers:
             leader = _leaders_by(server).get(stream)
             if leader is not None:
@@ -85,11 +85,11 @@ class NatsCluster:
         return None
 
     def named(self, name: str) -> NatsServer:
-        """The server that calls itself so, such as n1."""
+        """Return the server with this name, such as n1."""
         return self.servers[int(name.removeprefix("n")) - 1]
 
     def stop(self) -> None:
-        """End all in good order; `start` goes on with the same data."""
+        """End all cleanly; `start` goes on with the same data."""
         for server in self.servers:
             server.stop()
 
@@ -99,12 +99,12 @@ class NatsCluster:
             server.kill()
 
     def pause(self) -> None:
-        """Stop the clock of all."""
+        """Pause all processes."""
         for server in self.servers:
             server.pause()
 
     def resume(self) -> None:
-        """Let all go on."""
+        """Let all processes go on."""
         for server in self.servers:
             server.resume()
 
@@ -123,17 +123,17 @@ class NatsCluster:
 
     @property
     def running(self) -> bool:
-        """Whether all of them run."""
+        """Return whether all of them run."""
         return bool(self.servers) and all(server.running for server in self.servers)
 
     @property
     def urls(self) -> list[str]:
-        """Where clients connect, one URL a server."""
+        """Return the URLs for clients, one for each server."""
         return [server.url for server in self.servers]
 
     @property
     def url(self) -> str:
-        """The same, as one string separated by commas."""
+        """Return the URLs as one string separated by commas."""
         return ",".join(self.urls)
 
     def _new_servers(self) -> list[NatsServer]:
@@ -169,7 +169,7 @@ def _urls(scheme: str, ports: Sequence[int]) -> str:
 
 
 def wait_agreed(servers: Sequence[NatsServer], timeout_s: float = 60.0) -> None:
-    """Return once all servers are healthy and name the same leader; raises `Unreachable` otherwise."""
+    """Return once all servers are healthy and name the same leader; raise `Unreachable` otherwise."""
     deadline = time.monotonic() + timeout_s
     while not _agreed(servers):
         if time.monotonic() > deadline:
@@ -187,21 +187,21 @@ def _agreed(servers: Sequence[NatsServer]) -> bool:
 
 
 def _healthy(server: NatsServer) -> bool:
-    """Whether the server is in order and knows a leader of each stream it holds."""
+    """Return whether the server is healthy and knows a leader of each stream it has."""
     if _get(server, "/healthz").get("status") != "ok":
         return False
     return None not in _leaders_by(server).values()
 
 
 def _leaders_by(server: NatsServer) -> dict[str, str | None]:
-    """Who leads each stream that this server holds, by its word."""
+    """Return the leaders of the streams that this server has, as it names them."""
     accounts: list[dict[str, Any]] = _get(server, "/jsz?accounts=true&streams=true").get("account_details", [])
     streams: list[dict[str, Any]] = [stream for account in accounts for stream in account.get("stream_detail", [])]
     return {stream["name"]: _leader_of(stream.get("cluster")) for stream in streams}
 
 
 def _leader_by(server: NatsServer) -> str | None:
-    """Who leads by the word of this server; None while it knows of nobody, or does not answer."""
+    """Return the leader that this server names; None while it knows of none, or does not answer."""
     return _leader_of(_get(server, "/jsz").get("meta_cluster"))
 
 
@@ -210,7 +210,7 @@ def _leader_of(group: dict[str, Any] | None) -> str | None:
 
 
 def _get(server: NatsServer, path: str) -> dict[str, Any]:
-    """The JSON object the server's own monitor answers with; an empty one when it does not."""
+    """Return the JSON object of the server's own monitor; an empty one when it does not answer."""
     if not server.running:
         return {}
     connection = http.client.HTTPConnection(urlsplit(server.monitor_url).netloc, timeout=_REQUEST_S)

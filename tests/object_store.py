@@ -1,6 +1,6 @@
-"""`ObjectStore`: a server that speaks S3 in a process of its own, whose answers a test may lose, hold back and refuse.
+"""`ObjectStore`: a server that speaks S3 in a process of its own, whose answers a test can lose, delay and refuse.
 
-It has to be another process: what libraries ask for while they hold the interpreter, no thread of it can answer.
+It has to be another process: libraries keep the interpreter's lock while they wait, so no thread of it could answer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from localbucket import S3Error, S3Handler
 BUCKET = "books"
 KEY_ID, SECRET = "writer", "only-the-writer-knows"
 LOST, FAILED, HELD = "lost", "failed", "held"
-"""What becomes of a write: no answer to it comes, a gateway answers, or it waits until it is released."""
+"""Faults of a write: its answer is lost, a gateway answers, or it waits until it is released."""
 ROOT = Path(__file__).parents[1]
 
 
 class ObjectStore:
-    """One bucket in a folder."""
+    """A bucket in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / BUCKET

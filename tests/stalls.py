@@ -1,8 +1,8 @@
 """`python -m tests.stalls -- COMMAND…`: run a command while its processes, servers included, stop now and then.
 
-From time to time one of them, drawn at random, is stopped (SIGSTOP) for up to two seconds and then goes on: what a
-machine does that is busy with other things. What the command itself has stopped stays as it is. The seed decides every
-pause and every length; which processes there are at the time, the command decides.
+From time to time one of them, drawn at random, is stopped (SIGSTOP) for up to two seconds and then goes on, as on a
+busy machine. Processes that the command itself has stopped stay as they are. The seed decides every pause and every
+length; the command decides which processes there are at the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUSY_LOOP = "while True: pass"
 
 
 def running_under(root: int) -> list[int]:
-    """A process and its descendants: those that are neither stopped nor ended, oldest first."""
+    """Return a process and its descendants that are neither stopped nor ended, oldest first."""
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     children: defaultdict[int, list[int]] = defaultdict(list)
     states: dict[int, str] = {}
@@ -30,14 +30,14 @@ def running_under(root: int) -> list[int]:
         children[int(parent)].append(int(pid))
         states[int(pid)] = state[0]
     family = [root]
-    for pid in family:  # Grows while it is read.
+    for pid in family:  # grows during the loop
         family += children[pid]
     return sorted(pid for pid in family if states.get(pid, "Z") not in "TtZ")
 
 
 @contextmanager
 def stopped(pid: int) -> Generator[None]:
-    """One process stands still, unless it has just ended."""
+    """Stop a process for the block, unless it has just ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -48,7 +48,7 @@ def stopped(pid: int) -> Generator[None]:
 
 
 def shake(command: subprocess.Popen[bytes], chance: random.Random, pause_s: float, longest_s: float) -> int:
-    """Stop processes until the command has ended; returns how often."""
+    """Stop processes until the command has ended; return how often."""
     stalls = 0
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ def shake(command: subprocess.Popen[bytes], chance: random.Random, pause_s: floa
 
 
 def main() -> int:
-    """The command's exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two stalls, on average")

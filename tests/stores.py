@@ -16,7 +16,7 @@ from tests.logs import fresh_name
 
 
 def retry_for(timeout_s: float) -> Callable[[], RetryPolicy]:
-    """Retry reads outside a store for this long, whoever listens."""
+    """Return a policy that retries reads outside a store for this long."""
 
     async def exists() -> None: ...
 
@@ -24,12 +24,12 @@ def retry_for(timeout_s: float) -> Callable[[], RetryPolicy]:
 
 
 async def declared(client: Client, name: str, replicas: int) -> None:
-    """A stream of this name, and its servers know of it; a cluster may need an election for that."""
+    """Wait until a stream of this name exists and its servers know of it; a cluster may need an election for that."""
     async with asyncio.timeout(90):
         while True:
             try:
                 await declare(client, name, replicas)
-                # An event that cannot be: it is refused as soon as somebody listens.
+                # An impossible event: it is refused as soon as a server listens.
                 impossible = header_block([("Nats-Expected-Last-Sequence", "999999")])
                 await client.request(f"{name}.probe.a", b"", impossible)
                 return
@@ -41,7 +41,7 @@ async def declared(client: Client, name: str, replicas: int) -> None:
 async def fresh_jetstream(
     servers: tuple[str, ...], *, replicas: int = 1, save_timeout_s: float = 20.0
 ) -> AsyncGenerator[JetStreamStore]:
-    """A store on a new stream, closed afterwards."""
+    """Open a store on a new stream, and close it afterwards."""
     settings = Settings(servers=servers, replicas=replicas, request_timeout_s=30.0)
     client = await connect(settings)
     name = fresh_name()

@@ -1,4 +1,4 @@
-"""What tests read from a database and write to it beside eventjet."""
+"""Reads and writes of a database beside eventjet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eventjet.sql.dialect import READ_ONLY
 
 @contextmanager
 def reading(database: str) -> Generator[Connection]:
-    """A connection that only reads, as an application's own."""
+    """Open a connection that only reads, as an application's own."""
     with Database(database).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         yield connection
 
 
 def execute(database: str, *statements: str) -> list[Any]:
-    """Statements in one transaction; the rows of the last one."""
+    """Run statements in one transaction; return the rows of the last one."""
     with Database(database).sync_engine().begin() as connection:
         results = [connection.execute(text(statement)) for statement in statements]
         return list(results[-1]) if results[-1].returns_rows else []

@@ -1,4 +1,4 @@
-"""What an application's exporter is given within a block, by providers of its own."""
+"""The spans and metrics that an application's exporter receives within a block, by providers of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def traced(
 
 
 def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpan]:
-    """The finished spans of a kind; a command's is called after its decision."""
+    """Return the finished spans of a kind; a command's span is named after its decision."""
     finished = exporter.get_finished_spans()
     if kind is spans.COMMAND:
         return [span for span in finished if span.name in ("cup.fill", "cup.wash")]
@@ -45,7 +45,7 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
 
 
 def metrics_of(reader: InMemoryMetricReader) -> dict[str, int]:
-    """How often each metric was recorded, or what it counted."""
+    """Return how often each metric was recorded, or what it counted."""
     data = reader.get_metrics_data()
     assert data is not None
     counts: dict[str, int] = {}

@@ -25,7 +25,7 @@ class Regions:
     west: NatsServer
 
     def settings(self, folder: Path) -> Settings:
-        """Of an application that has its log in the east and reads from the mirror in the west."""
+        """Return the settings of an application with its log in the east, which reads from the mirror in the west."""
         return Settings(
             servers=(self.east.url,), read_from=(self.west.url,), database=f"sqlite:///{folder}/models.db",
             request_timeout_s=30.0, save_timeout_s=120.0,
@@ -33,17 +33,17 @@ class Regions:
 
 
 def stored(app: str) -> list[str]:
-    """The subjects of all that an app stores."""
+    """Return the subjects of all that an app stores."""
     return [subject for config in every_config(app, 1) for subject in config["subjects"]]
 
 
 def denied(subjects: Sequence[str]) -> str:
-    """The settings with which a leaf node's remote keeps these subjects to its side of the link."""
+    """Return the settings with which a leaf node's remote keeps these subjects to its side of the link."""
     return f"deny_imports: {json.dumps(subjects)}, deny_exports: {json.dumps(subjects)}"
 
 
 def crossing(east: str, west: str, app: str) -> set[str]:
-    """Which subjects of what an app stores are heard in the east when they are published in the west."""
+    """Return which subjects of an app's storage are received in the east when they are published in the west."""
     heard, bodies = set[str](), dict[str, str]()
     with NatsConnection.open(Endpoint((east,))) as hearing, NatsConnection.open(Endpoint((west,))) as saying:
         for subject in (*stored(app), "over.*"):
@@ -56,7 +56,7 @@ def crossing(east: str, west: str, app: str) -> set[str]:
                 saying.publish(bodies[last], last.encode(), headers=PROBE)
                 heard.update(frame[4].decode() for frame in hearing.receive(0.1))
 
-        hear("begin")  # the link knows who listens by now
+        hear("begin")  # now the link knows the subscriptions
         for subject in stored(app):
             saying.publish(bodies[subject], subject.encode(), headers=PROBE)
         hear("end")
@@ -82,8 +82,8 @@ def two_regions(
         listen = _config(folder, "east", f'listen: "127.0.0.1:{port}"')
         east = NatsServer(folder / "east", jetstream=False, config=listen + accounts)
         login, of_account = (f"{user}:{user}@", f", account: {account}") if user else ("", "")
-        kept = denied(stored(app) if deny is None else deny)
-        remote = f'remotes: [ {{ url: "nats://{login}127.0.0.1:{port}", {kept}{of_account} }} ]'
+        denied_subjects = denied(stored(app) if deny is None else deny)
+        remote = f'remotes: [ {{ url: "nats://{login}127.0.0.1:{port}", {denied_subjects}{of_account} }} ]'
         west = NatsServer(folder / "west", jetstream=False, config=_config(folder, "west", remote) + accounts)
         yield Regions(stack.enter_context(east), stack.enter_context(west))
 

@@ -15,7 +15,7 @@ SHARED = 5
 
 
 def body_of(number: int, size: int) -> bytes:
-    """The same for the same arguments: the sixteenth of the size that is random comes sixteen times."""
+    """Return the same body for the same arguments: random bytes of a sixteenth of the size, sixteen times."""
     return random.Random(number).randbytes(size // 16) * 16
 
 

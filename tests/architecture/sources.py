@@ -15,14 +15,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file: `name` is its path from the repository's root."""
+    """A file: `name` is its path from the repository's root."""
 
     name: str
     text: str
     tree: ast.Module
 
     def functions(self) -> Iterator[tuple[str, Function]]:
-        """`path::name` and node of every function and method."""
+        """Yield `path::name` and node of every function and method."""
         for node in ast.walk(self.tree):
             if isinstance(node, Function):
                 yield f"{self.name}::{node.name}", node
@@ -33,7 +33,7 @@ class Source:
 
 @cache
 def sources(*folders: str) -> tuple[Source, ...]:
-    """The files of these folders, by name."""
+    """Return the files of these folders, by name."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return tuple(Source(name, text, ast.parse(text)) for name, text in texts.items())

@@ -1,4 +1,4 @@
-"""What `import eventjet` offers, and what it costs."""
+"""The public names of `import eventjet`, and the cost of the import."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KEEPS_OUT = {
 
 
 def modules_after(statement: str) -> set[str]:
-    """Top-level packages in memory once a fresh interpreter has run the statement."""
+    """Return the top-level packages in memory once a fresh interpreter has run the statement."""
     script = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     return set(run.stdout.split())
 
 
-def test_the_public_names_are_sorted_and_resolve_and_no_others_do() -> None:
+def test_the_public_names_are_sorted_and_complete() -> None:
     assert list(eventjet.__all__) == sorted(set(eventjet.__all__))
     assert set(eventjet.__all__) <= set(dir(eventjet))
     assert [name for name in eventjet.__all__ if getattr(eventjet, name, None) is None] == []
@@ -37,5 +37,5 @@ def test_the_public_names_are_sorted_and_resolve_and_no_others_do() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    loaded = {statement: modules_after(statement) & kept_out for statement, kept_out in KEEPS_OUT.items()}
+    loaded = {statement: modules_after(statement) & excluded for statement, excluded in KEEPS_OUT.items()}
     assert {statement: packages for statement, packages in loaded.items() if packages} == {}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.architecture.sources import ROOT
 
-# The character classes keep this file from naming what it looks for.
+# The character classes keep this file from matching its own patterns.
 FORBIDDEN = {
     "a package registry's host": r"[p]ypi\.org|[p]ythonhosted\.org|[n]pmjs\.org|[d]ebian\.org",
     "a path of one machine": r"/[r]oot/|/[h]ome/(?!eventjet\b)\w+/|/[U]sers/\w+/|/[w]ork/(main|shared)\b",
@@ -26,15 +26,15 @@ def tracked() -> list[Path]:
 
 
 def test_no_file_names_a_registry_a_machine_or_a_key() -> None:
-    patterns = {what: re.compile(pattern) for what, pattern in FORBIDDEN.items()}
-    found = [
-        f"{path.relative_to(ROOT)}:{number} names {what}"
+    patterns = {name: re.compile(pattern) for name, pattern in FORBIDDEN.items()}
+    lines = [
+        f"{path.relative_to(ROOT)}:{number} names {name}"
         for path in tracked()
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
-        for what, pattern in patterns.items()
+        for name, pattern in patterns.items()
         if pattern.search(line)
     ]
-    assert found == []
+    assert lines == []
 
 
 def test_pinned_versions_are_plain() -> None:

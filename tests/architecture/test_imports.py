@@ -1,4 +1,4 @@
-"""Imports point one way, as `pyproject.toml` lays down, and every module says what it is for."""
+"""Imports point one way, as `pyproject.toml` lays down, and every module has a docstring."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from importlib.metadata import packages_distributions
 from tests.architecture.sources import ROOT, Source, sources
 
 OF_EXTRAS = re.compile(r"src/eventjet/(dev|examples|observability/otel|spark|starter|testing|console)\b")
-"""Where an extra may be imported when the module is; elsewhere only within a function that needs it."""
+"""Where an extra may be imported at the top of a module; elsewhere only within a function that needs it."""
 WITH_CORE = {"pydantic_core": "pydantic"}
 """Packages that come with one that the core requires."""
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     """An import within a function counts, too: it hides a circle and does not break it."""
     modules = {module_of(source): source for source in sources("src")}
     imported = {name: imports_of(source) & modules.keys() - {name} for name, source in modules.items()}
@@ -27,7 +27,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [source.name for source in sources("src") if source.text and not ast.get_docstring(source.tree)] == []
 
 
@@ -52,7 +52,7 @@ def module_of(source: Source) -> str:
 
 
 def imports_of(source: Source) -> set[str]:
-    """The modules that a file imports; for `from package import module`, that module and not the package."""
+    """Return the modules that a file imports; for `from package import module`, that module and not the package."""
     modules = {module_of(each) for each in sources("src")}
     names: set[str] = set()
     for node in ast.walk(source.tree):
@@ -66,11 +66,13 @@ def imports_of(source: Source) -> set[str]:
 
 
 def imported_packages(source: Source) -> set[str]:
-    """The packages of others that a module imports when it is imported itself."""
+    """Return the packages of others that a module imports when it is imported itself."""
     names = {
         name.partition(".")[0]
         for node in source.tree.body
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [imported.name for imported in node.names]
+        )
     }
     return names - sys.stdlib_module_names - {"__future__", "eventjet"}

@@ -1,4 +1,4 @@
-"""A log and a publication for other programs to read, and what is in them by eventjet's own account."""
+"""A log and a publication for other programs to read, and their expected content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.logs import fresh_name
 
 SOURCE = "https://town.example/bells"
 BELLS = ("hall", "tower/1", "church é")
-"""Their ids; on a subject two of them are written otherwise."""
+"""Ids of bells; on a subject two of them are encoded."""
 
 
 @event("bell.rung")
@@ -30,7 +30,7 @@ class Rung:
 
 @aggregate("bell")
 class Bell:
-    """What is rung."""
+    """A bell that can be rung."""
 
     rung: int = 0
 
@@ -47,9 +47,9 @@ class Heard:
 
 
 Fact = tuple[int, str, str, str, str, Any]
-"""One record of a log: position, subject, the event's name, version, id, and body."""
+"""A record of a log: position, subject, the event's name, version, id, and body."""
 Told = tuple[str, str, str, str, datetime, str, Any]
-"""One CloudEvent: id, source, type, subject, time, sequence and data."""
+"""A CloudEvent: id, source, type, subject, time, sequence and data."""
 
 
 @dataclass
@@ -70,12 +70,12 @@ class Town:
 
     @property
     def subject(self) -> str:
-        """Of all events in the log."""
+        """Return the subject of all events in the log."""
         return f"{self.log}.bell.*"
 
     @property
     def public(self) -> str:
-        """The stream of the publication."""
+        """Return the stream of the publication."""
         return self.app.publications["bells"].stream
 
     @property
@@ -83,63 +83,63 @@ class Town:
         return f"{self.public}.bells.>"
 
     async def ring(self, count: int) -> None:
-        """So many events, on one bell after the other; every fourth of them is told to nobody."""
+        """Record so many events, on one bell after the other; every fourth of them is not published."""
         for number in range(count):
             await self.jet.repository(Bell).execute(BELLS[number % len(BELLS)], Bell.ring, number % 4)
 
     async def tell(self) -> None:
-        """Have a worker tell what is not told yet."""
+        """Have a worker publish what is not published yet."""
 
-        async def is_told() -> bool:
-            (found,) = await status(self.app, self.settings)
-            return not found.lag_events
+        async def is_published() -> bool:
+            (publication_status,) = await status(self.app, self.settings)
+            return not publication_status.lag_events
 
         async with working(self.app, self.settings):
-            await eventually(is_told)
+            await eventually(is_published)
 
     async def facts(self) -> list[Fact]:
-        """What a reader of the log is to find."""
+        """Return what a reader of the log has to read."""
         return [
             (
-                one.position,
-                subject_of(self.log, "bell", one.aggregate_id),
+                event.position,
+                subject_of(self.log, "bell", event.aggregate_id),
                 "bell.rung",
-                str(one.version),
-                one.event_id,
-                {"times": one.data.times},
+                str(event.version),
+                event.event_id,
+                {"times": event.data.times},
             )
-            for one in await self._recorded()
+            for event in await self._recorded()
         ]
 
     async def told(self) -> list[Told]:
-        """What a reader of the publication is to find."""
+        """Return what a reader of the publication has to read."""
         return [
             (
-                f"{one.event_id}.bells.{number}",
+                f"{event.event_id}.bells.{number}",
                 SOURCE,
                 "bell.heard",
-                one.aggregate_id,
-                one.recorded_at,
-                f"{one.position:020d}",
+                event.aggregate_id,
+                event.recorded_at,
+                f"{event.position:020d}",
                 {"number": number},
             )
-            for one in await self._recorded()
-            for number in range(one.data.times)
+            for event in await self._recorded()
+            for number in range(event.data.times)
         ]
 
     async def config(self, stream: str) -> Mapping[str, Any]:
-        """The settings of a stream, as the server has them."""
+        """Return the settings of a stream, as the server has them."""
         assert self.jet.client is not None
         return (await self.jet.client.ask(stream_info(stream))).config
 
     async def _recorded(self) -> list[Recorded[Rung]]:
         bells = self.jet.repository(Bell)
-        found = [one for bell in BELLS for one in await bells.history(bell)]
-        return sorted(found, key=lambda one: one.position)
+        rung_events = [event for bell in BELLS for event in await bells.history(bell)]
+        return sorted(rung_events, key=lambda event: event.position)
 
 
 def app_of() -> App:
-    """A fresh one, whose streams nobody else has."""
+    """Return a new app, whose streams no other test has."""
 
     @publication("bells", stream=fresh_name("public"), source=SOURCE, start="beginning")
     def bells(event: Recorded[Rung]) -> list[Heard] | None:
@@ -149,7 +149,7 @@ def app_of() -> App:
 
 
 async def prepare(town: Town) -> None:
-    """Make its streams."""
+    """Make the streams of the town."""
     assert town.jet.client is not None
     config = {"name": town.public, "subjects": [town.public_subject], "allow_atomic": True}
     await town.jet.client.ask(create_stream(config))
@@ -157,12 +157,12 @@ async def prepare(town: Town) -> None:
 
 
 def fact_of(position: int, subject: str, headers: Mapping[str, str], body: Any) -> Fact:
-    """What another program read in the log."""
+    """Return what another program read in the log."""
     return position, subject, headers["Ej-Type"], headers["Ej-Version"], headers["Nats-Msg-Id"], body
 
 
 def told_of(body: str | bytes) -> Told:
-    """What another program read of the publication; raises where it is no CloudEvent 1.0."""
+    """Return what another program read of the publication; raise unless it is a CloudEvent 1.0."""
     event = JSONFormat().read(CloudEvent, body)
     name, source, kind, subject, at = (
         event.get_id(),

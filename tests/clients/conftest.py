@@ -1,4 +1,4 @@
-"""The town whose log and publication each test here has read."""
+"""The town whose log and publication each test here reads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ from tests.clients.bells import Town, app_of, prepare
 async def town(eventjet_nats: NatsServer) -> AsyncGenerator[Town]:
     settings, app = Settings(servers=(eventjet_nats.url,)), app_of()
     async with app.connect(settings) as jet:
-        made = Town(app, jet, settings)
-        await prepare(made)
-        yield made
+        new_town = Town(app, jet, settings)
+        await prepare(new_town)
+        yield new_town

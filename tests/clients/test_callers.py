@@ -1,4 +1,4 @@
-"""Callers without eventjet are answered: where their clients hear by themselves, and in the inbox of a role."""
+"""Callers without eventjet get answers: clients with an inbox of their own, and those in the inbox of a role."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ BODY = {"amount": "1"}
 pytestmark = pytest.mark.slow
 
 Ask = Callable[[str, str, str, Path], Awaitable[Any]]
-"""Given the server, the subject, the user or nothing, and a folder."""
+"""A call with the server, the subject, the user or nothing, and a folder."""
 
 
-def told(server: str, user: str) -> tuple[str, dict[str, Any]]:
-    """URL and options of the Python clients."""
+def connection_of(server: str, user: str) -> tuple[str, dict[str, Any]]:
+    """Return the URL and options of the Python clients."""
     return server.replace("//", f"//{user}:{user}@" if user else "//"), {
         "inbox_prefix": f"_INBOX_{user}"
     } if user else {}
 
 
 async def by_nats_py(server: str, subject: str, user: str, folder: Path) -> Any:
-    url, options = told(server, user)
+    url, options = connection_of(server, user)
     client = await nats.connect(url, **options)
     answer = await client.request(subject, json.dumps(BODY).encode(), timeout=BOUND_S)
     await client.close()
@@ -47,7 +47,7 @@ async def by_nats_py(server: str, subject: str, user: str, folder: Path) -> Any:
 
 
 async def by_faststream(server: str, subject: str, user: str, folder: Path) -> Any:
-    url, options = told(server, user)
+    url, options = connection_of(server, user)
     async with NatsBroker(url, logger=None, **options) as broker:
         answer = await broker.request(BODY, subject, timeout=BOUND_S)
         return json.loads(answer.body)
@@ -73,16 +73,14 @@ def settings(eventjet_nats: NatsServer) -> Settings:
 
 
 @pytest.mark.parametrize("ask", [by_nats_py, by_faststream, by_javascript])
-async def test_a_client_that_was_told_nothing_is_answered(
-    app: Any, settings: Settings, ask: Ask, tmp_path: Path
-) -> None:
+async def test_a_client_without_options_is_answered(app: Any, settings: Settings, ask: Ask, tmp_path: Path) -> None:
     async with open_service(app, settings):
         answer = await ask(settings.servers[0], f"cmd.{app.name}.account.deposit.a", "", tmp_path)
         assert answer["version"] == 1
 
 
 @pytest.mark.parametrize("ask", [by_nats_py, by_faststream, by_javascript])
-async def test_a_client_with_the_role_of_a_caller_is_answered_in_its_inbox(ask: Ask, tmp_path: Path) -> None:
+async def test_a_client_with_the_callers_role_is_answered_in_its_inbox(ask: Ask, tmp_path: Path) -> None:
     async with served_with_roles() as (server, app), open_service(app, role_settings(server, "service")):
         answer = await ask(server.url, f"cmd.{app.name}.account.deposit.a", "caller", tmp_path)
         assert answer["version"] == 1

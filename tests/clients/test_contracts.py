@@ -1,6 +1,6 @@
-"""AsyncAPI's own parser takes the document of an app, and ajv takes the bodies that the codec writes.
+"""AsyncAPI's own parser accepts the document of an app, and ajv accepts the bodies that the codec writes.
 
-What runs in node is `contract.mjs`.
+The part in node is `contract.mjs`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Colour(Enum):
 
 @dataclass(frozen=True)
 class Line:
-    """One line."""
+    """A line of an order."""
 
     price: Decimal
     count: int = 1
@@ -111,13 +111,13 @@ def news(event: Recorded[Made]) -> Told:
 
 @inbox("orders", stream="SHOP", subject="shop.orders.*")
 async def orders(message: Incoming[dict[str, int]], reaction: Reaction) -> None:
-    """Taken from elsewhere."""
+    """Receive orders of another system."""
 
 
 APP = App("things", aggregates=[Thing], publications=[news], reactors=[orders], served=[served(Thing, Thing.make)])
 
 
-def made(**other: Any) -> Made:
+def event_with(**other: Any) -> Made:
     plain: dict[str, Any] = {
         "text": "é",
         "amount": Decimal("1.50"),
@@ -142,10 +142,10 @@ def made(**other: Any) -> Made:
 
 
 MADE = [
-    made(),
-    made(count=2**53 + 1, took=-timedelta(milliseconds=1), when=time(1, 2, tzinfo=UTC), paid=Cash(kind="cash")),
-    made(count=-(2**90), maybe="text", lines=(), seen=frozenset(), named={}, exact=Decimal("12.34")),
-    made(maybe=True, amount=Decimal("1E-30"), took=timedelta(0), ratio=-1e-300, at=datetime(1, 1, 1, tzinfo=UTC)),
+    event_with(),
+    event_with(count=2**53 + 1, took=-timedelta(milliseconds=1), when=time(1, 2, tzinfo=UTC), paid=Cash(kind="cash")),
+    event_with(count=-(2**90), maybe="text", lines=(), seen=frozenset(), named={}, exact=Decimal("12.34")),
+    event_with(maybe=True, amount=Decimal("1E-30"), took=timedelta(0), ratio=-1e-300, at=datetime(1, 1, 1, tzinfo=UTC)),
 ]
 
 
@@ -158,19 +158,19 @@ def judged(folder: Path, how: str, text: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_asyncapis_own_parser_takes_the_document(tmp_path: Path) -> None:
-    found = judged(tmp_path, "asyncapi", text_of(asyncapi_of(APP, contract_of(APP), "1.2.3")))
-    assert found["faults"] == []
-    assert found["title"] == "things"
-    told = {one["id"]: (one["address"], one["messages"]) for one in found["channels"]}
-    assert told == {
+def test_asyncapis_own_parser_accepts_the_document(tmp_path: Path) -> None:
+    result = judged(tmp_path, "asyncapi", text_of(asyncapi_of(APP, contract_of(APP), "1.2.3")))
+    assert result["faults"] == []
+    assert result["title"] == "things"
+    channels = {channel["id"]: (channel["address"], channel["messages"]) for channel in result["channels"]}
+    assert channels == {
         "thing": ("things.thing.{id}", [["thing.gone", True], ["thing:made.all", True]]),
         "publication.news": ("PUBLIC.news.{id}", [["public.made", True]]),
         "inbox.orders": ("shop.orders.*", [["dict[str, int]", True]]),
         "command.thing.make": ("cmd.things.thing.make.{id}", [["make", True]]),
         "command.thing.make.answer": (None, [["make.done", True], ["make.problem", True]]),
     }
-    assert sorted(map(tuple, found["operations"])) == [
+    assert sorted(map(tuple, result["operations"])) == [
         ("publish_news", "send"),
         ("record_thing", "send"),
         ("serve_thing_make", "receive"),
@@ -178,9 +178,9 @@ def test_asyncapis_own_parser_takes_the_document(tmp_path: Path) -> None:
     ]
 
 
-def test_ajv_takes_the_bodies_that_the_codec_writes_and_no_others(tmp_path: Path) -> None:
-    schemas = {one.name: one.document() for one in contract_of(APP).events}
-    bodies = [APP.catalog.encode(one).body for one in MADE]
+def test_ajv_accepts_only_the_bodies_that_the_codec_writes(tmp_path: Path) -> None:
+    schemas = {event.name: event.document() for event in contract_of(APP).events}
+    bodies = [APP.catalog.encode(event).body for event in MADE]
     plain = json.loads(bodies[0])
     wrong = [{**plain, **other} for other in WRONG] + [{name: plain[name] for name in plain if name != "key"}]
     cases = [

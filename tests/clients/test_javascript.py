@@ -1,6 +1,6 @@
-"""The JavaScript client of NATS reads the log by every road it has, and publications as CloudEvents.
+"""The JavaScript client of NATS reads the log in every way it has, and publications as CloudEvents.
 
-What runs in node is `log.mjs`.
+The part in node is `log.mjs`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reader:
         shutil.copy(SCRIPT, folder)
 
     async def read(self, how: str, stream: str, subject: str, count: int | str = "all") -> list[dict[str, Any]]:
-        """The messages it printed."""
+        """Return the messages that it printed."""
         done = await asyncio.to_thread(
             javascript.run,
             [SCRIPT.name, how, stream, subject, str(count)],
@@ -50,10 +50,13 @@ def reader(town: Town, tmp_path: Path) -> Reader:
 
 
 def facts(messages: list[dict[str, Any]]) -> list[Any]:
-    return [fact_of(one["position"], one["subject"], one["headers"], json.loads(one["body"])) for one in messages]
+    return [
+        fact_of(message["position"], message["subject"], message["headers"], json.loads(message["body"]))
+        for message in messages
+    ]
 
 
-async def test_a_durable_pull_consumer_goes_on_where_it_acknowledged(town: Town, reader: Reader) -> None:
+async def test_a_durable_pull_consumer_continues_after_its_acknowledgements(town: Town, reader: Reader) -> None:
     await town.ring(20)
     first = facts(await reader.read("pull-durable", town.log, town.subject, 7))
     assert len(first) == 7
@@ -63,7 +66,7 @@ async def test_a_durable_pull_consumer_goes_on_where_it_acknowledged(town: Town,
 
 
 @pytest.mark.parametrize("how", ["pull-ephemeral", "pull-ordered", "push-durable", "push-ordered"])
-async def test_every_other_consumer_reads_the_log_in_order_and_leaves_the_stream_alone(
+async def test_every_other_consumer_reads_the_log_in_order_and_does_not_change_the_stream(
     town: Town, reader: Reader, how: str
 ) -> None:
     await town.ring(20)
@@ -74,9 +77,9 @@ async def test_every_other_consumer_reads_the_log_in_order_and_leaves_the_stream
 
 async def test_a_durable_push_consumer_is_shared_by_a_queue_group(town: Town, reader: Reader) -> None:
     await town.ring(40)
-    found = await reader.read("push-group", town.log, town.subject)
-    assert sorted(facts(found)) == await town.facts()
-    assert {one["by"] for one in found} == {"one", "two"}
+    messages = await reader.read("push-group", town.log, town.subject)
+    assert sorted(facts(messages)) == await town.facts()
+    assert {message["by"] for message in messages} == {"one", "two"}
 
 
 async def test_a_publication_is_read_as_cloud_events_in_order(town: Town, reader: Reader) -> None:
@@ -85,6 +88,6 @@ async def test_a_publication_is_read_as_cloud_events_in_order(town: Town, reader
     first = await reader.read("pull-durable", town.public, town.public_subject, 5)
     await town.ring(12)
     await town.tell()
-    found = first + await reader.read("pull-durable", town.public, town.public_subject)
-    assert [told_of(one["body"]) for one in found] == await town.told()
-    assert {one["headers"]["Content-Type"] for one in found} == {"application/cloudevents+json"}
+    messages = first + await reader.read("pull-durable", town.public, town.public_subject)
+    assert [told_of(message["body"]) for message in messages] == await town.told()
+    assert {message["headers"]["Content-Type"] for message in messages} == {"application/cloudevents+json"}

@@ -1,4 +1,4 @@
-"""The reader in JavaScript that the page on the wire format shows finds what is in a log without skipped records."""
+"""The reader in JavaScript of the page on the wire format reads a log, and leaves out skipped records."""
 
 from __future__ import annotations
 
@@ -32,60 +32,60 @@ async def read(town: Town, folder: Path) -> tuple[int, list[dict[str, object]], 
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-async def test_the_reader_finds_every_event_as_it_is(town: Town, tmp_path: Path) -> None:
+async def test_the_reader_reads_every_event_correctly(town: Town, tmp_path: Path) -> None:
     await town.ring(9)
     bells = town.jet.repository(Bell)
     once = bells.command("wish 17 %", metadata=Metadata(actor="ann é", correlation="c/1"))
     await once.execute(BELLS[2], Bell.ring, 7)
     await town.jet.transact(bells.decide(BELLS[0], Bell.ring, 1), bells.decide(BELLS[1], Bell.ring, 2))
-    status, found, said = await read(town, tmp_path)
-    assert (status, said) == (0, "")
-    expected = [one async for one in town.jet.tail()]
+    status, events, errors = await read(town, tmp_path)
+    assert (status, errors) == (0, "")
+    expected = [event async for event in town.jet.tail()]
     assert len(expected) == 12
     assert [
         (
-            one["position"],
-            one["aggregate"],
-            one["id"],
-            one["version"],
-            one["event_id"],
-            one.get("command"),
-            one.get("correlation"),
-            one.get("actor"),
-            one["data"],
+            row["position"],
+            row["aggregate"],
+            row["id"],
+            row["version"],
+            row["event_id"],
+            row.get("command"),
+            row.get("correlation"),
+            row.get("actor"),
+            row["data"],
         )
-        for one in found
+        for row in events
     ] == [
         (
-            one.position,
-            one.aggregate,
-            one.aggregate_id,
-            one.version,
-            one.event_id,
-            one.command_id,
-            one.metadata.correlation,
-            one.metadata.actor,
-            {"times": one.data.times},
+            event.position,
+            event.aggregate,
+            event.aggregate_id,
+            event.version,
+            event.event_id,
+            event.command_id,
+            event.metadata.correlation,
+            event.metadata.actor,
+            {"times": event.data.times},
         )
-        for one in expected
+        for event in expected
     ]
-    assert {(one["type"], one["schema"]) for one in found} == {("bell.rung", 1)}
-    for one, known in zip(found, expected, strict=True):
-        apart = abs(datetime.fromisoformat(str(one["recorded_at"])) - known.recorded_at)
+    assert {(row["type"], row["schema"]) for row in events} == {("bell.rung", 1)}
+    for row, known in zip(events, expected, strict=True):
+        apart = abs(datetime.fromisoformat(str(row["recorded_at"])) - known.recorded_at)
         assert apart < timedelta(milliseconds=2)
 
 
-async def test_what_is_void_is_passed_over_and_what_is_strange_stops_it(town: Town, tmp_path: Path) -> None:
+async def test_the_reader_passes_over_skipped_records_and_stops_at_unknown_ones(town: Town, tmp_path: Path) -> None:
     await town.ring(3)
     assert town.jet.client is not None
     await town.jet.client.request(f"{town.log}.bell.hall", b"not an event")
-    status, found, said = await read(town, tmp_path)
+    status, events, errors = await read(town, tmp_path)
     assert status != 0
-    assert "the chain is broken at position 4" in said
-    assert len(found) == 3
+    assert "the chain is broken at position 4" in errors
+    assert len(events) == 3
     assert await record_skip_marker(town.jet.client, town.log, 4, "a stray message")
     await town.jet.skipped()
     await town.jet.repository(Bell).execute("hall", Bell.ring, 5)
-    status, found, said = await read(town, tmp_path)
-    assert (status, said) == (0, "")
-    assert [(one["position"], one["version"]) for one in found] == [(1, 1), (2, 1), (3, 1), (6, 2)]
+    status, events, errors = await read(town, tmp_path)
+    assert (status, errors) == (0, "")
+    assert [(row["position"], row["version"]) for row in events] == [(1, 1), (2, 1), (3, 1), (6, 2)]

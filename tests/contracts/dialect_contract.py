@@ -1,4 +1,4 @@
-"""What eventjet relies upon in every database: a new one joins by a file like `test_dialects.py`."""
+"""The contract of every database: a new one joins by a file like `test_dialects.py`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Row:
 
 
 def odd_batches(codec: RowCodec) -> list[list[Changes]]:
-    """Batches in parts: rows of all kinds, kept, made and gone, with quarantined events."""
+    """Return batches in parts: rows of all kinds, kept, inserted and deleted, with quarantined events."""
     at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
     odd = "\"{},\\ %s'\n\u00e4\U0001f600"
     full = [
@@ -90,7 +90,7 @@ def odd_batches(codec: RowCodec) -> list[list[Changes]]:
 
 
 def whole(shares: list[Changes]) -> Changes:
-    """The changes of one batch."""
+    """Return the changes of a batch from its parts."""
     quarantined = [share.quarantine for share in shares if share.quarantine is not None]
     return Changes(
         [row for share in shares for row in share.upserts],
@@ -101,7 +101,7 @@ def whole(shares: list[Changes]) -> Changes:
 
 
 class DialectContract:
-    """Inherit it, and give `engine` on an empty database."""
+    """The tests of a database: inherit it, and give `engine` on an empty database."""
 
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
@@ -118,12 +118,12 @@ class DialectContract:
     def test_it_can_be_sent_to_another_process(self, dialect: Dialect) -> None:
         assert pickle.loads(pickle.dumps(dialect)).name == dialect.name
 
-    def test_where_writers_do_not_exclude_one_another_it_locks(self, dialect: Dialect) -> None:
+    def test_it_locks_unless_writers_exclude_one_another(self, dialect: Dialect) -> None:
         locks = ("lock_migrations", "lock", "bound_waits")
         own = {name for name in locks if getattr(type(dialect), name) is not getattr(Dialect, name)}
         assert own == (set(locks) if dialect.is_concurrent else set())
 
-    def test_its_clock_tells_the_seconds_since_1970(self, engine: Engine, dialect: Dialect) -> None:
+    def test_its_clock_is_in_seconds_since_1970(self, engine: Engine, dialect: Dialect) -> None:
         with engine.begin() as connection:
             now = connection.scalar(select(Clock()))
         assert now is not None
@@ -143,11 +143,11 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         fitted = {codec.key(row): codec.normalise(row) for row in rows}
         with engine.begin() as connection:
-            held = self.held(connection, table)
-            mark = (held.name, held.revision, held.epoch)
+            lease = self.held(connection, table)
+            mark = (lease.name, lease.revision, lease.epoch)
             assert statements.write(connection, (1, "e-1", 60.0, *mark, 0), Changes(inserts=list(fitted.values())))
-            found = statements.read(connection, [*fitted, ("none", 3)])
-            assert {key: repr(row) for key, row in found.items()} == {key: repr(row) for key, row in fitted.items()}
+            rows_read = statements.read(connection, [*fitted, ("none", 3)])
+            assert {key: repr(row) for key, row in rows_read.items()} == {key: repr(row) for key, row in fitted.items()}
             changed = codec.normalise(Row("a", 0, Decimal(1)), None)
             changes = Changes(upserts=[changed], deletions=[('"%s\\', -1)])
             assert statements.write(connection, (2, "e-2", 60.0, *mark, 1), changes)
@@ -160,11 +160,11 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         columns = quarantine.c
         with engine.begin() as connection:
-            held = self.held(connection, table)
+            lease = self.held(connection, table)
             counts: list[int] = []
-            for number, shares in enumerate(odd_batches(codec), held.position + 1):
+            for number, shares in enumerate(odd_batches(codec), lease.position + 1):
                 changes = whole(shares)
-                mark = (held.name, held.revision, held.epoch, number - 1)
+                mark = (lease.name, lease.revision, lease.epoch, number - 1)
                 assert statements.write(connection, (number, f"e-{number}", 60.0, *mark), changes)
                 counts.append(len(connection.execute(select(table)).all()))
                 written = [*changes.upserts, *changes.inserts]
@@ -179,15 +179,15 @@ class DialectContract:
         table = located(TABLE, DECLARED, dialect)
         statements = dialect.statements(table, codec)
         with engine.begin() as connection:
-            held = self.held(connection, table)
+            lease = self.held(connection, table)
             parked = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
             changes = Changes(inserts=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
-            for epoch, after in ((held.epoch + 1, 0), (held.epoch - 1, 0), (held.epoch, 1)):
-                mark = (held.name, held.revision, epoch, after)
+            for epoch, after in ((lease.epoch + 1, 0), (lease.epoch - 1, 0), (lease.epoch, 1)):
+                mark = (lease.name, lease.revision, epoch, after)
                 assert not statements.write(connection, (2, "e-2", 60.0, *mark), changes)
             assert statements.read(connection, [("a", 0)]) == {}
             assert connection.execute(select(quarantine)).all() == []
-            assert checkpoint.read(connection, held.name, held.revision) == held
+            assert checkpoint.read(connection, lease.name, lease.revision) == lease
 
     def test_the_quarantine_is_written_with_the_batch(self, engine: Engine, dialect: Dialect, codec: RowCodec) -> None:
         table = located(TABLE, DECLARED, dialect)
@@ -195,16 +195,16 @@ class DialectContract:
         first = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because", "Traceback …", b"{}")
         second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
-            held = self.held(connection, table)
-            dialect.write_quarantine(connection, held.name, held.revision, QuarantineChanges([first, second]))
-            mark = (held.name, held.revision, held.epoch, 0)
+            lease = self.held(connection, table)
+            dialect.write_quarantine(connection, lease.name, lease.revision, QuarantineChanges([first, second]))
+            mark = (lease.name, lease.revision, lease.epoch, 0)
             changes = QuarantineChanges(deletions=[1], resolutions=[(2, DROPPED)])
             assert statements.write(connection, (5, "e-5", 60.0, *mark), Changes(quarantine=changes))
             columns = quarantine.c
-            found = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()
-        assert [(position, resolution, at is not None) for position, resolution, at in found] == [(2, DROPPED, True)]
+            entries = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()
+        assert [(position, resolution, at is not None) for position, resolution, at in entries] == [(2, DROPPED, True)]
 
-    def test_each_location_has_tables_of_its_own(self, engine: Engine, dialect: Dialect) -> None:
+    def test_every_location_has_its_own_tables(self, engine: Engine, dialect: Dialect) -> None:
         names = [dialect.own_location("contract", revision) for revision in (1, 2)]
         with engine.begin() as connection:
             for location in (DECLARED, *names):
@@ -218,9 +218,7 @@ class DialectContract:
                 assert connection.scalars(select(table.c.id)).all() == [location]
                 assert dialect.declared_name(table.name) == "contract"
 
-    def test_text_is_found_in_the_order_of_code_points_or_not_said_to_be(
-        self, engine: Engine, dialect: Dialect
-    ) -> None:
+    def test_text_ranges_follow_code_points_or_are_declared_not_to(self, engine: Engine, dialect: Dialect) -> None:
         words = ["A", "a", "a%", "aB", "aa", "b", "\u00e4", "\ue000", "\U0001f600"]
         table = Table("words", MetaData(), sa.Column("word", sa.String(40), primary_key=True))
         with engine.begin() as connection:
@@ -237,18 +235,18 @@ class DialectContract:
         table, name, own = located(TABLE, DECLARED, dialect), (None, "contract"), dialect.own_location("contract", 1)
 
         def identity_in(connection: sa.Connection, location: str) -> str | None:
-            found = dialect.find_table(connection, name, location)
-            assert found is not None
-            return dialect.identity(connection, found)
+            contract_table = dialect.find_table(connection, name, location)
+            assert contract_table is not None
+            return dialect.identity(connection, contract_table)
 
         create_tables(engine)
         with engine.begin() as connection:
             table.create(connection)
-            found = dialect.find_table(connection, name, DECLARED)
-            assert found is not None
-            known = dialect.identity(connection, found, make=True)
-            assert known == dialect.identity(connection, found, make=True)
-            assert dialect.dependents(connection, found, [], for_good=True) == []
+            contract_table = dialect.find_table(connection, name, DECLARED)
+            assert contract_table is not None
+            known = dialect.identity(connection, contract_table, make=True)
+            assert known == dialect.identity(connection, contract_table, make=True)
+            assert dialect.dependents(connection, contract_table, [], for_good=True) == []
             home = dialect.home(connection)
         with engine.begin() as connection:
             connection.execute(table.insert().values(id="a", index=0))
@@ -256,7 +254,7 @@ class DialectContract:
             connection.exec_driver_sql("alter table contract add column note text")
             assert identity_in(connection, DECLARED) == known
             dialect.ensure_location(connection, own)
-            dialect.move(connection, found, name, own, None)
+            dialect.move(connection, contract_table, name, own, None)
             assert identity_in(connection, own) == known
             moved = dialect.find_table(connection, name, own)
             assert moved is not None
@@ -269,7 +267,7 @@ class DialectContract:
             assert dialect.identity(connection, again, make=True) != known
             assert dialect.home(connection) == home
 
-    def test_faults_of_data_are_told_from_faults_that_pass(self, engine: Engine, dialect: Dialect) -> None:
+    def test_data_errors_are_distinguished_from_transient_errors(self, engine: Engine, dialect: Dialect) -> None:
         table = located(TABLE, DECLARED, dialect)
         with engine.begin() as connection:
             table.create(connection)
@@ -293,10 +291,10 @@ class DialectContract:
 
     @staticmethod
     def held(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:
-        """The lease of a projection whose table was just made."""
+        """Return the lease of a projection whose table was just made."""
         create_tables(connection)
         table.create(connection)
         checkpoint.ensure(connection, "contract", 1)
-        found = checkpoint.take(connection, "contract", 1, "a worker", 60.0)
-        assert found is not None
-        return found
+        lease = checkpoint.take(connection, "contract", 1, "a worker", 60.0)
+        assert lease is not None
+        return lease

@@ -1,4 +1,4 @@
-"""The promises of a history between bounds, over any store: the events asked for, from either end, and no others."""
+"""The promises of a history between bounds, over any store: the requested events, from either end, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS = 12
 
 
 class Looked:
-    """A store that tells what is asked of it, and how many records came of that."""
+    """A store that records its requests, and how many records it read for them."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -32,10 +32,10 @@ class Looked:
         return getattr(self._store, name)
 
     async def history(self, *rest: Any, **bounds: Any) -> Any:
-        found = await self._store.history(*rest, **bounds)
+        records = await self._store.history(*rest, **bounds)
         self.asked.append("history")
-        self.records += len(found)
-        return found
+        self.records += len(records)
+        return records
 
     async def newest(self, *rest: Any) -> Any:
         self.asked.append("newest")
@@ -43,7 +43,7 @@ class Looked:
 
 
 async def filled(accounts: Accounts) -> list[Recorded[AccountEvent]]:
-    """A history of which every event but the first has others before it in the log."""
+    """Write a history of which every event but the first has others before it in the log."""
     for number in range(EVENTS):
         await accounts.execute("a", Account.deposit, Decimal(number + 1))
         for _ in range(number % 3):
@@ -52,7 +52,7 @@ async def filled(accounts: Accounts) -> list[Recorded[AccountEvent]]:
 
 
 def versions(events: Sequence[Recorded[Any]]) -> list[int]:
-    return [one.version for one in events]
+    return [event.version for event in events]
 
 
 class HistoryContract:
@@ -93,27 +93,27 @@ class HistoryContract:
         for part in ({"after": 1}, {"newest_first": True, "limit": 1}, {"newest_first": True, "limit": 2}):
             assert await accounts.history("nobody", **part) == []  # pyright: ignore[reportArgumentType]
 
-    async def test_the_last_event_is_two_looks_and_others_are_few(
+    async def test_the_last_event_takes_two_reads_and_others_few(
         self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         every = await filled(accounts)
-        looked: Any = Looked(store)
-        there = repository(app, looked)
-        assert await there.history("a", newest_first=True, limit=1) == every[-1:]
-        assert (looked.asked, looked.records) == (["newest", "history"], 2)
-        looked.records = 0
-        assert await there.history("a", limit=2) == every[:2]
-        assert looked.records == 2
-        looked.records = 0
-        assert await there.history("a", after=EVENTS - 3, newest_first=True, limit=2) == every[:-3:-1]
+        counting: Any = Looked(store)
+        reader = repository(app, counting)
+        assert await reader.history("a", newest_first=True, limit=1) == every[-1:]
+        assert (counting.asked, counting.records) == (["newest", "history"], 2)
+        counting.records = 0
+        assert await reader.history("a", limit=2) == every[:2]
+        assert counting.records == 2
+        counting.records = 0
+        assert await reader.history("a", after=EVENTS - 3, newest_first=True, limit=2) == every[:-3:-1]
         # Both ends, the looks for a version, the two, and the one before them.
-        assert looked.records <= 1 + 2 * 7 + 2 + 1
+        assert counting.records <= 1 + 2 * 7 + 2 + 1
 
     @pytest.mark.parametrize("told", [1, 2, EVENTS - 1, EVENTS, EVENTS + 2, EVENTS + 40])
-    async def test_a_record_of_another_version_at_the_end_is_an_error_as_for_loading(
+    async def test_a_last_record_of_another_version_is_an_error_as_for_loading(
         self, store: EventStore, accounts: Accounts, told: int
     ) -> None:
-        """What was recorded before it is not taken for all there is."""
+        """The events before it are not returned as if they were all."""
         every = await filled(accounts)
         last = every[-1].position
         stray = NewEvent(new_event_id(), EncodedEvent("account.deposited", 1, b'{"amount":"9"}'))
@@ -134,7 +134,7 @@ class HistoryContract:
         assert await accounts.history("a", limit=3) == every[:3]
 
     @pytest.mark.parametrize("bounds", [{"after": -1}, {"limit": -1}, {"version": "3"}, {"position": 1.0}])
-    async def test_what_is_no_bound_of_a_history_is_refused(self, accounts: Accounts, bounds: dict[str, Any]) -> None:
+    async def test_an_invalid_bound_of_a_history_is_refused(self, accounts: Accounts, bounds: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match=next(iter(bounds))):
             await accounts.history("a", **bounds)
         with pytest.raises(Refused):

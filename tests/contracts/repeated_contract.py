@@ -1,4 +1,4 @@
-"""The promises of commands that come again, alone and in transactions, over any store."""
+"""The promises of repeated commands, alone and in transactions, over any store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NoSnapshots:
 
 
 class LosesItsAnswer:
-    """A store whose next append is stored, and says that nobody knows."""
+    """A store whose next append is stored and whose answer is lost."""
 
     def __init__(self, store: EventStore) -> None:
         self._inner = store
@@ -68,7 +68,7 @@ class RepeatedContract:
 
     @pytest.fixture
     def elsewhere(self, app: str, store: EventStore) -> Accounts:
-        """The same aggregates in another process, as far as anybody can tell."""
+        """The same aggregates in another process, as far as the store can tell."""
         return repository(app, store)
 
     async def test_a_transaction_of_commands_is_recorded_once(
@@ -76,7 +76,7 @@ class RepeatedContract:
     ) -> None:
         await opened(accounts, "p1", "q1")
         first = await transact(store, payment(accounts, "p1", "q1"))
-        assert [one.state.balance for one in first] == [Decimal(7), Decimal(13)]
+        assert [committed.state.balance for committed in first] == [Decimal(7), Decimal(13)]
         await accounts.execute("p1", Account.withdraw, Decimal(7))  # what came since does not change the answer
         before = (await store.state()).last
         for again in (accounts, elsewhere):
@@ -100,7 +100,7 @@ class RepeatedContract:
         assert await transact(store, plans()) == await transact(store, plans())
         assert (await accounts.load("q2")).balance == Decimal(11)
 
-    async def test_a_transaction_whose_answer_was_lost_is_answered_when_it_is_repeated(
+    async def test_a_repeated_transaction_returns_the_lost_answer(
         self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         await opened(accounts, "p3", "q3")
@@ -108,19 +108,21 @@ class RepeatedContract:
         unlucky = repository(app, losing)
         with pytest.raises(OutcomeUnknown):
             await transact(losing, payment(unlucky, "p3", "q3"))
-        done = await transact(losing, payment(unlucky, "p3", "q3"))
-        assert [one.version for one in done] == [2, 2]
+        repeated = await transact(losing, payment(unlucky, "p3", "q3"))
+        assert [committed.version for committed in repeated] == [2, 2]
         assert losing.lost == 1, "the second one only read"
-        assert done == await transact(store, payment(accounts, "p3", "q3"))
+        assert repeated == await transact(store, payment(accounts, "p3", "q3"))
 
     async def test_a_transaction_repeated_by_many_at_once_is_recorded_once(
         self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         await opened(accounts, "p4", "q4")
         everywhere = [repository(app, store) for _ in range(6)]
-        for one in everywhere:
-            await one.load("p4")  # remembered without the payment, and of "q4" nothing is
-        done = await asyncio.gather(*(transact(store, payment(one, "p4", "q4")) for one in everywhere))
+        for account_repository in everywhere:
+            await account_repository.load("p4")  # cached without the payment; "q4" is not cached
+        done = await asyncio.gather(
+            *(transact(store, payment(account_repository, "p4", "q4")) for account_repository in everywhere)
+        )
         assert len(set(map(repr, done))) == 1
         assert len(await accounts.history("p4")) == 2
 
@@ -160,7 +162,7 @@ class RepeatedContract:
         with pytest.raises(Refused, match=r"account 'p12'.* records nothing"):
             await transact(store, plans[:1])
 
-    async def test_a_transaction_of_which_a_part_is_recorded_is_refused(
+    async def test_a_partly_recorded_transaction_is_refused(
         self, store: EventStore, accounts: Accounts, elsewhere: Accounts
     ) -> None:
         await opened(accounts, "p6", "q6", "r6")
@@ -172,7 +174,7 @@ class RepeatedContract:
                     await transact(store, plans)
         assert (await store.state()).last == before
 
-    async def test_commands_of_several_saves_are_no_transaction(self, store: EventStore, accounts: Accounts) -> None:
+    async def test_commands_of_several_saves_are_not_a_transaction(self, store: EventStore, accounts: Accounts) -> None:
         await opened(accounts, "p7", "q7", "r7")
         command = accounts.command("t-1")
         await command.execute("p7", Account.withdraw, Decimal(3))
@@ -184,7 +186,7 @@ class RepeatedContract:
         with pytest.raises(Refused, match="in another save"):
             await transact(store, payment(accounts, "r7", "x7", name="t-2"))
 
-    async def test_saves_made_at_once_are_no_transaction(self, store: EventStore, accounts: Accounts) -> None:
+    async def test_concurrent_saves_are_not_a_transaction(self, store: EventStore, accounts: Accounts) -> None:
         command, names = accounts.command("t-1"), [f"s{number}" for number in range(6)]
         await asyncio.gather(*(command.execute(name, twice) for name in names))
         with pytest.raises(Refused, match="in another save"):
@@ -193,7 +195,7 @@ class RepeatedContract:
             assert (await command.execute(name, twice)).events == (Opened(owner="ada"), Deposited(amount=Decimal(1)))
             assert len(await accounts.history(name)) == 2
 
-    async def test_what_one_member_has_forgotten_is_looked_for_where_another_knows_it(
+    async def test_a_command_that_one_member_has_forgotten_is_found_through_another(
         self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
@@ -215,7 +217,7 @@ class RepeatedContract:
             with pytest.raises(Refused, match="'r10' never recorded"):
                 await transact(store, payment(accounts, "p10", "r10"))
 
-    async def test_one_member_alone_may_be_repeated_as_a_command(self, store: EventStore, accounts: Accounts) -> None:
+    async def test_a_single_member_may_be_repeated_as_a_command(self, store: EventStore, accounts: Accounts) -> None:
         await opened(accounts, "p8", "q8")
         paid, _ = await transact(store, payment(accounts, "p8", "q8"))
         assert await accounts.command("t-1").execute("p8", Account.withdraw, Decimal(3)) == paid
@@ -232,4 +234,4 @@ class RepeatedContract:
                 accounts.decide("q9", Account.deposit, Decimal(3)),
             ],
         )
-        assert [one.version for one in done] == [1, 1]
+        assert [committed.version for committed in done] == [1, 1]

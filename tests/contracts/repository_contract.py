@@ -29,7 +29,7 @@ def repository(app: str, store: EventStore) -> Accounts:
 
 
 class Counted:
-    """A store whose reads and lost races are counted."""
+    """A store that counts reads and lost races."""
 
     def __init__(self, store: EventStore) -> None:
         self._inner = store
@@ -61,7 +61,7 @@ class RepositoryContract:
 
     @pytest.fixture
     def elsewhere(self, app: str, store: EventStore) -> Accounts:
-        """The same aggregates in another process, as far as anybody can tell."""
+        """The same aggregates in another process, as far as the store can tell."""
         return repository(app, store)
 
     async def test_a_decision_is_recorded_and_its_state_returned(self, accounts: Accounts) -> None:
@@ -73,22 +73,22 @@ class RepositoryContract:
         assert done.confirmed
         assert await accounts.load("a") == done.state
 
-    async def test_two_racing_commands_yield_one_event_each_the_second_decided_on_the_firsts_state(
+    async def test_racing_commands_record_one_event_each_and_the_loser_decides_again(
         self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         await accounts.execute("race", Account.open, "ada")
         await accounts.execute("race", Account.deposit, Decimal(10))
-        seen: dict[str, list[Decimal]] = {"here": [], "there": []}
+        balances: dict[str, list[Decimal]] = {"here": [], "there": []}
         both_decided = asyncio.Event()
 
         def withdraw(account: Account, where: str) -> Withdrawn:
-            seen[where].append(account.balance)
-            if all(seen.values()):
+            balances[where].append(account.balance)
+            if all(balances.values()):
                 both_decided.set()
             return account.withdraw(Decimal(4), reason=where)
 
         class Held:
-            """Lets no save through before both have decided on the same state: the race is certain."""
+            """A store that lets no save through before both have decided on the same state: the race is certain."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(store, name)
@@ -98,8 +98,8 @@ class RepositoryContract:
                     await both_decided.wait()
                 return await store.append(writes)
 
-        held: Any = Held()
-        here, there = repository(app, held), repository(app, held)
+        waiting_store: Any = Held()
+        here, there = repository(app, waiting_store), repository(app, waiting_store)
         first, second = sorted(
             await asyncio.gather(here.execute("race", withdraw, "here"), there.execute("race", withdraw, "there")),
             key=lambda done: done.version,
@@ -108,13 +108,17 @@ class RepositoryContract:
         assert (first.state.balance, second.state.balance) == (Decimal(6), Decimal(2))
         loser = second.events[0]
         assert isinstance(loser, Withdrawn)
-        assert seen[loser.reason] == [Decimal(10), Decimal(6)], "the loser decided again on the winner's state"
+        assert balances[loser.reason] == [Decimal(10), Decimal(6)], "the loser decided again on the winner's state"
         history = await accounts.history("race")
         assert [recorded.version for recorded in history] == [1, 2, 3, 4]
 
     async def test_many_commands_on_one_account_are_all_recorded(self, accounts: Accounts, elsewhere: Accounts) -> None:
         await asyncio.gather(
-            *(one.execute("hot", Account.deposit, Decimal(1)) for one in (accounts, elsewhere) for _ in range(20))
+            *(
+                account_repository.execute("hot", Account.deposit, Decimal(1))
+                for account_repository in (accounts, elsewhere)
+                for _ in range(20)
+            )
         )
         assert (await accounts.load("hot")).balance == Decimal(40)
         assert [recorded.version for recorded in await elsewhere.history("hot")] == list(range(1, 41))
@@ -127,7 +131,9 @@ class RepositoryContract:
         with pytest.raises(InsufficientFunds):
             await elsewhere.execute("stale", Account.withdraw, Decimal(1))
 
-    async def test_nothing_to_record_is_said_on_the_newest_state(self, accounts: Accounts, elsewhere: Accounts) -> None:
+    async def test_a_decision_that_records_nothing_is_checked_on_the_newest_state(
+        self, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
         await accounts.load("once")
         await elsewhere.execute("once", Account.open, "bob")
         done = await accounts.execute("once", Account.open, "ada")
@@ -161,7 +167,7 @@ class RepositoryContract:
         with pytest.raises(UnknownEvent, match=f"position {position}"):
             await accounts.load("strange")
 
-    async def test_what_a_decision_raises_passes_through(self, accounts: Accounts) -> None:
+    async def test_an_exception_of_a_decision_passes_through(self, accounts: Accounts) -> None:
         with pytest.raises(InsufficientFunds):
             await accounts.execute("poor", Account.withdraw, Decimal(1))
 
@@ -208,7 +214,7 @@ class RepositoryContract:
             with pytest.raises(UsageError, match=r"no argument 'now' .* Its arguments are amount, reason"):
                 await repository.command("c", ignoring=("now",)).execute("ignoring", Account.withdraw, Decimal(3))
 
-    async def test_a_command_recorded_without_its_request_answers_as_ever(
+    async def test_a_command_recorded_without_its_request_is_still_answered(
         self, accounts: Accounts, store: EventStore
     ) -> None:
         opened = NewEvent(new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'), "Ej-Command: old\r\n")
@@ -216,7 +222,7 @@ class RepositoryContract:
         done = await accounts.command("old").execute("old", Account.deposit, Decimal(1))
         assert (done.events, done.version) == ((Opened(owner="ada"),), 1)
 
-    async def test_an_old_command_is_found_and_a_new_one_is_not_looked_for(
+    async def test_an_old_command_is_found_and_a_new_one_needs_no_search(
         self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
@@ -235,7 +241,7 @@ class RepositoryContract:
                 await there.command("c-0").execute("old", Account.deposit, Decimal(2))
         assert len(await accounts.history("old")) == 10
 
-    async def test_a_command_that_a_rival_recorded_is_found_whatever_is_remembered(
+    async def test_a_command_that_a_rival_recorded_is_found_despite_the_cache(
         self, store: EventStore, accounts: Accounts, elsewhere: Accounts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
@@ -244,13 +250,11 @@ class RepositoryContract:
         first = await elsewhere.command("theirs").execute("both", Account.deposit, Decimal(1))
         for number in range(6):
             await elsewhere.command(f"b-{number}").execute("both", Account.deposit, Decimal(1))
-        # Here neither that command nor its mark is known yet.
+        # Here neither that command nor its mark is cached yet.
         assert await accounts.command("theirs").execute("both", Account.deposit, Decimal(1)) == first
         assert len(await accounts.history("both")) == 13
 
-    async def test_what_others_write_all_the_time_is_looked_at_before_it_is_guessed(
-        self, app: str, store: EventStore
-    ) -> None:
+    async def test_a_contended_aggregate_is_read_before_a_decision(self, app: str, store: EventStore) -> None:
         counted: Any = Counted(store)
         here, there = repository(app, counted), repository(app, store)
         for _ in range(20):
@@ -258,7 +262,7 @@ class RepositoryContract:
             await there.execute("shared", Account.deposit, Decimal(1))
         assert counted.lost <= 2
         await here.execute("mine", Account.deposit, Decimal(1))
-        for most in (20, 0):  # looks become fewer, until there are none
+        for most in (20, 0):  # reads become fewer, until there are none
             counted.pages_read = 0
             for _ in range(20):
                 await here.execute("mine", Account.deposit, Decimal(1))

@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 def cluster() -> Iterator[NatsCluster]:
     with NatsCluster() as cluster:
         yield cluster
-        cluster.kill()  # in good order it would take some seconds
+        cluster.kill()  # a clean end would take some seconds
 
 
 class TestClusterStore(StoreContract):
     @pytest.fixture
     async def store(self, cluster: NatsCluster) -> AsyncIterator[JetStreamStore]:
-        """Through the server that leads the stream: a read of another may lag behind what was just written."""
+        """A store through the server that leads the stream: a read of another may lag behind what was just written."""
         async with fresh_jetstream(tuple(cluster.urls), replicas=3) as any_store:
             leader = await leader_of(cluster, any_store)
             async with opened(leader.url, any_store.app) as store:
@@ -63,22 +63,22 @@ async def opened(url: str, app: str, request_timeout_s: float = 4.0) -> AsyncGen
 
 
 async def leader_of(cluster: NatsCluster, store: JetStreamStore) -> NatsServer:
-    """The server that leads the stream."""
+    """Return the server that leads the stream."""
     name = (await store._client.api(f"STREAM.INFO.{store.app}"))["cluster"]["leader"]
     return cluster.named(name)
 
 
 class Writer:
-    """The only writer of one aggregate: whoever tells it of a conflict is wrong."""
+    """The only writer of an aggregate: an answer that reports a conflict is wrong."""
 
-    def __init__(self, store: JetStreamStore, name: str, said: dict[str, int | None]) -> None:
+    def __init__(self, store: JetStreamStore, name: str, answers: dict[str, int | None]) -> None:
         self._store = store
         self._name = name
-        self._said = said
+        self._said = answers
         self._position = self._version = 0
 
     async def save(self, times: int) -> None:
-        """Save one event after the other, and note what was said of each: its position, or None for a conflict."""
+        """Save one event after the other, and record the answer to each: its position, or None for a conflict."""
         for _ in range(times):
             event = new()
             self._said[event.event_id] = None
@@ -91,37 +91,37 @@ class Writer:
 
 
 async def whole_log(store: JetStreamStore) -> dict[str | None, int]:
-    """Positions by event id, from a replica that has caught up."""
+    """Return positions by event id, from a replica that has caught up."""
     async with asyncio.timeout(60):
         while True:
             with suppress(StoreUnavailable):
-                found = {header(record[3], MSG_ID): record[0] async for record in store.records()}
-                if len(found) == (await store.state()).last:
-                    return found
+                positions = {header(record[3], MSG_ID): record[0] async for record in store.records()}
+                if len(positions) == (await store.state()).last:
+                    return positions
             await asyncio.sleep(0.1)
 
 
-async def test_no_save_is_lied_to_when_a_deposed_leader_wakes(cluster: NatsCluster) -> None:
+async def test_every_save_gets_a_true_answer_when_a_deposed_leader_wakes(cluster: NatsCluster) -> None:
     async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
         leader = await leader_of(cluster, any_store)
         other = next(server for server in cluster.servers if server is not leader)
         async with opened(other.url, any_store.app, request_timeout_s=2.0) as store:
-            said: dict[str, int | None] = {}
-            writers = [Writer(store, f"w{number}", said) for number in range(20)]
+            answers: dict[str, int | None] = {}
+            writers = [Writer(store, f"w{number}", answers) for number in range(20)]
             await asyncio.gather(*(writer.save(1) for writer in writers))
             leader.pause()
             try:
-                # The first waits for the election; all of it is news to the old leader.
+                # The first waits for the election; all of it is unknown to the old leader.
                 await asyncio.gather(*(writer.save(2) for writer in writers))
             finally:
                 leader.resume()
             await asyncio.gather(*(writer.save(20) for writer in writers))
-            found = await whole_log(store)
-    assert {event_id: found.get(event_id) for event_id in said} == said
-    assert len(said) == len(found) == 23 * 20
+            positions = await whole_log(store)
+    assert {event_id: positions.get(event_id) for event_id in answers} == answers
+    assert len(answers) == len(positions) == 23 * 20
 
 
-async def test_a_load_and_a_history_through_a_follower_include_what_was_stored_before(cluster: NatsCluster) -> None:
+async def test_reads_through_a_follower_include_earlier_saves(cluster: NatsCluster) -> None:
     """A follower hears of an event a moment after its writer, and the server next to the client answers."""
     async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
         leader = await leader_of(cluster, any_store)

@@ -39,16 +39,16 @@ class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract, HistoryCon
     def app(self, store: JetStreamStore) -> str:
         return store.app
 
-    async def test_what_a_refusal_told_is_decided_on_and_not_read_again(self, app: str, store: JetStreamStore) -> None:
+    async def test_a_decision_uses_the_event_of_a_refusal_without_a_read(self, app: str, store: JetStreamStore) -> None:
         await lose_races(app, store)
 
 
-async def test_a_simulated_refusal_tells_as_much() -> None:
+async def test_a_simulated_refusal_has_the_event_too() -> None:
     await lose_races("bank", SimulatedStore("bank"))
 
 
 async def lose_races(app: str, store: JetStreamStore) -> None:
-    """A race lost to one event is run again on that event; one lost to two of them, on what is read."""
+    """Lose races: one against one event is decided again on that event, one against two of them on a read."""
     counted: Any = Counted(store)
     for rivals, reads in ((1, 0), (2, 1)):
         here, there = repository(app, counted), repository(app, store)
@@ -57,16 +57,16 @@ async def lose_races(app: str, store: JetStreamStore) -> None:
         for number in range(rivals):
             await there.command(f"theirs-{number}").execute(name, Account.deposit, Decimal(10))
         counted.pages_read = counted.lost = 0
-        seen: list[Decimal] = []
+        balances: list[Decimal] = []
 
-        def deposit(account: Account, seen: list[Decimal] = seen) -> Deposited:
-            seen.append(account.balance)
+        def deposit(account: Account, balances: list[Decimal] = balances) -> Deposited:
+            balances.append(account.balance)
             return account.deposit(Decimal(100))
 
-        done = await here.execute(name, deposit)
+        committed = await here.execute(name, deposit)
         assert (counted.lost, counted.pages_read) == (1, reads)
-        assert seen == [Decimal(1), Decimal(1 + 10 * rivals)]
-        assert (done.version, done.state.balance) == (2 + rivals, Decimal(101 + 10 * rivals))
+        assert balances == [Decimal(1), Decimal(1 + 10 * rivals)]
+        assert (committed.version, committed.state.balance) == (2 + rivals, Decimal(101 + 10 * rivals))
         again = await here.command("theirs-0").execute(name, Account.deposit, Decimal(10))
         assert again.version == 2
-        assert await here.load(name) == await there.load(name) == done.state
+        assert await here.load(name) == await there.load(name) == committed.state

@@ -24,8 +24,8 @@ async def test_the_simulator_answers_as_one_server_does(eventjet_nats: NatsServe
 
 
 @pytest.mark.slow
-async def test_both_forget_a_batch_that_is_left_open(eventjet_nats: NatsServer) -> None:
-    script = [one for one in WRITTEN if "open" in one[0]]
+async def test_server_and_simulator_forget_an_open_batch(eventjet_nats: NatsServer) -> None:
+    script = [step for step in WRITTEN if "open" in step[0]]
     assert len(script) == 3
     real, simulated = await answers_of_both(eventjet_nats.url, 1, script, afterwards=AFTER_A_WHILE, after_s=FORGOTTEN_S)
     assert simulated == real

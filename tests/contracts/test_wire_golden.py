@@ -1,6 +1,6 @@
-"""Wire bytes are sacred: events, keys, headers and exported shapes of every leaf type stay as these files have them.
+"""The bytes on the wire stay: events, keys, headers and exported shapes of every leaf type are as in these files.
 
-The files were written by the release that first kept them. Only a deliberate change of the format may write them anew:
+The files were written by the release that first had them. Only a deliberate change of the format may replace them:
 `EVENTJET_WRITE_GOLDEN=1 pytest tests/contracts/test_wire_golden.py`.
 """
 
@@ -236,8 +236,8 @@ METADATA = (
 )
 
 
-def kept(name: str, written: Any) -> Any:
-    """What the file of this name holds; written first where that is asked for."""
+def golden(name: str, written: Any) -> Any:
+    """Return the content of the file of this name; write it first when that is requested."""
     file = FOLDER / name
     if IS_WRITING:
         file.write_text(json.dumps(written, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
@@ -257,22 +257,22 @@ def block_of(number: int) -> bytes:
     return header_block(pairs)
 
 
-def test_bodies_are_written_as_ever_and_read_back() -> None:
-    catalog = Catalog([type(one) for one in EVENTS])
-    encoded = [catalog.encode(one) for one in EVENTS]
-    written = [[one.type_name, one.schema, one.body.decode()] for one in encoded]
-    assert written == kept("bodies.json", written)
-    for one, (name, schema, body) in zip(EVENTS, kept("bodies.json", written), strict=True):
+def test_bodies_are_written_unchanged_and_read_back() -> None:
+    catalog = Catalog([type(sample) for sample in EVENTS])
+    encoded = [catalog.encode(sample) for sample in EVENTS]
+    written = [[entry.type_name, entry.schema, entry.body.decode()] for entry in encoded]
+    assert written == golden("bodies.json", written)
+    for sample, (name, schema, body) in zip(EVENTS, golden("bodies.json", written), strict=True):
         resolved = catalog.resolve(name, schema)
         assert resolved is not None
-        assert resolved.decode(body.encode()) == one
+        assert resolved.decode(body.encode()) == sample
 
 
 @pytest.mark.parametrize("number", range(len(METADATA)))
-def test_headers_are_written_as_ever_and_read_back(number: int) -> None:
+def test_headers_are_written_unchanged_and_read_back(number: int) -> None:
     block = block_of(number)
     written = [block_of(each).decode() for each in range(len(METADATA))]
-    assert written == kept("headers.json", written)
+    assert written == golden("headers.json", written)
     command_id, metadata, _ = METADATA[number]
     assert metadata_of(block) == (command_id, metadata)
     catalog = Catalog({Texts: "leaf"})
@@ -284,7 +284,7 @@ def test_headers_are_written_as_ever_and_read_back(number: int) -> None:
     assert recorded.recorded_at == recorded_at(record) == logged_at(record)
 
 
-def test_subjects_batches_and_skip_markers_are_written_as_ever() -> None:
+def test_subjects_batches_and_skip_markers_are_written_unchanged() -> None:
     blocks = [
         [line.split(": ") for line in block.decode().split("\r\n")[1:-2]]
         for block in batch_blocks([header_lines([(MSG_ID, number)]) for number in "12"])
@@ -296,11 +296,11 @@ def test_subjects_batches_and_skip_markers_are_written_as_ever() -> None:
         "marker": [skip_subject("app", 17), skip_body(17, 'a "reason"').decode()],
         "imported": IMPORTED,
     }
-    assert written == kept("names.json", written)
+    assert written == golden("names.json", written)
 
 
-def test_shapes_and_samples_are_exported_as_ever() -> None:
+def test_shapes_and_samples_are_exported_unchanged() -> None:
     written = {kind.__name__: shape_of(kind) for kind in dict.fromkeys(map(type, EVENTS))}
-    assert written == kept("shapes.json", written)
+    assert written == golden("shapes.json", written)
     tried = {name: sample_bodies(written[name]) for name in ("Numbers", "Decimals", "Times", "Containers")}
-    assert tried == kept("samples.json", tried)
+    assert tried == golden("samples.json", tried)

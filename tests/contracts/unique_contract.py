@@ -76,17 +76,17 @@ Users = Repository[User, UserEvent]
 
 
 def repository(app: str, store: EventStore) -> Users:
-    """With a catalog that knows nothing of claims, as no command needs to."""
+    """Return a repository whose catalog knows nothing of claims, as no command needs to."""
     return Repository(app, store, Catalog([Called, Left, PhonesSet]), User)
 
 
 def called(email: str) -> NewEvent:
-    """What a release that does not know the constraint records."""
+    """Return an event as a release without the constraint records it."""
     return NewEvent(new_event_id(), EncodedEvent("user.called", 1, b'{"email":"%b"}' % email.encode()))
 
 
 async def sound(users: Users) -> bool:
-    """Whether all claims fit all states, as read by somebody who remembers nothing."""
+    """Return whether all claims fit all states, read without a cache."""
     return all([(await check_claims(users.unique, constraint)).sound for constraint in ("email", "phone")])
 
 
@@ -97,10 +97,10 @@ class UniqueContract:
 
     @pytest.fixture
     def elsewhere(self, app: str, store: EventStore) -> Users:
-        """The same aggregates in another process, as far as anybody can tell."""
+        """The same aggregates in another process, as far as the store can tell."""
         return repository(app, store)
 
-    async def test_a_value_is_taken_by_one_and_refused_to_others_until_it_is_released(
+    async def test_a_claimed_value_is_refused_to_others_until_it_is_released(
         self, users: Users, elsewhere: Users, store: EventStore
     ) -> None:
         await users.execute("ada", User.call, "Ada@bank")
@@ -118,20 +118,20 @@ class UniqueContract:
         assert (done.version, done.position) == (1, (await store.state()).last)
         assert await sound(elsewhere)
 
-    async def test_of_many_that_race_for_one_value_exactly_one_has_it(self, app: str, store: EventStore) -> None:
+    async def test_one_of_many_rivals_gets_a_value(self, app: str, store: EventStore) -> None:
         processes = [repository(app, store) for _ in range(4)]
         outcomes = await asyncio.gather(
             *(processes[n % 4].execute(f"u-{n}", User.call, "prize@bank") for n in range(16)), return_exceptions=True
         )
-        winners = [n for n, one in enumerate(outcomes) if not isinstance(one, BaseException)]
+        winners = [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]
         assert len(winners) == 1
-        for n, one in enumerate(outcomes):
+        for n, outcome in enumerate(outcomes):
             if n not in winners:
-                assert isinstance(one, NotUnique), one
-                assert one.holder == f"u-{winners[0]}"
+                assert isinstance(outcome, NotUnique), outcome
+                assert outcome.holder == f"u-{winners[0]}"
         assert await sound(repository(app, store))
 
-    async def test_what_changes_no_unique_value_is_a_plain_save(self, users: Users, store: EventStore) -> None:
+    async def test_a_save_without_a_change_of_unique_values_is_plain(self, users: Users, store: EventStore) -> None:
         await users.execute("ada", User.call, "ada@bank")
         before = (await store.state()).last
         await users.execute("ada", User.call, "ADA@bank")
@@ -153,17 +153,17 @@ class UniqueContract:
         await users.execute("bob", User.call, "bob@bank")
         await transact(store, [users.decide("ada", User.call, "bob@bank"), users.decide("bob", User.call, "ada@bank")])
         await transact(store, [users.decide("ada", User.leave), users.decide("eve", User.call, "bob@bank")])
-        assert [(await users.load(one)).email for one in ("ada", "bob", "eve")] == [None, "ada@bank", "bob@bank"]
+        assert [(await users.load(name)).email for name in ("ada", "bob", "eve")] == [None, "ada@bank", "bob@bank"]
         assert await sound(users)
 
-    async def test_two_of_one_transaction_cannot_take_one_value(self, users: Users, store: EventStore) -> None:
+    async def test_two_members_of_a_transaction_cannot_claim_one_value(self, users: Users, store: EventStore) -> None:
         before = (await store.state()).last
         with pytest.raises(NotUnique) as caught:
             await transact(store, [users.decide("a", User.call, "x@bank"), users.decide("b", User.call, "X@bank")])
         assert (caught.value.holder, caught.value.aggregate_id) == ("a", "b")
         assert (await store.state()).last == before
 
-    async def test_a_command_id_answers_as_at_first_though_the_value_has_gone_on(
+    async def test_a_repeated_command_gets_its_first_answer_after_the_value_has_moved(
         self, users: Users, elsewhere: Users
     ) -> None:
         first = await users.command("c").execute("ada", User.call, "ada@bank")
@@ -187,7 +187,7 @@ class UniqueContract:
         assert (done.events, done.state.email) == ((), "bob@bank")
         assert (await elsewhere.execute("new", User.call, "eve@bank")).version == 1
 
-    async def test_aggregates_of_before_are_claimed_before_a_value_is_taken(
+    async def test_older_aggregates_are_claimed_before_a_value_is_taken(
         self, users: Users, elsewhere: Users, store: EventStore
     ) -> None:
         for n in range(3):
@@ -205,7 +205,7 @@ class UniqueContract:
         again = await check_claims(elsewhere.unique, "email", repairs=True)
         assert (again.missing.count, again.stale.count, again.sound) == (0, 0, True)
 
-    async def test_values_that_two_had_before_are_told_and_no_third_may_take_them(
+    async def test_values_that_were_shared_before_are_reported_and_refused_to_others(
         self, users: Users, store: EventStore
     ) -> None:
         for n in range(2):
@@ -214,16 +214,18 @@ class UniqueContract:
         assert (report.built, report.shared.count, report.shared.examples) == (False, 1, ["twin-0, twin-1"])
         with pytest.raises(UniqueNotBuilt):
             await users.execute("new", User.call, "new@bank")
-        kept = await check_claims(users.unique, "email", keep_shared=True, repairs=True)
-        assert (kept.built, kept.sound) == (True, False), "it is kept from here on, and two have one value still"
-        for given_up in ("twin-1", "twin-0"):
+        report_of_build = await check_claims(users.unique, "email", keep_shared=True, repairs=True)
+        assert (report_of_build.built, report_of_build.sound) == (True, False), (
+            "it is kept from here on, and two have one value still"
+        )
+        for twin in ("twin-1", "twin-0"):
             with pytest.raises(NotUnique):
                 await users.execute("new", User.call, "twin@bank")
-            await users.execute(given_up, User.leave)
+            await users.execute(twin, User.leave)
         await users.execute("new", User.call, "twin@bank")
         assert (await check_claims(users.unique, "email")).sound
 
-    async def test_what_a_release_without_the_constraint_writes_is_found_and_put_right(
+    async def test_events_of_a_release_without_the_constraint_are_found_and_repaired(
         self, users: Users, store: EventStore
     ) -> None:
         ada = await users.execute("ada", User.call, "ada@bank")
@@ -245,7 +247,7 @@ class UniqueContract:
         for n in range(6):
             await store.append([write(f"u-{n}", 0, 0, called(f"u-{n}@bank"), aggregate="user")])
         await check_claims(users.unique, "email", repairs=True)
-        for n in range(6):  # behind the back of the constraint once more
+        for n in range(6):  # once more written without the constraint
             position = await store.last("user", f"u-{n}")
             await store.append([write(f"u-{n}", position, 1, called(f"v-{n}@bank"), aggregate="user")])
 
@@ -261,14 +263,14 @@ class UniqueContract:
         await check_claims(users.unique, "email", repairs=True)
         assert (await check_claims(repository(app, store).unique, "email")).sound
 
-    async def test_an_import_is_taken_before_the_first_claim_and_refused_after(
+    async def test_an_import_is_accepted_before_the_first_claim_and_refused_after(
         self, app: str, store: EventStore
     ) -> None:
         declared = Repositories(App(app, aggregates=[User]), store)
         users: Users = declared.of(User)
 
         def imported(*ids: str) -> Sequence[Imported]:
-            return [Imported(User, one, Called(email=f"{one}@bank")) for one in ids]
+            return [Imported(User, user_id, Called(email=f"{user_id}@bank")) for user_id in ids]
 
         async def run(source: str, *ids: str) -> int:
             return (await Importer(declared, source).run(imported(*ids), None)).stored
@@ -285,7 +287,7 @@ class UniqueContract:
         with pytest.raises(Refused, match="its email is unique, and an import claims no values"):
             await run("more", "eve")
 
-    async def test_a_value_of_a_kind_that_cannot_be_unique_is_said(self, app: str, store: EventStore) -> None:
+    async def test_a_value_of_a_type_that_cannot_be_unique_is_refused(self, app: str, store: EventStore) -> None:
         users = repository(app, store)
         odd: Any = {"email": lambda _: None, "phone": lambda user: 0.5 if user.email else None}
         for name, by in odd.items():
@@ -293,7 +295,7 @@ class UniqueContract:
         with pytest.raises(UsageError, match="gave a float that cannot be unique"):
             await users.execute("ada", User.call, "ada@bank")
 
-    async def test_claims_are_events_that_every_reader_reads(self, app: str, users: Users, store: EventStore) -> None:
+    async def test_claims_are_events_for_every_reader(self, app: str, users: Users, store: EventStore) -> None:
         await users.execute("ada", User.call, "ada@bank")
         kinds = [record[2].decode().split(".")[1] async for record in store.records()]
         assert sorted(kinds) == [CLAIMS, CLAIMS, CLAIMS, "user"], "both registers, the claim, and the event last"

@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: run the trials (and the parts that pytest runs), and write down what each has counted."""
+"""`python -m tests.faults`: run the trials (and the parts that pytest runs), and write a report of their counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.trials.trial import SCENARIOS, Options
 
 
 def main() -> int:
-    """Exit status 0 when every scenario held, and every control has lost what it must; 1 otherwise."""
+    """Return exit status 0 when every scenario held, and every control has lost what it must; 1 otherwise."""
     load()
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's choices; drawn when it is not given")
@@ -29,28 +29,28 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of steady load")
     parser.add_argument("--jobs", type=int, default=1, help="scenarios that run at once, each in a process of its own")
     parser.add_argument("--list", action="store_true", help="name the scenarios and end")
-    given = parser.parse_args()
-    chosen = [SCENARIOS[name] for name in given.only] or [
-        one for one in SCENARIOS.values() if given.root == bool(one.needs)
+    arguments = parser.parse_args()
+    chosen = [SCENARIOS[name] for name in arguments.only] or [
+        entry for entry in SCENARIOS.values() if arguments.root == bool(entry.needs)
     ]
-    if given.list:
-        sys.stdout.writelines(f"{one.name}: {one.what}\n" for one in chosen)
+    if arguments.list:
+        sys.stdout.writelines(f"{entry.name}: {entry.what}\n" for entry in chosen)
         return 0
-    if any(one.needs for one in chosen):
-        with suppress(OSError):  # then it is told why, scenario by scenario
+    if any(entry.needs for entry in chosen):
+        with suppress(OSError):  # then each scenario says why
             apart()
-    # Servers that fail are what this is about.
+    # Failing servers are the subject here.
     logging.disable(logging.ERROR)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
-    options = Options(seed, given.rounds, given.seconds, given.minutes)
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000)
+    options = Options(seed, arguments.rounds, arguments.seconds, arguments.minutes)
     outcomes: list[Outcome] = []
-    for outcome in outcomes_of(chosen, options, given.jobs):
+    for outcome in outcomes_of(chosen, options, arguments.jobs):
         outcomes.append(outcome)
         sys.stdout.write(f"{outcome.line()}\n")
         sys.stdout.flush()
-        if given.report is not None:
-            given.report.parent.mkdir(parents=True, exist_ok=True)
-            given.report.write_text(report.page(outcomes, options), encoding="utf-8")
+        if arguments.report is not None:
+            arguments.report.parent.mkdir(parents=True, exist_ok=True)
+            arguments.report.write_text(report.page(outcomes, options), encoding="utf-8")
     return int(any(outcome.failed for outcome in outcomes))
 
 

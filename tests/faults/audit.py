@@ -56,7 +56,7 @@ def install(database: str) -> None:
 
 
 def sessions_of(worker: str, database: str) -> str:
-    """The database's URL for the process of this name, whose sessions from here on carry it."""
+    """Return the database's URL for the process of this name, whose sessions from here on carry it."""
     if Database(database).dialect.name == "postgresql":
         mark = "&" if "?" in database else "?"
         return f"{database}{mark}options={quote(f'-c faults.worker={worker}')}"
@@ -70,7 +70,7 @@ def sessions_of(worker: str, database: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One move of a checkpoint."""
+    """A move of a checkpoint."""
 
     name: str
     worker: str
@@ -93,31 +93,31 @@ class Audit:
 
     @classmethod
     def read(cls, database: str) -> Audit:
-        """What the database has noted."""
+        """Return what the database has recorded."""
         with reading(database) as connection:
             query = text("select name, worker, owner, epoch, before, after from audit order by id")
             return cls([Commit(*row) for row in connection.execute(query)])
 
     @property
     def zombies(self) -> int:
-        """Commits by a worker that was deposed, or in an epoch that was over."""
-        return sum(one.foreign for one in self.commits) + sum(
+        """Count commits by a worker that was deposed, or in an epoch that was over."""
+        return sum(commit.foreign for commit in self.commits) + sum(
             after.epoch < before.epoch for before, after in self._neighbours()
         )
 
     @property
     def breaks(self) -> int:
-        """Commits that did not begin where the one before had ended."""
+        """Count commits that did not begin where the one before had ended."""
         return sum(after.before != before.after or after.after <= after.before for before, after in self._neighbours())
 
     @property
     def takeovers(self) -> int:
-        """Commits by another process than the one before."""
+        """Count commits by another process than the one before."""
         return sum(after.worker != before.worker for before, after in self._neighbours())
 
     def _neighbours(self) -> list[tuple[Commit, Commit]]:
-        names = sorted({one.name for one in self.commits})
-        return [pair for name in names for pair in pairwise([one for one in self.commits if one.name == name])]
+        names = sorted({commit.name for commit in self.commits})
+        return [pair for name in names for pair in pairwise([commit for commit in self.commits if commit.name == name])]
 
     def __str__(self) -> str:
         return (

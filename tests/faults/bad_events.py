@@ -1,4 +1,4 @@
-"""Logs in which one event of a hundred cannot be taken, made as they are stored, and what must become of them."""
+"""Logs in which one event of a hundred cannot be applied, as they are stored, and the expected read models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.tables import reading
 POISON = Decimal("666.00")
 CHUNK = 20_000
 MENDED = "EVENTJET_TEST_MENDED"
-"""Where this variable is set, a worker of the fault tests takes the poison."""
+"""With this variable, a worker of the fault tests applies the poison."""
 KINDS = ("poison", "unknown type", "bad JSON", "wrong version", "wrong schema", "not UTF-8")
 
 wary_table = Table(
@@ -52,18 +52,18 @@ def wary(row: Total | None, event: Recorded[Added]) -> Total:
 
 @projection("wary", table=wary_table, on_error="quarantine")
 def mended(row: Total | None, event: Recorded[Added]) -> Total:
-    """Takes the poison as well."""
+    """Apply the poison as well."""
     return added(row, event.aggregate_id, event.data.number, event.data.amount)
 
 
 def wary_app(name: str) -> App:
-    """The app whose read model parks what it cannot take."""
+    """Return the app whose read model quarantines what it cannot apply."""
     return App(name, aggregates=[Tally], projections=[wary])
 
 
 @dataclass(slots=True)
 class Mixture:
-    """A log, made as it is stored; each bad event has an entity of its own, whose later events wait behind it."""
+    """A log as it is stored; each bad event has an entity of its own, whose later events wait behind it."""
 
     events: int
     bad: int
@@ -75,33 +75,33 @@ class Mixture:
     seed: int = 11
 
     def store(self, ledger: Ledger) -> int:
-        """Append everything; returns the last position."""
-        made = self._records()
+        """Append everything; return the last position."""
+        records = self._records()
         last = 0
-        while chunk := list(islice(made, CHUNK)):
+        while chunk := list(islice(records, CHUNK)):
             last = ledger.append_raw(chunk)
         return last
 
     def _records(self) -> Iterator[tuple[str, bytes, bytes]]:
         chance = random.Random(self.seed)
         wrong = set(chance.sample(range(1, self.events + 1), self.bad))
-        held: set[str] = set()
+        blocked: set[str] = set()
         kinds = 0
         for position in range(1, self.events + 1):
             entity = f"e-{chance.randrange(self.entities)}"
             if position in wrong:
-                while entity in held:
+                while entity in blocked:
                     entity = f"e-{chance.randrange(self.entities)}"
                 kind = KINDS[kinds % len(KINDS)]
                 kinds += 1
-                held.add(entity)
+                blocked.add(entity)
                 self.parked[position] = kind
                 yield entity, *_bad(kind, f"{self.seed}-{position}")
                 continue
             before = self.rows.get(entity)
             amount = Decimal(chance.randrange(1, 60_000)) / 100
             data = Added(number=before.last + 1 if before else 1, amount=amount)
-            if entity in held:
+            if entity in blocked:
                 self.behind.add(position)
             else:
                 self.rows[entity] = added(before, entity, data.number, data.amount)
@@ -114,7 +114,7 @@ class Mixture:
 
 @contextmanager
 def wary_log(events: int, bad: int, entities: int) -> Generator[tuple[Ledger, Mixture]]:
-    """Such a log, on a server of its own that does not wait for the disk."""
+    """Store such a log, on a server of its own that does not wait for the disk."""
     with NatsServer(sync_interval="1m") as nats:
         app = wary_app(fresh_name("wary"))
         ledger = Ledger(Settings(servers=(nats.url,)), app.name, app.catalog, dict(app.projections))
@@ -125,7 +125,7 @@ def wary_log(events: int, bad: int, entities: int) -> Generator[tuple[Ledger, Mi
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QuarantineRow:
     """A row of the quarantine, without times."""
 
     position: int
@@ -136,15 +136,15 @@ class Kept:
 
 
 def position_of(database: str) -> int:
-    """Of the checkpoint; the projection has not failed."""
+    """Return the position of the checkpoint; the projection has not failed."""
     with reading(database) as connection:
         row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
     assert row is None or row[1] != "failed", row
     return 0 if row is None else int(row[0])
 
 
-def state_of(database: str) -> tuple[dict[str, Total], list[Kept]]:
-    """(rows by entity, everything in quarantine)."""
+def state_of(database: str) -> tuple[dict[str, Total], list[QuarantineRow]]:
+    """Return the rows by entity, and everything in quarantine."""
     columns = quarantine.c
     query = select(columns.position, columns.aggregate_id, columns.resolution, columns.reason, columns.payload)
     engine = Database(database).sync_engine()
@@ -152,8 +152,8 @@ def state_of(database: str) -> tuple[dict[str, Total], list[Kept]]:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             table = located(wary_table, DECLARED, dialect_of(engine))
             rows = [Total(*row) for row in connection.execute(select(table))]
-            kept = [Kept(*row) for row in connection.execute(query.order_by(columns.position))]
-            return {row.entity: row for row in rows}, kept
+            quarantined = [QuarantineRow(*row) for row in connection.execute(query.order_by(columns.position))]
+            return {row.entity: row for row in rows}, quarantined
     finally:
         engine.dispose()
 
@@ -164,7 +164,7 @@ def _headers(event_id: str, type_name: str = "tally.added", schema: str = "1", v
 
 
 def _bad(kind: str, event_id: str) -> tuple[bytes, bytes]:
-    """(header block, body)."""
+    """Return the header block and body of a bad event."""
     good = b'{"number":1,"amount":"1.00"}'
     return {
         "poison": (_headers(event_id), b'{"number":1,"amount":"666.00"}'),

@@ -1,4 +1,4 @@
-"""`Chain`: one worker after another is killed or stopped where its fault says, each while the next one stands by.
+"""`Chain`: workers are killed or stopped one after the other where their fault says, while the next one stands by.
 
 Every worker is armed before it starts, so the one that takes over meets its own fault in the midst of taking over.
 """
@@ -17,7 +17,7 @@ from tests.faults.scene import Scene
 SETTLES = ("worker.before_settle", "worker.after_settle")
 QUIET = ("idle", "worker.lease_renewed")
 IN_TRANSACTION = ("worker.before_commit", "worker.rows_written")
-"""Where a worker stopped on SQLite holds the database until it resumes or dies."""
+"""Where a worker stopped on SQLite keeps the database locked until it resumes or dies."""
 LEASE_S = 0.6
 FIRST_RATE = 100.0
 ARRANGES_S = 0.5
@@ -27,35 +27,35 @@ WRITES_S = 0.3
 
 
 class Chain:
-    """Runs a plan of faults; `done` counts them."""
+    """A run of a plan of faults; `done` counts them."""
 
     def __init__(self, stage: Scene, processes: ExitStack, events: int) -> None:
         self.done: Counter[Fault] = Counter()
         self.under_load = 0
-        self.held = 0
-        """Times that a stopped worker held SQLite, so that nobody could take over."""
+        self.locked = 0
+        """How often a stopped worker kept SQLite locked, so that nobody could take over."""
         self.refused = 0
-        """Revived workers that were told that they were deposed."""
+        """Revived workers that learned that they were deposed."""
         self.takeovers_s: list[float] = []
-        """Of leases of stopped workers, by one that stood by."""
+        """How long a standby took to take over the lease of a stopped worker."""
         self._stage = stage
         self._processes = processes
         self._events = events
         self._rivals: dict[WorkerProcess, float] = {}
-        """Who was revived, or stands in, and since when."""
+        """Workers that were revived or stand in, and since when."""
         self._leaving: list[WorkerProcess] = []
         self._evictions = 0
 
     def run(self, plan: Sequence[Fault]) -> None:
-        """Every fault once, roughly in turn; at the end one worker is left and works."""
+        """Carry out every fault once, roughly in turn; at the end one worker is left and works."""
         began = time.monotonic()
         feed = self._stage.feed
         feed.rate = FIRST_RATE
         feed.allow(self._events)
-        to_come = iter(plan)
-        armed = [self._start(next(to_come)).ready()]
-        for left in range(len(plan) - 1, -1, -1):
-            armed += [self._start(fault) for fault in islice(to_come, 1)]
+        upcoming = iter(plan)
+        armed = [self._start(next(upcoming)).ready()]
+        for remaining in range(len(plan) - 1, -1, -1):
+            armed += [self._start(fault) for fault in islice(upcoming, 1)]
             feed.go_on()
             struck = self._drive(armed)
             armed.remove(struck)
@@ -65,8 +65,8 @@ class Chain:
             self._succeed(struck, armed)
             self._stage.check()
             # So that events arrive to the end.
-            step_s = (time.monotonic() - began) / (len(plan) - left)
-            feed.rate = max(1.0, feed.left / (step_s * max(1, left)))
+            step_s = (time.monotonic() - began) / (len(plan) - remaining)
+            feed.rate = max(1.0, feed.left / (step_s * max(1, remaining)))
         await_it(self._is_alone, lambda: "the others to end")
         self._start(None).ready()
 
@@ -79,14 +79,14 @@ class Chain:
         """Bring a worker to where its fault is: the one that owns a projection, so usually the first."""
         began = arranged = time.monotonic()
         while True:
-            for one in armed:
-                if one.reached():
-                    return one
+            for worker in armed:
+                if worker.reached():
+                    return worker
             self._dismiss_rivals()
             now = time.monotonic()
-            shown = "\n".join(f"{one.fault}: {one.logged()}" for one in armed)
-            assert now - began < FIRES_S, f"no fault was reached: {self._stage.places()}\n{shown}"
-            owner = next((one for one in armed if self._stage.owned_by(one.pid)), None)
+            logs = "\n".join(f"{worker.fault}: {worker.logged()}" for worker in armed)
+            assert now - began < FIRES_S, f"no fault was reached: {self._stage.places()}\n{logs}"
+            owner = next((worker for worker in armed if self._stage.owned_by(worker.pid)), None)
             if owner is not None and owner.fault is not None:
                 if self._load(owner, owner.fault):
                     return owner
@@ -110,7 +110,7 @@ class Chain:
         return True
 
     def _arrange(self, current: WorkerProcess, fault: Fault) -> None:
-        """What a term reaches only in its situation."""
+        """Arrange the situation in which a term reaches its failpoint."""
         if fault.name == "worker.before_release":
             self._evictions += 1
             if self._evictions % 2:
@@ -122,16 +122,16 @@ class Chain:
             self._stage.evict()
 
     def _is_idle(self) -> bool:
-        """All is applied, and for so long that pulls wait at the server."""
+        """Return whether all is applied, and has been for so long that pulls wait at the server."""
         return self._caught_up() and (time.sleep(0.1) is None) and self._caught_up()
 
     def _caught_up(self) -> bool:
         return all(place.position == self._stage.feed.stored for place in self._stage.places().values())
 
     def _succeed(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> None:
-        """See a stopped worker replaced, and wake it."""
+        """Wait for a stopped worker to be replaced, and wake it."""
         assert struck.fault is not None
-        if any(one.fault is not None and one.fault.name in SETTLES for one in armed):
+        if any(worker.fault is not None and worker.fault.name in SETTLES for worker in armed):
             self._stage.begin_to_build()
         if struck.fault.action == "stop":
             self._await_takeover(struck, armed)
@@ -139,32 +139,32 @@ class Chain:
             self._rivals[struck] = time.monotonic()
 
     def _await_takeover(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> None:
-        """Wait for another epoch, or find that stopped workers hold the database, so that there can be none."""
+        """Wait for another epoch, or see that stopped workers lock the database, so that there can be none."""
         before = self._stage.owned_by(struck.pid)
-        stands_by = any(one.is_ready() and not one.reached() for one in armed)
+        stands_by = any(worker.is_ready() and not worker.reached() for worker in armed)
         spares: list[WorkerProcess] = []
         began = time.monotonic()
-        held = False
+        locked = False
 
         def is_over() -> bool:
-            nonlocal held
+            nonlocal locked
             now = self._stage.places()
             if not before or any(now[name].epoch > epoch for name, epoch in before.items()):
                 return True
-            if not spares and all(one.reached() for one in armed):
+            if not spares and all(worker.reached() for worker in armed):
                 # Their own faults came first, with the other lease perhaps.
                 spares.append(self._start(None))
-            held = time.monotonic() - began > 3 * LEASE_S and self._stage.is_held()
-            return held
+            locked = time.monotonic() - began > 3 * LEASE_S and self._stage.is_locked()
+            return locked
 
         took_s = await_it(is_over, lambda: f"a takeover of {before}: {self._stage.places()}")
         self._rivals |= dict.fromkeys(spares, time.monotonic())
-        self.held += held
-        if before and stands_by and not spares and not held:
+        self.locked += locked
+        if before and stands_by and not spares and not locked:
             self.takeovers_s.append(took_s)
 
     def _dismiss_rivals(self) -> None:
-        """Those revived have had a while to write; from here on they end in good order."""
+        """End revived workers in good order once they have had a while to write."""
         for rival, since in list(self._rivals.items()):
             if rival.has_ended() or (rival.is_ready() and time.monotonic() - since > WRITES_S):
                 rival.ask_to_end()
@@ -173,7 +173,7 @@ class Chain:
 
     def _is_alone(self) -> bool:
         self._dismiss_rivals()
-        for rival in [one for one in self._leaving if one.has_ended()]:
+        for rival in [worker for worker in self._leaving if worker.has_ended()]:
             self.refused += rival.refusals > 0
             self._leaving.remove(rival)
         return not self._rivals and not self._leaving

@@ -18,7 +18,7 @@ USERS, NAMES, TASKS = 12, 8, 6
 
 @asynccontextmanager
 async def connected(url: str, app: str) -> AsyncGenerator[Jet]:
-    """Tried again while the cluster chooses its leader, as a supervisor starts a process again."""
+    """Connect, again and again while the cluster chooses its leader, as a supervisor starts a process again."""
     async with AsyncExitStack() as stack:
         while True:
             with suppress(Unreachable):
@@ -35,7 +35,7 @@ async def run(url: str, app: str, seed: int) -> None:
             chance = random.Random(seed * TASKS + number)
             while True:
                 user = f"u-{chance.randrange(USERS)}"
-                names = [f"n-{one}@bank" for one in chance.sample(range(NAMES), 2)]
+                names = [f"n-{number_of_name}@bank" for number_of_name in chance.sample(range(NAMES), 2)]
                 try:
                     match chance.randrange(4):
                         case 0:
@@ -44,8 +44,8 @@ async def run(url: str, app: str, seed: int) -> None:
                             await users.execute(user, User.phone, *names)
                         case 2:
                             other = f"u-{(int(user[2:]) + 1) % USERS}"
-                            taken = users.decide(other, User.phone, names[0])
-                            await jet.transact(users.decide(user, User.leave), taken)
+                            claim = users.decide(other, User.phone, names[0])
+                            await jet.transact(users.decide(user, User.leave), claim)
                         case _:
                             await users.execute(user, User.call, names[0])
                 except (NotUnique, ConcurrencyConflict, OutcomeUnknown, StoreUnavailable, Unreachable):

@@ -15,14 +15,14 @@ from tests.faults.scene import Scene, scene
 
 @pytest.fixture
 def stage(eventjet_nats: NatsServer, database: str, tmp_path: Path) -> Iterator[Scene]:
-    """A log that grows and its read models; what is said of it is printed at the end."""
-    with scene(eventjet_nats.url, database, tmp_path) as found:
-        yield found
+    """A log that grows and its read models; its summary is printed at the end."""
+    with scene(eventjet_nats.url, database, tmp_path) as running:
+        yield running
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """Makes another empty database on each call."""
+    """A function that makes another empty database on each call."""
 
     def make() -> str:
         name = f"test_{uuid4().hex}"
@@ -36,8 +36,8 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
 
 
 @pytest.fixture
-def said(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
-    """What a run has counted, for the report of `make faults`."""
+def report_lines(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
+    """Lines with the counts of a run, for the report of `make faults`."""
     lines: list[str] = []
     yield lines
     for line in lines:

@@ -71,7 +71,7 @@ class Feed:
             self._changed.notify_all()
 
     def go_on(self) -> None:
-        """After a pause."""
+        """Go on after a pause."""
         with self._changed:
             self._paused = False
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class Feed:
             self._paused = True
 
     def end(self) -> None:
-        """Allow no more than is on its way."""
+        """Allow no more events than are on their way."""
         with self._changed:
             self._allowed = max(self._stored, len(self.log))
 
@@ -99,23 +99,23 @@ class Feed:
         return self._stored
 
     def check(self) -> None:
-        """Raise what ended the thread."""
+        """Raise the error that ended the thread."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def busy(self) -> bool:
-        """Whether events are arriving."""
+        """Return whether events are arriving."""
         return not self._paused and self._stored < self._allowed
 
     @property
     def left(self) -> int:
-        """Events allowed and not stored yet."""
+        """Return the number of events allowed and not stored yet."""
         return self._allowed - self._stored
 
     @property
     def stored(self) -> int:
-        """The last position known to be stored."""
+        """Return the last position known to be stored."""
         return self._stored
 
     def _run(self) -> None:
@@ -134,7 +134,7 @@ class Feed:
             return not self._closed
 
     def _append(self) -> None:
-        """One connection's time; the next one goes on behind what is stored."""
+        """Append over one connection; the next one goes on behind what is stored."""
         try:
             with NatsConnection.open(self._ledger.endpoint) as link:
                 self._stored = link.ask(stream_info(self._ledger.name)).last
@@ -187,7 +187,7 @@ class Feed:
         frames: list[bytes] = []
         for before, (entity, data) in enumerate(chunk, self._stored):
             encoded = self._ledger.catalog.encode(data)
-            # What an earlier connection may still have on its way cannot be stored a second time.
+            # An event that an earlier connection may still have on its way cannot be stored a second time.
             pairs = [("Nats-Msg-Id", str(uuid4())), ("Nats-Expected-Last-Sequence", str(before))]
             pairs += [
                 ("Ej-Type", encoded.type_name),
@@ -202,9 +202,9 @@ class Feed:
             frames.append(publish_frame(subject, encoded.body, reply=reply, headers=headers))
         link.send(b"".join(frames))
         expected = list(range(self._stored + 1, self._stored + len(chunk) + 1))
-        got: list[int] = []
+        stored: list[int] = []
         deadline = time.monotonic() + ACKS_S
-        while len(got) < len(chunk):
+        while len(stored) < len(chunk):
             if time.monotonic() > deadline:
                 raise TimeoutError("no acknowledgement")
             for sid, *_, body in link.receive(0.5):
@@ -212,5 +212,5 @@ class Feed:
                     answer = json.loads(body)
                     if "error" in answer:
                         raise TimeoutError(str(answer))
-                    got.append(answer["seq"])
-        assert got == expected, "somebody else writes to this log"
+                    stored.append(answer["seq"])
+        assert stored == expected, "somebody else writes to this log"

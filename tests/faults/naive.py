@@ -35,7 +35,7 @@ TABLES = (
 
 
 class Naive:
-    """One process of it."""
+    """A process of the naive worker."""
 
     def __init__(self, database: str, name: str, batch_max: int) -> None:
         where = Database(database)
@@ -46,7 +46,7 @@ class Naive:
         self._batch_max = batch_max
 
     async def run(self, server: str, stop: asyncio.Event) -> None:
-        """Until `stop`."""
+        """Work until `stop` is set."""
         decode = Decoder(self._app.catalog)
         connection = await nats.connect(server)
         config = ConsumerConfig(ack_wait=ACK_WAIT_S, max_deliver=-1)
@@ -59,29 +59,29 @@ class Naive:
                 continue
             failpoints.reach("worker.batch_taken")
             with self._engine.begin() as transaction:
-                self._write(transaction, [decode(_record(one)) for one in messages])
+                self._write(transaction, [decode(_record(message)) for message in messages])
                 failpoints.reach("worker.rows_written")
             failpoints.reach("worker.after_commit")
-            for one in messages:
-                await one.ack()
+            for message in messages:
+                await message.ack()
         await connection.close()
 
     def _write(self, connection: Connection, events: list[Any]) -> None:
         position = connection.scalar(text(f"select position from naive_checkpoint{self._lock}")) or 0
-        fresh = [one for one in events if one.position > position]
-        for one in fresh:
-            if isinstance(one.data, Added):
-                self._apply(connection, one.position, one.aggregate_id, one.data)
+        fresh = [event for event in events if event.position > position]
+        for event in fresh:
+            if isinstance(event.data, Added):
+                self._apply(connection, event.position, event.aggregate_id, event.data)
         failpoints.reach("worker.before_commit")
         if fresh:
             connection.execute(text("update naive_checkpoint set position = :p"), {"p": fresh[-1].position})
 
     def _apply(self, connection: Connection, position: int, entity: str, data: Added) -> None:
         table = self._table
-        found = connection.execute(table.select().where(table.c.entity == entity)).one_or_none()
-        row = added(None if found is None else Total(*found), entity, data.number, data.amount)
+        existing = connection.execute(table.select().where(table.c.entity == entity)).one_or_none()
+        row = added(None if existing is None else Total(*existing), entity, data.number, data.amount)
         values = {name: getattr(row, name) for name in Total.__slots__}
-        if found is None:
+        if existing is None:
             connection.execute(table.insert().values(**values))
         else:
             connection.execute(table.update().where(table.c.entity == entity).values(**values))

@@ -1,4 +1,4 @@
-"""Worker processes as the fault tests handle them: armed, stopped, revived, killed, and asked what they did."""
+"""Worker processes for the fault tests, which arm, stop, revive, kill and query them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Fault:
     action: str
     """`kill` or `stop`."""
     count: int = 1
-    """At which time the failpoint is reached."""
+    """At which time of reaching the failpoint it fires."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.action}"
 
 
 class WorkerProcess:
-    """One process of `tests.faults.worker` (or another module with the same arguments)."""
+    """A process of `tests.faults.worker` (or another module with the same arguments)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class WorkerProcess:
         return self.process.pid
 
     def ready(self) -> Self:
-        """Once it works or stands by; a fault may come first."""
+        """Wait until it works or stands by; its fault may come first."""
         self._await(lambda: self.is_ready() or self.reached(), "to be ready")
         return self
 
@@ -82,12 +82,12 @@ class WorkerProcess:
         return self._fired.read_text() if self._fired.exists() else ""
 
     def reached(self) -> bool:
-        """Whether its failpoint was reached and has had its effect."""
-        told = self.fired()
-        if not told:
+        """Return whether its failpoint was reached and has had its effect."""
+        fired = self.fired()
+        if not fired:
             return False
         assert self.fault is not None
-        assert told == f"{self.fault.name}:{self.fault.action}\n"
+        assert fired == f"{self.fault.name}:{self.fault.action}\n"
         if self.fault.action == "kill":
             return self.process.poll() == -signal.SIGKILL
         return self.is_stopped()
@@ -105,7 +105,7 @@ class WorkerProcess:
             return False
 
     def stop(self) -> None:
-        """SIGSTOP, and be sure of it."""
+        """Send SIGSTOP, and wait until the process has stopped."""
         self.process.send_signal(signal.SIGSTOP)
         self._await(self.is_stopped, "to stop")
 
@@ -113,18 +113,18 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def ask_to_end(self) -> None:
-        """SIGTERM, once: a second one could find it where nothing listens any more."""
+        """Send SIGTERM, once: a second one could arrive when nothing handles it any more."""
         if not self._asked:
             self._asked = True
             self.process.send_signal(signal.SIGTERM)
 
     def ended_well(self) -> None:
-        """It ends by itself, with status 0."""
+        """Wait until it ends by itself, with status 0."""
         status = self.process.wait(ENDS_S)
         assert status == 0, f"{self.fault}: it ended with {status}:\n{self.logged()}"
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself, with status 0."""
+        """Return whether it has ended by itself, with status 0."""
         if self.process.poll() is None:
             return False
         self.ended_well()
@@ -134,37 +134,37 @@ class WorkerProcess:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def peak_mb(self) -> float:
-        """The most memory it has had."""
+        """Return the most memory it has had."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
     @property
     def refusals(self) -> int:
-        """How often it was told that a projection is no longer its own."""
+        """Return how often it was refused because a projection is no longer its own."""
         return self.logged().count("is no longer this worker's")
 
-    def _await(self, found: Callable[[], bool], what: str) -> None:
+    def _await(self, condition: Callable[[], bool], description: str) -> None:
         deadline = time.monotonic() + FIRES_S
-        while not found():
+        while not condition():
             alive = self.process.poll() is None
-            assert alive or found(), f"it ended with {self.process.returncode}:\n{self.logged()}"
-            assert time.monotonic() < deadline, f"not within {FIRES_S} s: {what}\n{self.logged()}"
+            assert alive or condition(), f"it ended with {self.process.returncode}:\n{self.logged()}"
+            assert time.monotonic() < deadline, f"not within {FIRES_S} s: {description}\n{self.logged()}"
             time.sleep(0.01)
 
 
 def await_it(
-    found: Callable[[], bool],
-    what: Callable[[], str],
+    condition: Callable[[], bool],
+    description: Callable[[], str],
     timeout_s: float = FIRES_S,
     reached: Callable[[], int] = lambda: 0,
 ) -> float:
-    """Wait until it holds; returns the seconds it took. The time begins anew whenever what is `reached` grows."""
+    """Wait for a condition; return the seconds it took. The time begins anew whenever `reached` grows."""
     started = grown_at = time.monotonic()
     most = reached()
-    while not found():
-        now, at = time.monotonic(), reached()
-        if at > most:
-            grown_at, most = now, at
-        assert now - grown_at < timeout_s, f"not within {timeout_s} s: {what()}"
+    while not condition():
+        now, progress = time.monotonic(), reached()
+        if progress > most:
+            grown_at, most = now, progress
+        assert now - grown_at < timeout_s, f"not within {timeout_s} s: {description()}"
         time.sleep(0.02)
     return time.monotonic() - started

@@ -1,4 +1,4 @@
-"""A TCP proxy that understands the NATS protocol: it loses, delays and cuts what a test chooses, message by message.
+"""A TCP proxy that understands the NATS protocol: it loses, delays and cuts messages as a test chooses.
 
 It stands between clients and one server. What it does to a publish is a `Fate`, chosen when the publish passes.
 """
@@ -17,7 +17,7 @@ _OPEN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """What a client publishes."""
+    """A message that a client publishes."""
 
     subject: str
     reply: str
@@ -26,19 +26,19 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a publish and of its answer."""
+    """What happens to a publish and to its answer."""
 
     request: Literal["pass", "lose", "cut"] = "pass"
     """`lose`: it never reaches the server. `cut`: neither, and the connection breaks."""
     late_s: float = 0.0
-    """How much later it reaches the server."""
+    """How much later it reaches the server, in seconds."""
     answer: Literal["pass", "lose", "cut", "expire"] = "pass"
     """`lose`: it never reaches the client. `cut`: neither, and the connection breaks. `expire`: the server says instead
     that the credentials are no longer good, and ends the connection."""
     first: Callable[[], Awaitable[object]] | None = None
-    """Done before the request goes on."""
+    """Awaited before the request goes on."""
     then: Callable[[], Awaitable[object]] | None = None
-    """Done once the server has answered, before the client could know."""
+    """Awaited once the server has answered, before the client could know."""
 
 
 PASS = Fate()
@@ -46,7 +46,7 @@ PASS = Fate()
 
 @dataclass(slots=True)
 class NatsProxy:
-    """Listens on 127.0.0.1; any number of connections, all with one choice of fates."""
+    """A proxy on 127.0.0.1 with any number of connections, all with one choice of fates."""
 
     server_url: str
     choose: Callable[[Publish], Fate] = lambda publish: PASS
@@ -61,7 +61,7 @@ class NatsProxy:
 
     @property
     def url(self) -> str:
-        """Where the client connects."""
+        """Return the URL for clients."""
         return f"nats://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
@@ -114,17 +114,17 @@ class _Frame:
 
 @dataclass(slots=True)
 class _Link:
-    """One client's connection, and the one to the server that belongs to it."""
+    """A client's connection, and the one to the server that belongs to it."""
 
     proxy: NatsProxy
     to_client: asyncio.StreamWriter
     to_server: asyncio.StreamWriter
     fates: dict[str, Fate] = field(default_factory=dict[str, Fate])
-    """By the subject of the answer."""
+    """Fates by the subject of the answer."""
     late: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def run(self, client: asyncio.StreamReader, server: asyncio.StreamReader) -> None:
-        """Until either side goes away, or a fate cuts it."""
+        """Copy until either side goes away, or a fate cuts it."""
         pumps = {asyncio.ensure_future(self._from_client(client)), asyncio.ensure_future(self._from_server(server))}
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +188,7 @@ class _Link:
 
 
 async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[_Frame]:
-    """The protocol's frames, until the end of the connection."""
+    """Yield the protocol's frames, until the end of the connection."""
     while True:
         line = await reader.readline()
         if not line.endswith(b"\r\n"):

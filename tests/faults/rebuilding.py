@@ -1,4 +1,4 @@
-"""What the fault tests of rebuilds share: a live read model that grows, readers who never look away, and real runs."""
+"""What the fault tests of rebuilds share: a live read model that grows, readers of it, and real rebuilds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STARTS_S = 240.0
 
 
 class Reader:
-    """Reads one read model over and over in a thread: its position and how many events its rows hold, in one statement.
+    """A thread that reads a read model all the time: its position and how many events its rows have, in one statement.
 
     They must agree with the log at every look, and the position may never fall.
     """
@@ -90,12 +90,12 @@ class Reader:
     def _look(self, connection: object, before: int) -> int:
         began = time.monotonic()
         with connection.begin():  # type: ignore[attr-defined]
-            position, held = connection.execute(self._query).one()  # type: ignore[attr-defined]
+            position, counted = connection.execute(self._query).one()  # type: ignore[attr-defined]
         took_s = time.monotonic() - began
         self.longest_s = max(self.longest_s, took_s)
         self.looks += 1
-        if position < before or held != self._expected(position):
-            self.wrong.append(f"at {position} after {before}: {held} events, and not {self._expected(position)}")
+        if position < before or counted != self._expected(position):
+            self.wrong.append(f"at {position} after {before}: {counted} events, and not {self._expected(position)}")
         time.sleep(min(max(_PACE_S, _REST * took_s), _REST_MAX_S))
         return int(position)
 
@@ -154,34 +154,34 @@ class RebuildProcess:
         self.process.wait(30)
 
     def others(self) -> dict[int, str]:
-        """Processes of its session that live, beside itself: pid and state."""
-        shown = subprocess.run(
+        """Return the other living processes of its session: pid and state."""
+        words = subprocess.run(
             ["ps", "-o", "pid=,stat=", "-s", str(self.process.pid)], capture_output=True, text=True
         ).stdout.split()
-        found = dict(zip(map(int, shown[::2]), shown[1::2], strict=True))
-        return {pid: state for pid, state in found.items() if pid != self.process.pid and not state.startswith("Z")}
+        states = dict(zip(map(int, words[::2]), words[1::2], strict=True))
+        return {pid: state for pid, state in states.items() if pid != self.process.pid and not state.startswith("Z")}
 
     def stopped(self) -> list[int]:
-        """Of the session, those that SIGSTOP has stopped."""
+        """Return the processes of the session that SIGSTOP has stopped."""
         state = subprocess.run(["ps", "-o", "stat=", "-p", str(self.process.pid)], capture_output=True, text=True)
         own = [self.process.pid] if state.stdout.startswith("T") else []
         return own + [pid for pid, state in self.others().items() if state.startswith("T")]
 
     def await_stop(self) -> list[int]:
-        """Once a failpoint has stopped one of its processes."""
+        """Wait until a failpoint has stopped one of its processes."""
         await_it(lambda: bool(self.stopped()) or self.process.poll() is not None, self.logged, STARTS_S)
         assert self.fired.exists(), self.logged()
         return self.stopped()
 
     def ended(self, timeout_s: float = STARTS_S) -> int:
-        """Its status, once it has ended by itself or by its fault."""
+        """Return its status, once it has ended by itself or by its fault."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it did not end within {timeout_s} s:\n{self.logged()}") from None
 
     def killed(self) -> None:
-        """Once its fault has killed it."""
+        """Wait until its fault has killed it."""
         assert self.ended() == -signal.SIGKILL, self.logged()
         assert self.fired.exists(), self.logged()
         await_it(lambda: self.others() == {}, lambda: f"{self.others()}\n{self.logged()}")
@@ -192,7 +192,7 @@ class RebuildProcess:
 
 @dataclass(slots=True)
 class Stage:
-    """Made by `stage`."""
+    """A log, its feed and readers, made by `stage`."""
 
     ledger: Ledger
     folder: Path
@@ -200,9 +200,9 @@ class Stage:
     ref: AppRef
     readers: list[Reader]
     verified: int = 0
-    """Rows that verifications compared and found no difference in."""
+    """Rows that verifications compared without a difference."""
     settled: int = 0
-    said: list[str] = field(default_factory=list[str])
+    summary: list[str] = field(default_factory=list[str])
 
     @property
     def is_sqlite(self) -> bool:
@@ -214,7 +214,7 @@ class Stage:
         await self.check()
 
     async def check(self) -> None:
-        """The same without another rebuild."""
+        """Do the same without another rebuild."""
         for name in NAMES:
             report = await verify(self.ref, name, self.ledger.settings, engine="local")
             assert report.differences == 0, report.examples[:3]
@@ -222,8 +222,8 @@ class Stage:
         assert remains(Database(self.ledger.settings.database)) == []
         with NatsConnection.open(self.ledger.endpoint) as link:
             names = link.api(f"CONSUMER.NAMES.{self.ledger.name}")["consumers"] or []
-        # What a killed process was reading through goes by itself; nothing durable but the workers' may be there.
-        durable = {one for one in names if not one.startswith("ej_read_")}
+        # A killed process's own consumers expire by themselves; only the workers' durable ones may be there.
+        durable = {name for name in names if not name.startswith("ej_read_")}
         assert durable <= {f"{name}-r1" for name in NAMES}, durable
         self.settled += 1
         assert not self.wrong, self.wrong[:5]
@@ -243,11 +243,11 @@ class Stage:
 
     @property
     def wrong(self) -> list[str]:
-        """Whatever a reader saw that was not whole."""
-        return [one for reader in self.readers for one in reader.wrong]
+        """Return all that readers saw and that was not whole."""
+        return [complaint for reader in self.readers for complaint in reader.wrong]
 
-    def told(self) -> str:
-        """What the zeros were counted over."""
+    def counts(self) -> str:
+        """Return what the zeros were counted over."""
         looks = sum(reader.looks for reader in self.readers)
         away = sum(reader.unanswered for reader in self.readers)
         longest_s = max(reader.longest_s for reader in self.readers)
@@ -257,14 +257,14 @@ class Stage:
             f"{self.settled} recoveries, nothing left behind; {self.feed.stored:,} events"
         )
 
-    def tell(self) -> None:
+    def print_summary(self) -> None:
         kind = "SQLite" if self.is_sqlite else "PostgreSQL"
-        sys.stdout.write("\n" + "".join(f"{kind}: {line}\n" for line in [*self.said, self.told()]))
+        sys.stdout.write("\n" + "".join(f"{kind}: {line}\n" for line in [*self.summary, self.counts()]))
 
 
 @contextmanager
 def stage(server: str, database: str, folder: Path, *, events: int = 2_000, rate: float = 100.0) -> Generator[Stage]:
-    """A log that grows at a rate, its live read models with a worker, and a reader of each."""
+    """Make a log that grows at a rate, its live read models with a worker, and a reader of each."""
     app = tally_app(fresh_name("tally"))
     (folder / f"{app.name}.py").write_text(
         f"from tests.faults.tally import tally_app\n\napp = tally_app({app.name!r})\n"
@@ -281,8 +281,8 @@ def stage(server: str, database: str, folder: Path, *, events: int = 2_000, rate
         feed.rate = rate
         feed.allow(10_000_000)
         readers = [stack.enter_context(Reader(database, feed, name)) for name in NAMES]
-        found = Stage(ledger, folder, feed, AppRef.parse(f"{app.name}:app", folder), readers)
-        yield found
+        running = Stage(ledger, folder, feed, AppRef.parse(f"{app.name}:app", folder), readers)
+        yield running
         feed.end()
         assert worker.process.poll() is None, worker.logged()
-        found.tell()
+        running.print_summary()

@@ -1,4 +1,4 @@
-"""What the fault tests count with: events that are numbered per entity, and read models that remember every fault.
+"""The app of the fault tests: events that are numbered per entity, and read models that reveal every fault.
 
 The fold is not idempotent and depends on the order: an event lost, applied twice or out of order shows for ever.
 """
@@ -55,7 +55,7 @@ class Total:
     disordered: int = 0
     """Additions that were not the one after the last."""
     digest: int = 0
-    """Of all additions in their order."""
+    """The digest of all additions in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ journal_table = Table(
 
 
 def added(row: Total | None, entity: str, number: int, amount: Decimal) -> Total:
-    """The row after one addition."""
+    """Return the row after one addition."""
     row = row or Total(entity)
     return Total(
         entity,
@@ -111,13 +111,13 @@ def journal(event: Recorded[Added]) -> Line:
 
 
 def tally_app(name: str) -> App:
-    """The app over the stream of this name."""
+    """Return the app over the stream of this name."""
     return App(name, aggregates=[Tally], projections=[totals, journal])
 
 
 @dataclass(slots=True)
 class Truth:
-    """What the rows must be, by the plainest loop; it only moves forward."""
+    """The rows as they must be, by the plainest loop; it only moves forward."""
 
     log: Sequence[tuple[str, Added | Noted]]
     """In the order of the log; the first one is at position 1."""
@@ -125,7 +125,7 @@ class Truth:
     rows: dict[str, Total] = field(default_factory=dict[str, Total])
 
     def at(self, position: int) -> list[Total]:
-        """The totals at a position, by entity."""
+        """Return the totals at a position, by entity."""
         for entity, data in self.log[self.position : position]:
             if isinstance(data, Added):
                 self.rows[entity] = added(self.rows.get(entity), entity, data.number, data.amount)
@@ -133,7 +133,7 @@ class Truth:
         return [self.rows[entity] for entity in sorted(self.rows)]
 
     def lines(self, after: int, position: int) -> list[Line]:
-        """The journal between two positions."""
+        """Return the journal between two positions."""
         return [
             Line(number, entity, data.number, data.amount)
             for number, (entity, data) in enumerate(self.log[after:position], after + 1)
@@ -143,7 +143,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in the read models, compared with the log up to their checkpoints."""
+    """The faults of the read models, compared with the log up to their checkpoints."""
 
     events: int
     lost: int
@@ -152,8 +152,8 @@ class Verdict:
     wrong_rows: int
 
     def __str__(self) -> str:
-        found = f"{self.lost} lost, {self.twice} twice, {self.disordered} out of order, {self.wrong_rows} wrong rows"
-        return f"{found}, over {self.events:,} events"
+        faults = f"{self.lost} lost, {self.twice} twice, {self.disordered} out of order, {self.wrong_rows} wrong rows"
+        return f"{faults}, over {self.events:,} events"
 
     @property
     def right(self) -> bool:
@@ -161,31 +161,31 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Both read models, each with the position it is true for, as one snapshot shows them."""
+class Tables:
+    """Both read models, each with its position, in one snapshot."""
 
     totals_at: int
     totals: list[Total]
     journal_at: int
     journal: list[Line]
-    """Those after the position that was asked for."""
+    """The lines after a position."""
     journal_count: int
 
 
-def look(connection: Connection, after: int = 0) -> Seen:
+def look(connection: Connection, after: int = 0) -> Tables:
     """Read everything in the connection's transaction, the journal after a position only."""
-    found = connection.execute(text("select name, position from eventjet_projection")).all()
-    places: dict[str, int] = {row[0]: row[1] for row in found}
+    checkpoints = connection.execute(text("select name, position from eventjet_projection")).all()
+    places: dict[str, int] = {row[0]: row[1] for row in checkpoints}
     rows = [Total(*row) for row in connection.execute(select(_readable(connection, totals_table)))]
     table = _readable(connection, journal_table)
     lines = [Line(*row) for row in connection.execute(select(table).where(table.c.position > after))]
     count = connection.scalar(text("select count(*) from journal")) or 0
     rows.sort(key=lambda row: row.entity)
     lines.sort(key=lambda line: line.position)
-    return Seen(places.get("totals", 0), rows, places.get("journal", 0), lines, count)
+    return Tables(places.get("totals", 0), rows, places.get("journal", 0), lines, count)
 
 
-def snapshot(database: str, after: int = 0) -> Seen:
+def snapshot(database: str, after: int = 0) -> Tables:
     """Look at a database while workers write to it."""
     where = Database(database)
     options = {READ_ONLY: True} if not where.dialect.is_concurrent else {"isolation_level": "REPEATABLE READ"}
@@ -197,19 +197,23 @@ def snapshot(database: str, after: int = 0) -> Seen:
         engine.dispose()
 
 
-def judge(truth: Truth, seen: Seen) -> Verdict:
+def judge(truth: Truth, tables: Tables) -> Verdict:
     """Compare; the whole journal must have been read."""
-    expected = {row.entity: row for row in truth.at(seen.totals_at)}
-    got = {row.entity: row for row in seen.totals}
-    lines = truth.lines(0, seen.journal_at)
-    missing = set(lines) - set(seen.journal)
-    again = len(seen.journal) - len({line.position for line in seen.journal}) + len(set(seen.journal) - set(lines))
-    pairs = [(expected.get(name, Total(name)), got.get(name, Total(name))) for name in expected.keys() | got.keys()]
+    expected = {row.entity: row for row in truth.at(tables.totals_at)}
+    actual = {row.entity: row for row in tables.totals}
+    lines = truth.lines(0, tables.journal_at)
+    missing = set(lines) - set(tables.journal)
+    again = (
+        len(tables.journal) - len({line.position for line in tables.journal}) + len(set(tables.journal) - set(lines))
+    )
+    pairs = [
+        (expected.get(name, Total(name)), actual.get(name, Total(name))) for name in expected.keys() | actual.keys()
+    ]
     return Verdict(
-        events=max(seen.totals_at, seen.journal_at),
+        events=max(tables.totals_at, tables.journal_at),
         lost=max(len(missing), sum(max(0, right.additions - row.additions) for right, row in pairs)),
         twice=max(again, sum(max(0, row.additions - right.additions) for right, row in pairs)),
-        disordered=sum(row.disordered for row in got.values()),
+        disordered=sum(row.disordered for row in actual.values()),
         wrong_rows=sum(right != row for right, row in pairs),
     )
 

@@ -1,4 +1,4 @@
-"""One event of a hundred cannot be taken: each is parked once, what waits behind it too, and all others are applied."""
+"""One event of a hundred is bad: each is quarantined once, its successors are blocked, and all others are applied."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CATCH_UP_S = 60 + EVENTS / 2_000
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Mixture]]:
     """The log, on a server of its own that does not wait for the disk."""
-    with wary_log(EVENTS, BAD, ENTITIES) as found:
-        yield found
+    with wary_log(EVENTS, BAD, ENTITIES) as log:
+        yield log
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 2 * CATCH_UP_S)
-def test_bad_events_are_parked_once_and_all_others_applied(
+def test_bad_events_are_quarantined_once_and_all_others_applied(
     stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
 ) -> None:
     ledger, mixture = stored
@@ -60,17 +60,17 @@ def test_bad_events_are_parked_once_and_all_others_applied(
     assert worker.process.poll() is None, worker.logged()
     worker.ask_to_end()
     worker.ended_well()
-    rows, kept = state_of(database)
-    resolutions = {one.position: one.resolution for one in kept}
+    rows, entries = state_of(database)
+    resolutions = {row.position: row.resolution for row in entries}
     kinds = Counter(mixture.parked.values())
     sys.stdout.write(
         f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
-        f"{sum(one == 'parked' for one in resolutions.values()):,} parked, {len(kept) - len(resolutions)} twice, "
+        f"{sum(way == 'parked' for way in resolutions.values()):,} parked, {len(entries) - len(resolutions)} twice, "
         f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
         f"killed on the way; memory at most {max(peaks):.0f} MB\n"
     )
-    assert len(kept) == len(resolutions)
+    assert len(entries) == len(resolutions)
     assert resolutions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "blocked")
-    assert all(one.reason for one in kept if one.resolution == "parked")
+    assert all(row.reason for row in entries if row.resolution == "parked")
     assert rows == mixture.rows
     assert max(peaks) < MEMORY_MAX_MB

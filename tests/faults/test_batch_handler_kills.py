@@ -1,4 +1,4 @@
-"""Workers of SQL by hand that takes many events in a call, killed at every step: none is lost or written twice."""
+"""Workers of a SQL projection with a batch handler, killed at every step: no event is lost or written twice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.integration.projecting import database_with
 from tests.logs import fresh_name
 
 KILLS = int(os.environ.get("EVENTJET_TEST_BATCH_KILLS", "4"))
-"""On each database; 7 reach every place."""
+"""The number on each database; 7 reach every place."""
 OFTEN = ("worker.rows_written", "worker.before_commit", "worker.after_commit", "worker.batch_taken")
-"""Reached with every batch, so they are armed for a later one."""
+"""Failpoints that every batch reaches, so they are armed for a later one."""
 PLACES = (*OFTEN, "worker.lease_taken", "worker.durable_created", "worker.log_checked")
 TURNS = 4
-"""Of additions to each of 20 accounts, for each kill."""
+"""Additions to each of 20 accounts, for each kill."""
 
 
 @pytest.fixture

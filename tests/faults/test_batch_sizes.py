@@ -31,24 +31,29 @@ MISFITS: dict[str, list[tuple[str, Any]]] = {
     "a NUL in a name": [("a-1", Opened(owner="a\0b"))],
     "a name that a unique index holds": [("u-1", Opened(owner="u")), ("u-2", Opened(owner="u"))],
 }
-"""Events of which the last one cannot be taken."""
+"""Events of which the last one cannot be applied."""
 
 
 async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:
-    """Let a worker take the log in such batches, to its end or to where it stops; what there is then."""
+    """Let a worker read the log in such batches to its end or to where it stops; return its state, reason and rows."""
 
     async def is_over() -> bool:
         try:
-            found = next((one for one in await status(ledger, ledger.settings) if one.name == "balances"), None)
+            balance = next(
+                (projection for projection in await status(ledger, ledger.settings) if projection.name == "balances"),
+                None,
+            )
         except Unreachable:  # the database ends a session that is idle for long, and this machine may be busy
             return False
-        return found is not None and (found.state == "failed" or (found.state, found.position) == ("active", last))
+        return balance is not None and (
+            balance.state == "failed" or (balance.state, balance.position) == ("active", last)
+        )
 
     options = WorkerOptions(batch_max=size, lease_s=2.0, poll_s=0.1)
     async with ledger.working("balances", options=options):
         await eventually(is_over, f"the end of the log in batches of {size}")
-    found = next(one for one in await status(ledger, ledger.settings) if one.name == "balances")
-    return found.state, found.position, found.reason, await asyncio.to_thread(rows, ledger)
+    balance = next(projection for projection in await status(ledger, ledger.settings) if projection.name == "balances")
+    return balance.state, balance.position, balance.reason, await asyncio.to_thread(rows, ledger)
 
 
 def rows(ledger: Ledger) -> list[Any]:
@@ -70,7 +75,7 @@ async def test_batches_of_any_size_end_alike(
     if not MISFITS[misfit]:
         bad += 1
     last = ledger.append(history(20, seed=8))
-    found: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
     for size in SIZES:
         url = new_database()
         engine = database_with(url, BALANCES, MOVEMENTS).sync_engine()
@@ -78,9 +83,9 @@ async def test_batches_of_any_size_end_alike(
             connection.execute(text("create unique index one_u on balances (owner) where owner = 'u'"))
         engine.dispose()
         own = replace(ledger, settings=replace(ledger.settings, database=url))
-        found.append(await worked(own, size, last))
-    assert found[0] == found[1] == found[2]
-    state, position, reason, table = found[0]
+        results.append(await worked(own, size, last))
+    assert results[0] == results[1] == results[2]
+    state, position, reason, table = results[0]
     if misfit == "nothing":
         assert (state, position) == ("active", last)
     else:

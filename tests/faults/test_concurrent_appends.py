@@ -26,11 +26,11 @@ WRITERS = 10
 EVENTS = int(os.environ.get("EVENTJET_TEST_CONCURRENT", "600"))
 ENTITIES = 40
 CATCH_UP_S = 60.0
-"""So long they may come no nearer."""
+"""How long the read models may make no progress."""
 
 
 async def write(ledger: Ledger, seed: int, events: int) -> None:
-    """One writer with a connection of its own; some of its commands record two events."""
+    """Write over a connection of its own; some of the commands record two events."""
     chance = random.Random(seed)
     async with tally_app(ledger.name).connect(servers=ledger.settings.servers[0]) as jet:
         tallies = jet.repository(Tally)
@@ -42,14 +42,14 @@ async def write(ledger: Ledger, seed: int, events: int) -> None:
 
 
 async def written(ledger: Ledger) -> None:
-    """All writers at once."""
+    """Run all writers at once."""
     async with asyncio.TaskGroup() as writers:
         for seed in range(WRITERS):
             writers.create_task(write(ledger, seed, EVENTS // WRITERS))
 
 
 def databases(kind: str, request: pytest.FixtureRequest, folder: Path) -> list[str]:
-    """Two empty ones."""
+    """Return two empty databases."""
     if kind == "sqlite":
         return [f"sqlite:///{folder}/{name}.db" for name in ("live", "later")]
     server: PostgresServer = request.getfixturevalue("eventjet_postgres")
@@ -57,13 +57,13 @@ def databases(kind: str, request: pytest.FixtureRequest, folder: Path) -> list[s
 
 
 def positions(database: str) -> tuple[int, int]:
-    seen = snapshot(database)
-    return seen.totals_at, seen.journal_at
+    tables = snapshot(database)
+    return tables.totals_at, tables.journal_at
 
 
 @pytest.mark.timeout(300 + EVENTS / 2)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-async def test_what_ten_writers_append_is_applied_once(
+async def test_events_of_ten_writers_are_applied_once(
     kind: str,
     request: pytest.FixtureRequest,
     eventjet_nats: NatsServer,
@@ -91,15 +91,15 @@ async def test_what_ten_writers_append_is_applied_once(
 
 
 def check(ledger: Ledger, how: str) -> None:
-    """The read models come to hold exactly what was appended."""
-    log: list[tuple[str, Added | Noted]] = [(one.aggregate_id, one.data) for one in ledger.recorded(EVENTS)]
+    """Assert that the read models come to hold exactly what was appended."""
+    log: list[tuple[str, Added | Noted]] = [(event.aggregate_id, event.data) for event in ledger.recorded(EVENTS)]
     assert len(log) == EVENTS
     database = ledger.settings.database
     await_it(
         lambda: min(positions(database)) >= EVENTS, lambda: how, CATCH_UP_S, reached=lambda: sum(positions(database))
     )
-    seen = snapshot(database)
-    verdict = judge(Truth(log), seen)
-    print(f"\n{how}, events appended {WRITERS}-way: {seen.journal_count:,} applied, {verdict}")  # noqa: T201
-    assert seen.journal_count == EVENTS == sum(row.additions for row in seen.totals)
+    tables = snapshot(database)
+    verdict = judge(Truth(log), tables)
+    print(f"\n{how}, events appended {WRITERS}-way: {tables.journal_count:,} applied, {verdict}")  # noqa: T201
+    assert tables.journal_count == EVENTS == sum(row.additions for row in tables.totals)
     assert verdict.right

@@ -20,9 +20,9 @@ from tests.faults.scene import Scene
 KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "14"))
 """How many times a worker is killed or stopped, on each database; 28 reach every failpoint in both ways."""
 EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", str(100 * KILLS)))
-"""That arrive meanwhile."""
+"""Events that arrive meanwhile."""
 PLACES = ("idle", *(name for name in failpoints.NAMES if name.startswith("worker.")))
-"""Those of a revision that takes over are tried in `test_revision_edges`."""
+"""Failpoints of a revision that takes over are in `test_revision_edges`."""
 OFTEN = (
     "worker.batch_taken",
     "worker.batch_folded",
@@ -30,24 +30,24 @@ OFTEN = (
     "worker.rows_written",
     "worker.after_commit",
 )
-"""Reached with every batch, so they are armed for a later one."""
+"""Failpoints that every batch reaches, so they are armed for a later one."""
 
 
 def plan(kills: int, first: str) -> list[Fault]:
-    """Every place in both ways, again and again, shuffled; a short plan has half of them in the `first` way."""
+    """Return every place in both ways, again and again, shuffled; a short plan has half of them in the `first` way."""
     chance = random.Random(kills)
     actions = (first, "stop" if first == "kill" else "kill")
     every = [(name, actions[(index + turn) % 2]) for turn, (index, name) in product((0, 1), enumerate(PLACES))]
-    found: list[Fault] = []
-    while len(found) < kills:
-        part = every[: kills - len(found)]
+    faults: list[Fault] = []
+    while len(faults) < kills:
+        part = every[: kills - len(faults)]
         chance.shuffle(part)
-        found += [Fault(name, action, chance.randrange(1, 9) if name in OFTEN else 1) for name, action in part]
-    return found
+        faults += [Fault(name, action, chance.randrange(1, 9) if name in OFTEN else 1) for name, action in part]
+    return faults
 
 
 def coverage(done: Counter[Fault]) -> list[str]:
-    """One line a place: how often it was reached in each way."""
+    """Return a line for each place: how often it was reached in each way."""
     return [
         f"  {name:24} killed {done[Fault(name, 'kill')]:3}, stopped and revived {done[Fault(name, 'stop')]:3}"
         for name in PLACES
@@ -64,12 +64,12 @@ def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage:
     audit = Audit.read(stage.ledger.settings.database)
     stage.say(f"{chain.done.total()} kills, {chain.under_load} while events arrived: {verdict}")
     stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
-    stage.say(f"{chain.refused} of those revived were refused a write, {chain.held} held the database while stopped")
+    stage.say(f"{chain.refused} of those revived were refused a write, {chain.locked} held the database while stopped")
     if chain.takeovers_s:
-        took = f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most"
+        took_s = f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most"
         many = len(chain.takeovers_s)
-        stage.say(f"workers that stood by took leases of {LEASE_S} s over from stopped ones {many} times: {took}")
-    stage.said.extend(coverage(chain.done))
+        stage.say(f"workers that stood by took leases of {LEASE_S} s over from stopped ones {many} times: {took_s}")
+    stage.summary.extend(coverage(chain.done))
     assert verdict.right
     assert not audit.zombies
     assert not audit.breaks

@@ -1,4 +1,4 @@
-"""Servers killed and databases blocked while workers run and events arrive: they carry on by themselves."""
+"""Servers killed and databases blocked while workers run and events arrive: the workers recover by themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import Scene, scene
 
 OUTAGES = int(os.environ.get("EVENTJET_TEST_OUTAGES", "2"))
-"""Of each kind, on each database."""
+"""The number of each kind, on each database."""
 RATE = 200.0
 RECOVERS_S = 40.0
 LEASE_S = 1.0
@@ -29,7 +29,7 @@ LEASE_S = 1.0
 
 @contextmanager
 def servers(kind: str, folder: Path) -> Generator[tuple[NatsServer, PostgresServer | None, str]]:
-    """Servers of this test's own, since they are killed."""
+    """Start servers of this test's own, since they are killed."""
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer())
         if kind == "sqlite":
@@ -40,7 +40,7 @@ def servers(kind: str, folder: Path) -> Generator[tuple[NatsServer, PostgresServ
 
 
 def blocked(path: str, seconds: float) -> None:
-    """Hold SQLite for a while, as a stopped writer or a backup might."""
+    """Lock SQLite for a while, as a stopped writer or a backup might."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
         connection.execute("begin immediate")
@@ -51,29 +51,29 @@ def blocked(path: str, seconds: float) -> None:
 
 
 class Weather:
-    """Outages, each followed by the recovery that nobody helps along."""
+    """Outages, each followed by a recovery without help."""
 
     def __init__(self, stage: Scene, recovers_s: float) -> None:
         self.recovered_s: dict[str, list[float]] = {}
         self._stage = stage
         self._recovers_s = recovers_s
 
-    def strike(self, what: str, outage: Callable[[], None]) -> None:
-        """Events arrive before, during and after; both projections must take some that came after it."""
+    def strike(self, name: str, outage: Callable[[], None]) -> None:
+        """Have events arrive before, during and after; both projections must apply some that came after it."""
         feed = self._stage.feed
         before = feed.stored
         await_it(lambda: feed.stored > before + 20, lambda: "events to arrive")
         outage()
         began = time.monotonic()
         self._stage.caught_up(feed.stored + 20, self._recovers_s)
-        self.recovered_s.setdefault(what, []).append(time.monotonic() - began)
+        self.recovered_s.setdefault(name, []).append(time.monotonic() - began)
         self._stage.check()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200 + 240 * OUTAGES)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack) -> None:
+def test_workers_recover_from_killed_servers(kind: str, tmp_path: Path, processes: ExitStack) -> None:
     chance = random.Random(9)
     with (
         servers(kind, tmp_path) as (nats, postgres, database),
@@ -100,16 +100,16 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
             if postgres is not None:
                 weather.strike("PostgreSQL killed (SIGKILL, every process)", killed(postgres))
             else:
-                # The longest one outlasts what a writer waits for the lock.
-                held_s = BUSY_TIMEOUT_S + 2 if round_ == 0 and OUTAGES >= 20 else 0.5 + 2 * chance.random()
-                outage = lambda held_s=held_s: blocked(str(tmp_path / "read.db"), held_s)  # noqa: E731
+                # The longest one outlasts a writer's wait for the lock.
+                locked_s = BUSY_TIMEOUT_S + 2 if round_ == 0 and OUTAGES >= 20 else 0.5 + 2 * chance.random()
+                outage = lambda locked_s=locked_s: blocked(str(tmp_path / "read.db"), locked_s)  # noqa: E731
                 weather.strike("SQLite held by another writer", outage)
         stage.feed.end()
         verdict = stage.finish(max(60.0, recovers_s))
         audit = Audit.read(database)
-        for what, times in weather.recovered_s.items():
+        for name, times in weather.recovered_s.items():
             stage.say(
-                f"{what} {len(times)} times while events arrived: caught up again after {median(times):.1f} s in the "
+                f"{name} {len(times)} times while events arrived: caught up again after {median(times):.1f} s in the "
                 f"middle, {max(times):.1f} s at most"
             )
         stage.say(f"{verdict}; {audit}; rows right at each of {stage.checks} looks; {stage.feed.resent} appends resent")

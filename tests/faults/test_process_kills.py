@@ -1,4 +1,4 @@
-"""Transfers while whoever carries them out is killed, stopped and woken, and servers with them."""
+"""Transfers while their workers and servers are killed, stopped and woken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.acting.worker import transfers
 from tests.nats_cluster import NatsCluster
 
 KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "10"))
-"""At random moments."""
+"""The number of kills at random moments."""
 TRANSFERS = max(30, int(1.5 * KILLS))
 WORKERS = 2
 SEED = int(os.environ.get("EVENTJET_TEST_SEED", "1"))
@@ -29,9 +29,9 @@ ACTING = ("cursor.", "step.", "timer.", "due.", "reaction.")
 POINTS = [name for name in failpoints.NAMES if name.startswith(ACTING)]
 EVERY_DAY = ("step.decided", "step.stored", "cursor.before_write", "timer.set", "due.stored", "reaction.stored")
 ZOMBIES = ("step.decided",)
-"""Where workers are killed, and stopped to be woken as zombies, in every run; `make faults` has all there are."""
+"""Failpoints at which workers are killed, and stopped to be woken as zombies, in every run; `make faults` has all."""
 _REACHED_S = 10.0
-"""A worker that stands by reaches nothing: after so long its failpoint is given to another."""
+"""After so long the failpoint of a worker that stands by is given to another."""
 _BETWEEN_S = 0.2
 _LIMIT_S = 600 + 12 * KILLS
 
@@ -50,25 +50,27 @@ async def acted(
         await run.open()
         with Troupe(url, folder, WORKERS, points) as troupe:
             task = asyncio.ensure_future(trouble(troupe, random.Random(SEED)))
-            while len(run.asked) < TRANSFERS or not task.done() or troupe.left:
+            while len(run.requested) < TRANSFERS or not task.done() or troupe.left:
                 await run.ask()
                 await asyncio.to_thread(troupe.tend)
                 troupe.give_up_points(_REACHED_S)
                 await asyncio.sleep(_BETWEEN_S)
             await task
             ended = await run.ended(troupe)
-        found = await insist(lambda: run.reckon(troupe))
-        said = f"{len(run.asked)} transfers, {troupe.killed} killed, {troupe.reached.total()} at failpoints: {found}"
-        assert ended, said
-        assert found.is_right, said
+        ends = await insist(lambda: run.reckon(troupe))
+        summary = (
+            f"{len(run.requested)} transfers, {troupe.killed} killed, {troupe.reached.total()} at failpoints: {ends}"
+        )
+        assert ended, summary
+        assert ends.is_right, summary
         assert set(troupe.reached) == {point.rpartition(":")[0] for point in points}, troupe.reached
-        return said
+        return summary
 
 
 async def killed_at_random(troupe: Troupe, chance: random.Random) -> None:
     for _ in range(KILLS):
         await asyncio.sleep(chance.uniform(0.2, 2.5))
-        troupe.kill_one(chance)
+        troupe.kill_worker(chance)
 
 
 async def nothing(_troupe: Troupe, _chance: random.Random) -> None:
@@ -77,14 +79,16 @@ async def nothing(_troupe: Troupe, _chance: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(_LIMIT_S)
-async def test_transfers_come_right_while_workers_are_killed_at_random(tmp_path: Path, said: list[str]) -> None:
+async def test_transfers_complete_while_workers_are_killed_at_random(tmp_path: Path, report_lines: list[str]) -> None:
     with NatsServer() as server:
-        said.append(await acted(server.url, tmp_path, [], killed_at_random))
+        report_lines.append(await acted(server.url, tmp_path, [], killed_at_random))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(_LIMIT_S)
-async def test_transfers_come_right_whatever_workers_are_killed_or_stopped_at(tmp_path: Path, said: list[str]) -> None:
+async def test_transfers_complete_while_workers_are_killed_and_stopped_at_failpoints(
+    tmp_path: Path, report_lines: list[str]
+) -> None:
     """At every failpoint, and stopped ones wake as zombies."""
     kills = POINTS if KILLS >= 100 else EVERY_DAY
     stops = POINTS if KILLS >= 100 else ZOMBIES
@@ -93,27 +97,29 @@ async def test_transfers_come_right_whatever_workers_are_killed_or_stopped_at(tm
     points = [f"{name}:{action}:{next(counts)}" for name, action in wanted]
     random.Random(SEED).shuffle(points)
     with NatsServer() as server:
-        said.append(await acted(server.url, tmp_path, points, nothing))
+        report_lines.append(await acted(server.url, tmp_path, points, nothing))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(_LIMIT_S)
-async def test_transfers_come_right_while_the_server_is_killed(tmp_path: Path, said: list[str]) -> None:
+async def test_transfers_complete_while_the_server_is_killed(tmp_path: Path, report_lines: list[str]) -> None:
     async def kill_servers(troupe: Troupe, chance: random.Random) -> None:
         for _ in range(max(2, KILLS // 10)):
             await asyncio.sleep(chance.uniform(0.5, 3))
             await asyncio.to_thread(server.kill)
             await asyncio.sleep(chance.random())
             await asyncio.to_thread(server.start)
-            troupe.kill_one(chance)
+            troupe.kill_worker(chance)
 
     with NatsServer() as server:
-        said.append(await acted(server.url, tmp_path, [], kill_servers))
+        report_lines.append(await acted(server.url, tmp_path, [], kill_servers))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(_LIMIT_S)
-async def test_transfers_come_right_on_three_replicas_while_leaders_are_killed(tmp_path: Path, said: list[str]) -> None:
+async def test_transfers_complete_on_three_replicas_while_leaders_are_killed(
+    tmp_path: Path, report_lines: list[str]
+) -> None:
     async def kill_leaders(troupe: Troupe, chance: random.Random) -> None:
         for _ in range(max(2, KILLS // 10)):
             await asyncio.sleep(chance.uniform(0.5, 3))
@@ -121,9 +127,9 @@ async def test_transfers_come_right_on_three_replicas_while_leaders_are_killed(t
             await asyncio.to_thread(victim.kill)
             await asyncio.sleep(chance.random())
             await asyncio.to_thread(victim.start)
-            troupe.kill_one(chance)
+            troupe.kill_worker(chance)
             with suppress(Exception):
                 await asyncio.to_thread(cluster.wait_ready)
 
     with NatsCluster() as cluster:
-        said.append(await acted(cluster.url, tmp_path, [], kill_leaders, replicas=3))
+        report_lines.append(await acted(cluster.url, tmp_path, [], kill_leaders, replicas=3))

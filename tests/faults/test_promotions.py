@@ -1,7 +1,7 @@
 """A whole cluster is killed under load, or its log moves, and the mirror in the other region's cluster is promoted.
 
-Every acknowledged command is in the promoted log, or named by position; no row is wrong afterwards. How often it is
-tried is said by `EVENTJET_TEST_PROMOTIONS`.
+Every acknowledged command is in the promoted log, or named by position; no row is wrong afterwards. The number of
+tries is `EVENTJET_TEST_PROMOTIONS`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def writing(jet: Jet, account: str, acknowledged: list[Committed[Account, 
 
 
 @pytest.mark.timeout(900 * TRIES)
-async def test_after_a_cluster_is_killed_every_acknowledged_command_is_there_or_named(tmp_path: Path) -> None:
+async def test_after_a_cluster_is_killed_every_acknowledged_command_is_kept_or_named(tmp_path: Path) -> None:
     for number in range(TRIES):
         await killed_and_promoted(tmp_path / str(number), lags=number % 2 == 0)
 
@@ -70,7 +70,7 @@ async def test_a_log_moves_between_clusters_under_load_without_a_loss(tmp_path: 
 
 @asynccontextmanager
 async def mirrored(folder: Path) -> AsyncGenerator[tuple[list[NatsServer], list[NatsServer], Settings]]:
-    """A cluster in the east with an empty log, and one in the west with the log's mirror."""
+    """Make a cluster in the east with an empty log, and one in the west with the log's mirror."""
     with ExitStack() as stack:
         east, west = two_clusters(folder, bank.name, stack)
         for servers in (east, west):
@@ -90,11 +90,11 @@ async def mirrored(folder: Path) -> AsyncGenerator[tuple[list[NatsServer], list[
 
 
 async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
-    """One disaster; with `lags` the mirror is away when it happens, so that it lacks what was acknowledged last."""
+    """Go through a disaster; with `lags` the mirror is away when it happens, so that it lacks the last acknowledged."""
     acknowledged: list[Committed[Account, Any]] = []
     async with mirrored(folder) as (east, west, settings):
         async with bank.connect(settings) as jet, working(bank, settings):
-            writers = [asyncio.ensure_future(writing(jet, f"a-{one}", acknowledged)) for one in range(WRITERS)]
+            writers = [asyncio.ensure_future(writing(jet, f"a-{number}", acknowledged)) for number in range(WRITERS)]
             await acknowledging(acknowledged, writers, 300 + random.randrange(300))
             if lags:
                 for server in west:
@@ -111,22 +111,22 @@ async def killed_and_promoted(folder: Path, *, lags: bool) -> None:
         assert await asyncio.to_thread(crossing, east[0].url, west[0].url, bank.name) == set()
         fenced = await asyncio.to_thread(promotion.promote, bank, settings)
         assert fenced.sealed
-        assert max(one.position for one in acknowledged) <= fenced.known_last
-        lost = sum(one.position > promoted.end for one in acknowledged)
+        assert max(commit.position for commit in acknowledged) <= fenced.known_last
+        lost = sum(commit.position > promoted.end for commit in acknowledged)
         print(f"{len(acknowledged)} commands acknowledged, {lost} not in the mirror, each of them named")  # noqa: T201
 
 
 async def moved(folder: Path) -> None:
-    """One planned move, while commands are recorded until they are refused."""
+    """Go through a planned move, while commands are recorded until they are refused."""
     acknowledged: list[Committed[Account, Any]] = []
     async with mirrored(folder) as (_, _, settings):
         async with bank.connect(settings) as jet, working(bank, settings):
-            writers = [asyncio.ensure_future(writing(jet, f"a-{one}", acknowledged)) for one in range(WRITERS)]
+            writers = [asyncio.ensure_future(writing(jet, f"a-{number}", acknowledged)) for number in range(WRITERS)]
             await acknowledging(acknowledged, writers, 300 + random.randrange(300))
             promoted = await asyncio.to_thread(promotion.promote, bank, settings)
             await asyncio.wait(writers, timeout=PATIENT_S)
         assert (promoted.sealed, promoted.end) == (True, promoted.log_last)
-        assert max(one.position for one in acknowledged) <= promoted.end
+        assert max(commit.position for commit in acknowledged) <= promoted.end
         await goes_on(settings, promoted, acknowledged)
         print(f"{len(acknowledged)} commands acknowledged, and all moved")  # noqa: T201
 
@@ -165,14 +165,14 @@ async def goes_on(
 async def none_is_lost_unnamed(
     after: Settings, promoted: promotion.Promotion, acknowledged: list[Committed[Account, Any]]
 ) -> None:
-    """Each acknowledged event up to the mirror's end is at its position in the promoted log."""
+    """Assert that each acknowledged event up to the mirror's end is at its position in the promoted log."""
     async with connected(after) as client, bank.connect(after) as jet:
         assert client.domain == "west"
         stored = {
             record[0]: (record[2].decode(), number_of(record[3], VERSION)) async for record in jet.store.records()
         }
         assert list(stored) == list(range(1, promoted.end + 1))
-        for one in acknowledged:
-            if one.position <= promoted.end:
-                subject = subject_of(bank.name, "account", one.state.owner or "")
-                assert stored[one.position] == (subject, one.version)
+        for commit in acknowledged:
+            if commit.position <= promoted.end:
+                subject = subject_of(bank.name, "account", commit.state.owner or "")
+                assert stored[commit.position] == (subject, commit.version)

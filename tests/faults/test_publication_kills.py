@@ -37,14 +37,14 @@ POINTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + PATIENT_S)
-async def test_what_is_published_is_published_once_and_in_order(tmp_path: Path, said: list[str]) -> None:
+async def test_messages_are_published_once_and_in_order(tmp_path: Path, report_lines: list[str]) -> None:
     chance, over = random.Random(SEED), asyncio.Event()
     with NatsServer() as server:
         settings = Settings(servers=(server.url,))
         async with town.connect(settings) as jet:
             client = jet.client
             assert client is not None
-            # So short a window that nothing is kept apart by its id.
+            # So short a window that the server drops no message for its id.
             config = {"name": STREAM, "subjects": [f"{STREAM}.>"], "allow_atomic": True}
             config["duplicate_window"] = 100_000_000
             await client.ask(create_stream(config))
@@ -58,7 +58,7 @@ async def test_what_is_published_is_published_once_and_in_order(tmp_path: Path, 
                         await asyncio.to_thread(troupe.tend)
                         troupe.give_up_points(10.0)
                         if number % 2 or not troupe.left:
-                            troupe.kill_one(chance)
+                            troupe.kill_worker(chance)
                         if number % 8 == 5:
                             await asyncio.to_thread(server.kill)
                             await asyncio.to_thread(server.start)
@@ -84,15 +84,15 @@ async def test_what_is_published_is_published_once_and_in_order(tmp_path: Path, 
                     await asyncio.sleep(0.2)
             pages = read_range(Endpoint.of(settings), STREAM, 1, count + 1)
             bodies = [json.loads(record[4]) for page in pages for record in page]
-    told = [(int(body["sequence"]), body["data"]["part"]) for body in bodies]
-    said.append(
-        f"{len(recorded)} events, {len(told)} messages, {troupe.killed + troupe.reached.total()} kills and stops: "
-        f"{len(set(wanted) - set(told))} missing, {len(told) - len(set(told))} twice, in order: {told == sorted(told)}"
+    sent = [(int(body["sequence"]), body["data"]["part"]) for body in bodies]
+    report_lines.append(
+        f"{len(recorded)} events, {len(sent)} messages, {troupe.killed + troupe.reached.total()} kills and stops: "
+        f"{len(set(wanted) - set(sent))} missing, {len(sent) - len(set(sent))} twice, in order: {sent == sorted(sent)}"
     )
     assert len(recorded) == EVENTS
-    assert told == wanted
+    assert sent == wanted
 
 
 async def messages(client: Client, stream: str) -> int:
-    """How many there are in a stream."""
+    """Return the number of messages in a stream."""
     return (await client.ask(stream_info(stream))).messages

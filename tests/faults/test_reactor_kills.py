@@ -29,14 +29,14 @@ MODULE = "tests.faults.acting.bells"
 
 
 async def killed(troupe: Troupe, server: NatsServer, times: int, over: asyncio.Event) -> None:
-    """Workers, and now and then the server with them."""
+    """Kill workers, and now and then the server with them."""
     chance = random.Random(SEED)
     for number in range(times):
         if over.is_set():
             return
         await asyncio.sleep(chance.uniform(0.3, 3))
         await asyncio.to_thread(troupe.tend)
-        troupe.kill_one(chance)
+        troupe.kill_worker(chance)
         if number % 5 == 2:
             await asyncio.to_thread(server.kill)
             await asyncio.sleep(chance.random())
@@ -52,10 +52,10 @@ async def tended(troupe: Troupe, over: asyncio.Event) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300 + PATIENT_S)
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(
-    partitions: int, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+async def test_every_effect_happens_in_order_under_one_key_with_one_command(
+    partitions: int, tmp_path: Path, report_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Divided, the partitions go over to the other worker with each kill, and back with its successor."""
+    """With partitions, they move to the other worker with each kill, and back with its successor."""
     monkeypatch.setenv("BELLS_PARTITIONS", str(partitions))
     over = asyncio.Event()
     with NatsServer() as server:
@@ -76,14 +76,14 @@ async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(
                 deadline = asyncio.get_running_loop().time() + PATIENT_S
                 towers = [f"b{bell}" for bell in range(AGGREGATES)]
                 while True:
-                    states = [await insist(lambda one=one: jet.repository(Tower).load(one)) for one in towers]
+                    states = [await insist(lambda tower=tower: jet.repository(Tower).load(tower)) for tower in towers]
                     counted = [state.counted for state in states]
                     if sum(counted) >= EVENTS or asyncio.get_running_loop().time() > deadline:
                         break
                     await asyncio.sleep(0.2)
                 over.set()
                 await tending
-            recorded = {one: [event.data for event in await jet.repository(Tower).history(one)] for one in towers}
+            recorded = {tower: [event.data for event in await jet.repository(Tower).history(tower)] for tower in towers}
     keys: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     first: defaultdict[str, list[int]] = defaultdict(list)
     for line in troupe.outside.read_text().splitlines():
@@ -92,7 +92,7 @@ async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(
             first[bell].append(int(n))
         keys[bell, int(n)][key] += 1
     calls = sum(count.total() for count in keys.values())
-    said.append(
+    report_lines.append(
         f"{EVENTS} events of {AGGREGATES} aggregates in {partitions} partitions, {troupe.killed} killed: "
         f"{len(keys)} effects in {calls} calls, "
         f"{sum(len(count) > 1 for count in keys.values())} under two keys; {sum(counted)} commands recorded"
@@ -106,7 +106,7 @@ async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + PATIENT_S)
-async def test_every_deadline_is_decided_once_and_never_early(tmp_path: Path, said: list[str]) -> None:
+async def test_every_deadline_is_decided_once_and_never_early(tmp_path: Path, report_lines: list[str]) -> None:
     over, chance = asyncio.Event(), random.Random(SEED)
     within_s = max(15.0, DEADLINES / 100)
     with NatsServer() as server:
@@ -126,20 +126,22 @@ async def test_every_deadline_is_decided_once_and_never_early(tmp_path: Path, sa
                 await asyncio.gather(*map(lay, names))
                 await trouble
                 end = asyncio.get_running_loop().time() + PATIENT_S
-                left = names
-                while left and asyncio.get_running_loop().time() < end:
-                    left = [name for name in left if not (await insist(lambda name=name: eggs.load(name))).taken]
+                undecided = names
+                while undecided and asyncio.get_running_loop().time() < end:
+                    undecided = [
+                        name for name in undecided if not (await insist(lambda name=name: eggs.load(name))).taken
+                    ]
                     await asyncio.sleep(0.2)
                 over.set()
                 await tending
             late: list[float] = []
             counts: Counter[int] = Counter()
             for name in names:
-                laid, *taken = await eggs.history(name)
-                counts[len(taken)] += 1
-                late += [(one.recorded_at - laid.data.until).total_seconds() for one in taken]  # type: ignore[union-attr]
+                laid, *decided = await eggs.history(name)
+                counts[len(decided)] += 1
+                late += [(decision.recorded_at - laid.data.until).total_seconds() for decision in decided]  # type: ignore[union-attr]
     late.sort()
-    said.append(
+    report_lines.append(
         f"{DEADLINES} deadlines, {troupe.killed} killed: decided {dict(counts)}, {sum(s < 0 for s in late)} early; "
         f"late {late[len(late) // 2]:.2f} s in the middle, {late[-1]:.2f} s at most"
     )

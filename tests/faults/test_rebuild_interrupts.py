@@ -19,17 +19,17 @@ from tests.faults.rebuilding import RebuildProcess, Stage, stage
 from tests.integration.rebuild_log import remains
 
 EVERY = bool(os.environ.get("EVENTJET_TEST_REBUILD_KILLS"))
-"""Whether every place is tried on each database, and not some on either."""
+"""Whether every place is tried on each database, and not some on each."""
 PLACES = tuple(name for name in failpoints.NAMES if name.startswith(("rebuild.", "verify.")))
 INTERRUPTED = 130
 SOON_S = 1.0
-"""Of processor time: on a machine that is busy with other things the clock says little."""
+"""The bound in processor time: on a busy machine the clock says little."""
 LATE_S = 60.0
 SPARK_STARTS_S = 240.0
 
 
 def cpu_s(pid: int) -> float:
-    """What a process has spent so far; 0 when it is gone."""
+    """Return the processor time that a process has used; 0 when it is gone."""
     try:
         spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     except OSError:
@@ -38,7 +38,7 @@ def cpu_s(pid: int) -> float:
 
 
 def interrupted(run: RebuildProcess, scene: Stage) -> tuple[float, float]:
-    """Check how it ended; returns the seconds it took since its failpoint, and those of them it had a processor."""
+    """Check how it ended; return the seconds since its failpoint, and those of them on a processor."""
     await_it(run.fired.exists, run.logged)
     began, first = run.fired.stat().st_mtime, cpu_s(run.process.pid)
     last = first
@@ -70,7 +70,7 @@ async def test_ctrl_c_ends_a_run_at_any_step_within_a_second(
         await scene.settle()
         slowest = max(took, key=lambda name: took[name])
         middle_s, busy_s = (median(column) for column in zip(*took.values(), strict=True))
-        scene.said.append(
+        scene.summary.append(
             f"Ctrl-C (SIGINT) at {len(took)} places: over after {middle_s:.2f} s in the middle, {busy_s:.2f} s of them "
             f"on a processor; {took[slowest][0]:.2f} s at most (at {slowest})"
         )
@@ -95,7 +95,7 @@ async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, 
             assert run.ended(LATE_S) == INTERRUPTED, run.logged()
             took_s = time.monotonic() - began
             nats.resume()
-        scene.said.append(f"Ctrl-C while NATS was silent (SIGSTOP): over after {took_s:.2f} s")
+        scene.summary.append(f"Ctrl-C while NATS was silent (SIGSTOP): over after {took_s:.2f} s")
         await scene.settle()
     assert took_s < 25.0  # reads have patience for 30
 
@@ -127,5 +127,5 @@ async def test_a_signal_ends_spark_too(
             assert list(temporary.iterdir()) == []
             await_it(lambda: run.others() == {}, lambda: str(run.others()), 300.0)
         assert remains(Database(scene.ledger.settings.database)) == []
-        scene.said.append(f"Spark, {number.name} at {place}: over after {took_s:.2f} s")
+        scene.summary.append(f"Spark, {number.name} at {place}: over after {took_s:.2f} s")
         await scene.settle()

@@ -14,16 +14,16 @@ from eventjet.dev.nats import NatsServer
 from tests.faults.rebuilding import RebuildProcess, Stage, stage
 
 KILLS = int(os.environ.get("EVENTJET_TEST_REBUILD_KILLS", "0"))
-"""How often two at once, and a fifth of that at each place; by default once at every fourth one, others on the other
+"""How often two at once, and a fifth of that at each place; by default at every fourth place, others on the other
 database."""
 ALONE = tuple(name for name in failpoints.NAMES if name.startswith(("rebuild.", "verify.")))
 NOT_ON_SQLITE = ("rebuild.keys_made",)
-"""Its shadow has its keys from the start."""
+"""On SQLite the shadow table has its keys from the start."""
 PAIRS = max(1, KILLS)
 
 
 def places(*, sqlite: bool) -> list[str]:
-    """Where runs are killed, one after the other."""
+    """Return where runs are killed, one after the other."""
     named = ALONE * max(1, KILLS // 5) if KILLS else ALONE[2 * int(sqlite) + 1 :: 4]
     return [name for name in named if not (sqlite and name in NOT_ON_SQLITE)]
 
@@ -45,12 +45,12 @@ async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
                 run.killed()
             killed[name] += 1
             await scene.settle()
-        scene.said += [f"{killed.total()} runs killed (SIGKILL) at {len(killed)} places", *coverage(killed)]
+        scene.summary += [f"{killed.total()} runs killed (SIGKILL) at {len(killed)} places", *coverage(killed)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 120 * PAIRS)
-async def test_of_two_rebuilds_at_once_one_may_be_killed_and_the_other_does_its_work(
+async def test_a_rebuild_completes_while_a_concurrent_one_is_killed(
     eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
     chance = random.Random(PAIRS)
@@ -65,10 +65,10 @@ async def test_of_two_rebuilds_at_once_one_may_be_killed_and_the_other_does_its_
                 assert other.ended() == 0, other.logged()
             killed[name] += 1
             await scene.settle()
-        scene.said += [f"{killed.total()} times two at once, one of them killed", *coverage(killed)]
+        scene.summary += [f"{killed.total()} times two at once, one of them killed", *coverage(killed)]
 
 
 async def both_done(scene: Stage) -> None:
-    with RebuildProcess(scene) as one, RebuildProcess(scene) as other:
-        assert (one.ended(), other.ended()) == (0, 0), one.logged() + other.logged()
+    with RebuildProcess(scene) as first, RebuildProcess(scene) as second:
+        assert (first.ended(), second.ended()) == (0, 0), first.logged() + second.logged()
     await scene.check()

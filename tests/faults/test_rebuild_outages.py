@@ -1,4 +1,4 @@
-"""What a rebuild stands on is killed under it: NATS, PostgreSQL, one backend. The live table is always whole."""
+"""NATS, PostgreSQL or one of its backends is killed under a rebuild. The live table is always whole."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from eventjet.sql.database import Database
 from tests.faults.rebuilding import RebuildProcess, Stage, stage
 
 KILLS = int(os.environ.get("EVENTJET_TEST_REBUILD_KILLS", "0"))
-"""Of each server and backend; by default at one place each."""
+"""The number for each server and backend; by default at one place each."""
 READING = ("rebuild.batch_read", "rebuild.engine_started", "rebuild.loaded", "rebuild.indexed", "rebuild.before_swap")
 LOADING = ("rebuild.rows_copied", "rebuild.inside_swap", "rebuild.part_begun", "rebuild.loaded", "rebuild.keys_made")
 IN_A_SESSION = tuple(name for name in LOADING if name != "rebuild.loaded")
-"""Those of them at which the run has one with the database."""
+"""The places of `LOADING` at which the run has a session with the database."""
 STATUSES = (0, 1, 3)
 """Done; could not be finished; a component was away."""
 
 
 @contextmanager
 def own_stage(kind: str, folder: Path) -> Generator[tuple[Stage, NatsServer, PostgresServer | None]]:
-    """On servers of its own, since they are killed."""
+    """Make a stage on servers of its own, since they are killed."""
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer(sync_interval="1m"))
         postgres = stack.enter_context(PostgresServer()) if kind == "postgresql" else None
@@ -38,23 +38,23 @@ def own_stage(kind: str, folder: Path) -> Generator[tuple[Stage, NatsServer, Pos
 
 
 def some(names: tuple[str, ...], first: int = 1) -> list[str]:
-    """Places to be at when it happens."""
+    """Return the places to be at when it happens."""
     return [names[number % len(names)] for number in range(KILLS)] if KILLS else list(names[:first])
 
 
 def goes_on(run: RebuildProcess) -> int:
-    """Let what was stopped go on; its status, with an error of one paragraph at most."""
+    """Let what was stopped go on; return its status, with an error of one paragraph at most."""
     for pid in run.stopped():
         os.kill(pid, signal.SIGCONT)
     status = run.ended()
-    said = run.logged()
-    assert status in STATUSES, said
-    assert "Traceback" not in said, said
+    log = run.logged()
+    assert status in STATUSES, log
+    assert "Traceback" not in log, log
     return status
 
 
-def summed(what: str, ends: Counter[int]) -> str:
-    return f"{what} {ends.total()} times under a rebuild: {ends[0]} finished, {ends.total() - ends[0]} said why not"
+def summed(name: str, ends: Counter[int]) -> str:
+    return f"{name} {ends.total()} times under a rebuild: {ends[0]} finished, {ends.total() - ends[0]} said why not"
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ async def test_a_rebuild_outlives_a_killed_nats_server_or_leaves_the_live_table_
                 nats.start()
                 ends[goes_on(run)] += 1
             await scene.settle()
-        scene.said.append(summed("NATS killed (SIGKILL) and started again", ends))
+        scene.summary.append(summed("NATS killed (SIGKILL) and started again", ends))
     assert ends[0] > 0
 
 
@@ -82,7 +82,7 @@ async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_e
     ends: dict[str, Counter[int]] = {"terminated": Counter(), "killed": Counter(), "server": Counter()}
     with own_stage("postgresql", tmp_path) as (scene, _, postgres):
         assert postgres is not None
-        for how, seen in ends.items():
+        for how, statuses in ends.items():
             for name in some(LOADING if how == "server" else IN_A_SESSION):
                 with RebuildProcess(scene, at=name, action="stop") as run:
                     run.await_stop()
@@ -91,10 +91,10 @@ async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_e
                         postgres.start()
                     else:
                         end_backends(scene, kill=how == "killed")
-                    seen[goes_on(run)] += 1
+                    statuses[goes_on(run)] += 1
                 scene.database_is_up()
                 await scene.settle()
-        scene.said += [
+        scene.summary += [
             summed("backends of the run ended (pg_terminate_backend)", ends["terminated"]),
             summed("a backend of the run killed (SIGKILL)", ends["killed"]),
             summed("PostgreSQL killed (SIGKILL) and started again", ends["server"]),
@@ -103,7 +103,7 @@ async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_e
 
 
 def end_backends(scene: Stage, *, kill: bool) -> None:
-    """Those of the run."""
+    """End the sessions of the run."""
     query = "select pid from pg_stat_activity where application_name ~ '^eventjet rebuild( [0-9a-f]{16})?$' order by 1"
     with Database(scene.ledger.settings.database).sync_engine("fault tests").begin() as connection:
         pids = list(connection.scalars(text(query)))

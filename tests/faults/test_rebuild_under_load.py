@@ -15,15 +15,15 @@ from eventjet.sql.database import Database
 from tests.faults.rebuilding import NAMES, RebuildProcess, Stage, stage
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))
-"""In the log when the rebuilds begin."""
+"""Events in the log when the rebuilds begin."""
 REBUILDS = int(os.environ.get("EVENTJET_TEST_REBUILDS", "2"))
 RATE = float(os.environ.get("EVENTJET_TEST_REBUILD_RATE", "150"))
-"""Commands in a second; 700 are asked for to get 500 on two cores."""
+"""Commands in a second; 700 are requested to get 500 on two cores."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 60 * REBUILDS)
-async def test_nobody_sees_a_swap_while_commands_keep_arriving(
+async def test_readers_see_no_swap_while_commands_keep_arriving(
     eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
     with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE) as scene:
@@ -34,19 +34,19 @@ async def test_nobody_sees_a_swap_while_commands_keep_arriving(
         # Workers go on by themselves, in the new tables.
         await asyncio.to_thread(caught_up, scene)
         await scene.check()
-        scene.said.append(f"{REBUILDS} rebuilds of two read models while {rate:,.0f} commands a second arrived")
+        scene.summary.append(f"{REBUILDS} rebuilds of two read models while {rate:,.0f} commands a second arrived")
     assert generations == sorted(set(generations))
     assert rate > RATE / 5
 
 
 def rebuilt(scene: Stage) -> int:
-    """The program, so that whoever sends commands has an interpreter of its own; the generation that it made."""
+    """Rebuild as a program, so that the writers have an interpreter of their own; return the generation it made."""
     with RebuildProcess(scene) as run:
         assert run.ended() == 0, run.logged()
     with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
         query = text("select name, generation from eventjet_projection")
-        found = {row[0]: row[1] for row in connection.execute(query)}
-    return min(found[name] for name in NAMES)
+        generations = {row[0]: row[1] for row in connection.execute(query)}
+    return min(generations[name] for name in NAMES)
 
 
 def caught_up(scene: Stage) -> None:
@@ -56,8 +56,8 @@ def caught_up(scene: Stage) -> None:
     deadline = time.monotonic() + 300
     while True:
         with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
-            found = connection.scalar(query)
-        if found is not None and found >= last:
+            position = connection.scalar(query)
+        if position is not None and position >= last:
             return
-        assert time.monotonic() < deadline, (found, last)
+        assert time.monotonic() < deadline, (position, last)
         time.sleep(0.05)

@@ -15,11 +15,11 @@ from tests.faults.trials.trial import SCENARIOS, Options, Trial
 
 
 @pytest.mark.parametrize("run", [processes.kill_single, limits.max_bytes])
-def test_a_trial_holds(run: Callable[[Trial], None], tmp_path: Path) -> None:
-    (one,) = [found for found in SCENARIOS.values() if found.run is run]
+def test_a_trial_succeeds(run: Callable[[Trial], None], tmp_path: Path) -> None:
+    (trial_scenario,) = [entry for entry in SCENARIOS.values() if entry.run is run]
     with ExitStack() as stack:
         trial = Trial(tmp_path, Options(rounds=1, seconds=0.4), stack, random.Random(7))
-        one.run(trial)
-    outcome = Outcome(one, trial.figures, trial.notes)
+        trial_scenario.run(trial)
+    outcome = Outcome(trial_scenario, trial.figures, trial.notes)
     assert not outcome.failed, outcome.line()
     assert trial.figures.acked >= 20

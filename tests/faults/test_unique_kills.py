@@ -1,4 +1,4 @@
-"""Writers and the server killed while many race for few values: no two ever have one, and every claim fits."""
+"""Writers and the server are killed while many race for few values: no two ever share one, and every claim fits."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CLUSTER_KILLS = int(os.environ.get("EVENTJET_TEST_UNIQUE_CLUSTER_KILLS", "4"))
 KILLS = int(os.environ.get("EVENTJET_TEST_UNIQUE_KILLS", "12"))
 WRITERS = 3
 EVENTS = 60
-"""Between two kills, at the least."""
+"""The least number between two kills."""
 WAIT_S = 120.0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 30 * KILLS)
-async def test_no_two_have_one_value_whatever_is_killed(tmp_path: Path, processes: ExitStack) -> None:
+async def test_values_stay_unique_while_writers_and_the_server_are_killed(tmp_path: Path, processes: ExitStack) -> None:
     server = processes.enter_context(NatsServer(tmp_path / "nats"))
     server.start()
     name, chance = fresh_name("claims"), random.Random(KILLS)
@@ -64,11 +64,9 @@ async def test_no_two_have_one_value_whatever_is_killed(tmp_path: Path, processe
 
 @pytest.mark.slow
 @pytest.mark.timeout(240 + 60 * CLUSTER_KILLS)
-async def test_no_two_have_one_value_though_the_logs_leader_is_killed_again_and_again(
-    tmp_path: Path, processes: ExitStack
-) -> None:
+async def test_values_stay_unique_while_the_logs_leader_is_killed(tmp_path: Path, processes: ExitStack) -> None:
     cluster = processes.enter_context(NatsCluster())
-    processes.callback(cluster.kill)  # in good order it would take some seconds
+    processes.callback(cluster.kill)  # a clean end would take some seconds
     name = fresh_name("claims")
     settings = Settings(servers=tuple(cluster.urls), replicas=3)
     async with App(name, aggregates=[User]).connect(settings) as jet:
@@ -93,7 +91,7 @@ async def test_no_two_have_one_value_though_the_logs_leader_is_killed_again_and_
 
 
 def led_by(cluster: NatsCluster, stream: str) -> NatsServer:
-    """The server that leads the log, once there is one."""
+    """Return the server that leads the log, once there is one."""
     deadline = time.monotonic() + WAIT_S
     while (leader := cluster.stream_leader(stream)) is None:
         assert time.monotonic() < deadline, "the log has no leader"
@@ -102,7 +100,7 @@ def led_by(cluster: NatsCluster, stream: str) -> NatsServer:
 
 
 def begun(url: str, app: str, seed: int, folder: Path, processes: ExitStack) -> Forked:
-    """A writer, killed with the test."""
+    """Start a writer, killed with the test."""
     log = folder / f"writer-{seed}.log"
     environ = {**os.environ, "EVENTJET_SAVE_TIMEOUT_S": "5"}
     started = Forked(
@@ -114,16 +112,16 @@ def begun(url: str, app: str, seed: int, folder: Path, processes: ExitStack) -> 
 
 
 def ended(writers: list[Forked]) -> None:
-    for one in writers:
-        one.kill()
-        one.wait(WAIT_S)
+    for writer in writers:
+        writer.kill()
+        writer.wait(WAIT_S)
 
 
 async def grown(jet: Jet, writers: list[Forked]) -> None:
-    """Once the log has grown by so many events."""
+    """Wait until the log has grown by so many events."""
     deadline, before = time.monotonic() + WAIT_S, 0
     while time.monotonic() < deadline:
-        assert all(one.poll() is None for one in writers), "a writer ended by itself"
+        assert all(writer.poll() is None for writer in writers), "a writer ended by itself"
         try:
             last = (await jet.log()).last
         except (StoreUnavailable, Unreachable):
@@ -135,7 +133,7 @@ async def grown(jet: Jet, writers: list[Forked]) -> None:
 
 
 async def judge(jet: Jet) -> None:
-    """By the states, by the claims, and by the log at every position."""
+    """Check the states, the claims, and the log at every position."""
     users = jet.repository(User)
     states = [await users.load(f"u-{number}") for number in range(USERS)]
     emails = Counter(state.email for state in states if state.email)

@@ -1,4 +1,4 @@
-"""Workers that are stopped, replaced, and woken: what they still want to write is refused."""
+"""Workers that are stopped, replaced and woken: their late writes are refused."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TAKEOVERS = int(os.environ.get("EVENTJET_TEST_TAKEOVERS", "6"))
 RATE = 200.0
 LEASE_S = 0.6
 FACES_ITS_SUCCESSOR = 3
-"""Every so manieth zombie wakes while its successor has not written yet: only the epoch is against it then."""
+"""Every third zombie wakes while its successor has not written yet: only the epoch is against it then."""
 
 
 class Duel:
-    """Two workers on one projection, of which the one that owns it is stopped again and again."""
+    """Two workers on a projection, of which the owner is stopped again and again."""
 
     def __init__(self, stage: Scene, processes: ExitStack) -> None:
         self.takeovers_s: list[float] = []
-        self.held = 0
+        self.locked = 0
         self.refused = 0
         self.face_to_face = 0
         self._stage = stage
@@ -37,24 +37,24 @@ class Duel:
         self.workers: list[WorkerProcess] = []
 
     def start(self, fault: Fault | None = None) -> WorkerProcess:
-        made = WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, names=("totals",))
-        self.workers.append(self._processes.enter_context(made))
-        self.all.append(made)
-        return made
+        worker = WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, names=("totals",))
+        self.workers.append(self._processes.enter_context(worker))
+        self.all.append(worker)
+        return worker
 
     def owner(self) -> WorkerProcess:
-        found: list[WorkerProcess] = []
+        owners: list[WorkerProcess] = []
 
         def is_known() -> bool:
             place = self._stage.owner_of("totals")
-            found[:] = [one for one in self.workers if place is not None and one.pid == place.pid]
-            return bool(found)
+            owners[:] = [worker for worker in self.workers if place is not None and worker.pid == place.pid]
+            return bool(owners)
 
         await_it(is_known, lambda: f"an owner: {self._stage.places()}")
-        return found[0]
+        return owners[0]
 
     def stop_at_random(self) -> None:
-        """The owner is stopped wherever it is, and wakes once the other one has written."""
+        """Stop the owner wherever it is, and wake it once the other one has written."""
         owner = self.owner()
         time.sleep(self._chance.random() * 0.4)
         owner.stop()
@@ -64,7 +64,7 @@ class Duel:
         self._revive(owner)
 
     def face_successor(self) -> None:
-        """The owner is stopped before a commit, its successor before its first one; the owner wakes first."""
+        """Stop the owner before a commit and its successor before its first one; wake the owner first."""
         for worker in self.workers:
             worker.ask_to_end()
         for worker in self.workers:
@@ -82,24 +82,24 @@ class Duel:
         self.face_to_face += 1
 
     def _take_over(self, owner: WorkerProcess) -> bool:
-        """Wait until another epoch has begun; False when the stopped one holds the database."""
+        """Wait until another epoch has begun; return False when the stopped worker locks the database."""
         place = self._stage.places()["totals"]
         if place.pid != owner.pid:  # it was stopped as it let go
             return True
         began = time.monotonic()
-        held = False
+        locked = False
 
         def is_over() -> bool:
-            nonlocal held
-            held = time.monotonic() - began > 3 * LEASE_S and self._stage.is_held()
-            return held or self._stage.places()["totals"].epoch > place.epoch
+            nonlocal locked
+            locked = time.monotonic() - began > 3 * LEASE_S and self._stage.is_locked()
+            return locked or self._stage.places()["totals"].epoch > place.epoch
 
         took_s = await_it(is_over, lambda: f"a takeover: {self._stage.places()}")
-        if held:
-            self.held += 1
+        if locked:
+            self.locked += 1
         else:
             self.takeovers_s.append(took_s)
-        return not held
+        return not locked
 
     def _revive(self, zombie: WorkerProcess) -> None:
         before = zombie.refusals
@@ -135,7 +135,7 @@ def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes
     stage.say(f"{len(duel.takeovers_s)} takeovers from stopped workers that were woken afterwards: {audit}")
     stage.say(
         f"{duel.refused} of the woken were refused a write, {duel.face_to_face} of them woke before their successor's "
-        f"first write; {duel.held} more held the database, so that nobody took over"
+        f"first write; {duel.locked} more held the database, so that nobody took over"
     )
     stage.say(
         f"with leases of {LEASE_S} s a takeover took {median(duel.takeovers_s):.2f} s in the middle, "

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --minutes 60`: every target for its share of the time; what breaks a law is printed."""
+"""`python -m tests.fuzz --minutes 60`: fuzz every target for its share of the time, and print what breaks a law."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ EXAMPLES = 2_000
 
 
 def main() -> int:
-    """Exit status 1 when a law was broken."""
+    """Return exit status 1 when a law was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="in all")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", action="append", default=[], choices=[one.name for one in TARGETS])
+    parser.add_argument("--only", action="append", default=[], choices=[target.name for target in TARGETS])
     options = parser.parse_args()
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
-    chosen = [one for one in TARGETS if one.name in options.only or not options.only]
-    found = 0
-    for one in chosen:
-        found += not _hold(one, first, time.monotonic() + options.minutes * 60 / len(chosen))
-    sys.stdout.write(f"seed {first}: {found} of {len(chosen)} targets with a finding\n")
-    return int(found > 0)
+    chosen = [target for target in TARGETS if target.name in options.only or not options.only]
+    broken = 0
+    for target in chosen:
+        broken += not _hold(target, first, time.monotonic() + options.minutes * 60 / len(chosen))
+    sys.stdout.write(f"seed {first}: {broken} of {len(chosen)} targets with a finding\n")
+    return int(broken > 0)
 
 
 def _hold(target: Target, first: int, deadline: float) -> bool:
-    """Whether its law held until the deadline."""
+    """Return whether the target's law held until the deadline."""
     tried = number = 0
 
     def law(value: object) -> None:

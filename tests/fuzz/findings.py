@@ -1,4 +1,4 @@
-"""Inputs that were findings once, by target: each broke its law before what it found was fixed."""
+"""Inputs that were findings once, by target: each broke its law before the fault was mended."""
 
 from __future__ import annotations
 

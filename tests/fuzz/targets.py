@@ -1,4 +1,4 @@
-"""What is fuzzed: for each kind of bytes that others can give eventjet, inputs near the real ones, and what must hold.
+"""The targets of fuzzing: for each kind of foreign bytes, inputs near the real ones, and what must hold.
 
 A law returns nothing and lets through what the code promises to raise; anything else is a finding. Inputs that were
 findings once are in `findings.py`, and every run of the tests tries them again.
@@ -41,7 +41,7 @@ from tests.unit.test_manifest import SEALED
 
 
 class Target(NamedTuple):
-    """One kind of input."""
+    """A kind of input."""
 
     name: str
     inputs: st.SearchStrategy[Any]
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 @event("fuzz.happened")
 class Happened:
-    """A field of every kind that a body can hold."""
+    """An event with a field of every kind that a body can have."""
 
     text: str
     number: int = 0
@@ -86,18 +86,18 @@ ODD = st.sampled_from(
         b"2026-01-01T24:00:00Z", b"1969-12-31T23:59:59Z", b"Ej-Type: ", b"Ej-Version: ", b"Ej-Encoding: zip\r\n",
     ]
 )  # fmt: skip
-"""What readers stumble over."""
+"""Bytes that readers stumble over."""
 
 
 @st.composite
 def mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes near well-formed ones: some cut out, some put in, some doubled."""
+    """Draw bytes near well-formed ones: some cut out, some inserted, some doubled."""
     data = draw(whole)
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(data)))
         end = min(len(data), start + draw(st.integers(0, 12)))
-        put = draw(st.one_of(ODD, st.binary(max_size=8), st.just(data[start : end + 8])))
-        data = data[:start] + put + data[end:]
+        inserted = draw(st.one_of(ODD, st.binary(max_size=8), st.just(data[start : end + 8])))
+        data = data[:start] + inserted + data[end:]
     return data
 
 
@@ -127,7 +127,7 @@ VALUES = st.recursive(
 FIELDS = st.sampled_from(list(Happened.__annotations__))
 OBJECTS = st.dictionaries(st.one_of(FIELDS, st.text(max_size=4)), VALUES, max_size=6)
 BODIES = st.one_of(
-    OBJECTS.map(lambda found: json.dumps({"text": "a", **found}).encode()),
+    OBJECTS.map(lambda fields: json.dumps({"text": "a", **fields}).encode()),
     st.just(CATALOG.encode(Happened(text="a", named=UUID(int=7), many=(1, "2"), by_name={"a": Decimal(1)})).body),
 )
 TIMES = st.one_of(st.just(1_750_000_000_123_456_789), st.integers(0, 2**63 - 1))
@@ -135,20 +135,20 @@ SUBJECTS = st.one_of(st.just(b"app.fuzz.a"), mutated(st.just(b"app.fuzz.=2A-b"))
 
 
 def parsed(chunks: Sequence[bytes]) -> tuple[list[Any], bool]:
-    """(what was parsed, whether that ended in `ValueError`)."""
+    """Return what was parsed, and whether that ended in `ValueError`."""
     parser = FrameParser()
-    found: list[Any] = []
+    parts: list[Any] = []
     for chunk in chunks:
         try:
             frames, controls = parser.feed(chunk)
         except ValueError:
-            return found, True
-        found += [*frames, *controls]
-    return found, False
+            return parts, True
+        parts += [*frames, *controls]
+    return parts, False
 
 
-def frames_law(given: tuple[bytes, int]) -> None:
-    data, cut = given
+def frames_law(stream: tuple[bytes, int]) -> None:
+    data, cut = stream
     _, is_refused = parsed([data])
     once, is_refused_again = parsed([data])
     assert is_refused == is_refused_again
@@ -159,7 +159,7 @@ def frames_law(given: tuple[bytes, int]) -> None:
 
 
 def replies_law(data: bytes) -> None:
-    """What a server's answers, statuses and subjects of acknowledgement are read with."""
+    """Read a server's answers, statuses and subjects of acknowledgement."""
     answer_in(data)
     number_of(data, "Nats-Last-Sequence")
     server_fault(data.decode("utf-8", "replace"), "a server")
@@ -189,9 +189,9 @@ def headers_law(block: bytes) -> None:
     metadata_of(block)
 
 
-def metadata_law(given: tuple[str, Metadata]) -> None:
-    """What is written is read again; what cannot travel is refused."""
-    command_id, metadata = given
+def metadata_law(context: tuple[str, Metadata]) -> None:
+    """Metadata that is written is read again; metadata that cannot travel is refused."""
+    command_id, metadata = context
     try:
         pairs = context_headers(command_id, metadata)
     except Refused:
@@ -203,12 +203,12 @@ def bodies_law(body: bytes) -> None:
     resolved = CATALOG.resolve("fuzz.happened", 1)
     assert resolved is not None
     try:
-        found = resolved.decode(body)
+        event = resolved.decode(body)
     except ValueError:
         return
     with suppress(UnencodableEvent):
-        encoded = CATALOG.encode(found)
-        assert resolved.decode(encoded.body) == found
+        encoded = CATALOG.encode(event)
+        assert resolved.decode(encoded.body) == event
 
 
 def ids_law(text: str) -> None:
@@ -223,7 +223,7 @@ def ids_law(text: str) -> None:
 
 
 def sealed_snapshot(inner: bytes) -> bytes:
-    """A snapshot whose checksum fits: somebody with the right to write has made it."""
+    """Return a snapshot whose checksum fits, as a client with the right to write can make it."""
     with suppress(ValueError):
         body = orjson.dumps(orjson.loads(inner))
         checksum = hashlib.blake2b(body, digest_size=16).hexdigest()
@@ -232,12 +232,12 @@ def sealed_snapshot(inner: bytes) -> bytes:
 
 
 def snapshots_law(value: bytes) -> None:
-    for one in (value, sealed_snapshot(value)):
-        held = SNAPSHOTS.decode(one)
-        if held is not None:
-            assert isinstance(held.state, Fuzzed)
+    for snapshot in (value, sealed_snapshot(value)):
+        decoded = SNAPSHOTS.decode(snapshot)
+        if decoded is not None:
+            assert isinstance(decoded.state, Fuzzed)
             # A state that came out goes in again.
-            SNAPSHOTS.encode(held)
+            SNAPSHOTS.encode(decoded)
 
 
 def manifests_law(lines: list[bytes]) -> None:
@@ -247,10 +247,10 @@ def manifests_law(lines: list[bytes]) -> None:
         list(archive.files(1, archive.last))
 
 
-_HELD = FoldedState(
+_FOLDED = FoldedState(
     Fuzzed(count=3, total=Decimal("1.5"), names=("a",)), 3, 9, "0192", Commands({"c": (1, 2)}, complete=True)
 )
-_VALUE = SNAPSHOTS.encode(_HELD)
+_VALUE = SNAPSHOTS.encode(_FOLDED)
 assert _VALUE is not None
 INNER: dict[str, Any] = orjson.loads(_VALUE)["snapshot"]
 INNERS = st.dictionaries(st.sampled_from(list(INNER)), VALUES, max_size=3).map(
@@ -284,7 +284,7 @@ STATUSES = st.sampled_from(
 )
 ANSWERS = st.one_of(
     st.dictionaries(st.sampled_from(["seq", "duplicate", "error", "stream", "state"]), VALUES, max_size=3).map(
-        lambda found: json.dumps(found).encode()
+        lambda fields: json.dumps(fields).encode()
     ),
     st.dictionaries(st.sampled_from(["code", "err_code", "description"]), VALUES, max_size=3).map(
         lambda error: json.dumps({"error": error}).encode()

@@ -1,4 +1,4 @@
-"""A reader of a session that ends while the reader is opened: nothing of it stays open."""
+"""A reader whose session ends while the reader is opened leaves nothing open."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def opening(ledger: Ledger) -> Coroutine[Any, Any, EventReader]:
     return EventReader.open(Source(ledger.endpoint, ledger.name, "durable"), 0, decoder, 10)
 
 
-def left_open(work: Callable[[int], Coroutine[Any, Any, None]]) -> list[str]:
-    """Run work in several loops, one after the other, and return what is warned of."""
+def resource_warnings(work: Callable[[int], Coroutine[Any, Any, None]]) -> list[str]:
+    """Run work in several loops, one after the other, and return the resource warnings."""
     gc.collect()
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always", ResourceWarning)
         for number in range(_TIMES):
             asyncio.run(work(number))
         gc.collect()
-    return [str(warning.message) for warning in warned]
+    return [str(warning.message) for warning in records]
 
 
 def test_a_reader_whose_session_is_cancelled_as_its_loop_ends_leaves_nothing_open(ledger: Ledger) -> None:
-    async def cancelled(number: int) -> None:
+    async def cancel_while_opening(number: int) -> None:
         task = asyncio.create_task(opening(ledger))
         await asyncio.sleep(number * 0.001)
         task.cancel()
@@ -57,17 +57,17 @@ def test_a_reader_whose_session_is_cancelled_as_its_loop_ends_leaves_nothing_ope
         if isinstance(outcome, EventReader):
             await outcome.close()
 
-    assert left_open(cancelled) == []
+    assert resource_warnings(cancel_while_opening) == []
 
 
 def test_a_reader_that_is_open_as_the_lease_is_lost_leaves_nothing_open(ledger: Ledger) -> None:
-    async def fenced(_: int) -> None:
+    async def lose_lease(_: int) -> None:
         async def renew() -> None:
             while not is_open.done():
                 await asyncio.sleep(0)
             raise CheckpointFenced("balances", "another worker has it")
 
-        async def noted() -> EventReader:
+        async def open_reader() -> EventReader:
             reader = await opened(stack, opening(ledger))
             is_open.set_result(None)
             return reader
@@ -75,6 +75,6 @@ def test_a_reader_that_is_open_as_the_lease_is_lost_leaves_nothing_open(ledger: 
         is_open = asyncio.get_running_loop().create_future()
         with pytest.raises(CheckpointFenced):
             async with AsyncExitStack() as stack:
-                await renewing(noted(), renew, 0.0)
+                await renewing(open_reader(), renew, 0.0)
 
-    assert left_open(fenced) == []
+    assert resource_warnings(lose_lease) == []

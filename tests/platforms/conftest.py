@@ -39,7 +39,7 @@ for name, _ in commands_of(app):
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A program that takes python's arguments, in the root folder of the project."""
+    """A program with python's arguments, in the root folder of the project."""
 
     python: Path
     environ: Mapping[str, str]

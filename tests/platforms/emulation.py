@@ -1,8 +1,8 @@
 """A Python that lacks what Windows or macOS lacks: `python emulation.py windows|macos PROGRAM [python's arguments]`.
 
 It imports the standard library's and other packages' modules first, since those have code of their own for each
-platform; then it takes away what the platform has not, and runs what python was asked to run. `PROGRAM` becomes
-`sys.executable`, so that child processes are emulated, too. What no removal shows are Windows' paths and line ends.
+platform; then it removes what the platform lacks, and runs the program of python's arguments. `PROGRAM` becomes
+`sys.executable`, so that child processes are emulated, too. Windows' paths and line ends are not emulated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def windows() -> None:
 
 
 def macos() -> None:
-    """Take away what macOS lacks: `/proc`, what only Linux tells of processes, and `prctl`."""
+    """Take away what macOS lacks: `/proc`, functions for processes that only Linux has, and `prctl`."""
     _remove(os, _NOT_ON_MACOS)
     _remove(signal, ["pidfd_send_signal", "sigtimedwait", "sigwaitinfo"])
     _remove(select, ["epoll"])

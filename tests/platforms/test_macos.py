@@ -1,4 +1,4 @@
-"""On macOS everything works, without `/proc` and without what else only Linux has.
+"""On macOS everything works, without `/proc` and other features of Linux.
 
 These run on a Python from which `emulation.py` has taken what macOS lacks.
 """
@@ -51,7 +51,7 @@ with NatsServer() as nats, PostgresServer(durable=False) as postgres:
 """
 
 
-def test_every_module_is_imported_and_every_command_has_its_help(macos: Platform) -> None:
+def test_all_modules_import_and_all_commands_print_help(macos: Platform) -> None:
     macos("-c", EVERYTHING)
 
 
@@ -70,7 +70,7 @@ def test_embedded_servers_are_paused_killed_and_started_again(macos: Platform) -
 
 
 def states_with_children(pid: str) -> list[str]:
-    """The states of a process and of those that it has started: `T` is stopped."""
+    """Return the states of a process and of its children: `T` is stopped."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return [
         Path(f"/proc/{each}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""On Windows applications, tests and the program `eventjet` work; what starts servers or Spark says that it cannot.
+"""On Windows applications, tests and the program `eventjet` work; servers and Spark refuse to start and say so.
 
 These run on a Python from which `emulation.py` has taken what Windows lacks.
 """
@@ -72,7 +72,7 @@ for words in (
 """
 
 
-def test_every_module_is_imported_and_every_command_has_its_help(windows: Platform) -> None:
+def test_all_modules_import_and_all_commands_print_help(windows: Platform) -> None:
     windows("-c", EVERYTHING)
 
 
@@ -82,7 +82,7 @@ def test_the_bank_runs_in_memory_and_its_tests_by_the_testing_kit(windows: Platf
     assert "failed" not in output
 
 
-def test_what_starts_servers_says_that_it_cannot(windows: Platform) -> None:
+def test_commands_that_start_servers_are_refused(windows: Platform) -> None:
     output = " ".join(windows("-c", _REFUSED).split())
     for words in ("dev", "dev --temporary --postgres", "demo"):
         assert f"status {words} 3" in output

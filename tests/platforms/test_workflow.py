@@ -1,4 +1,4 @@
-"""The workflow for macOS and Windows runs what the documentation says, and nothing else."""
+"""The workflow for macOS and Windows runs the commands of the documentation, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def jobs_of(workflow: Path) -> dict[str, Any]:
     return yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
 
 
-def said() -> set[str]:
-    """Lines of shell in the documentation, as one writes them in a clone."""
+def documented_commands() -> set[str]:
+    """Return the lines of shell in the documentation, as one writes them in a clone."""
     lines = {
         line.strip()
         for page in _PAGES
@@ -33,9 +33,9 @@ def said() -> set[str]:
     return {line.replace('"eventjet[', '".[') for line in lines} | {f"make {target}" for target in targets}
 
 
-def test_its_commands_are_those_of_the_documentation() -> None:
+def test_the_workflow_runs_the_documented_commands() -> None:
     assert WORKFLOWS
-    known = said()
+    known = documented_commands()
     for workflow in WORKFLOWS:
         for job in jobs_of(workflow).values():
             lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]

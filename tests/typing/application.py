@@ -188,9 +188,9 @@ async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
 
 @ledger.handler
 async def post_all(events: Sequence[Recorded[Deposited | Withdrawn]], connection: AsyncConnection) -> None:
-    for one in events:
-        assert_type(one.data, Deposited | Withdrawn)
-    await connection.execute(insert(lines), [{"account_id": one.aggregate_id} for one in events])
+    for recorded in events:
+        assert_type(recorded.data, Deposited | Withdrawn)
+    await connection.execute(insert(lines), [{"account_id": recorded.aggregate_id} for recorded in events])
 
 
 class Base(DeclarativeBase):
@@ -239,7 +239,7 @@ async def add_line(event: Recorded[Opened], session: AsyncSession) -> None:
 
 @by_session.handler
 async def add_lines(events: Sequence[Recorded[Deposited]], session: AsyncSession) -> None:
-    session.add_all([Line(account_id=one.aggregate_id) for one in events])
+    session.add_all([Line(account_id=recorded.aggregate_id) for recorded in events])
 
 
 async def use(jet: Jet) -> None:

@@ -25,7 +25,7 @@ MISTAKES = {
 
 
 def pyright() -> set[tuple[str, int]]:
-    """File and line of every error."""
+    """Return the file and line of every error."""
     config = ROOT / ".pyright-typing.json"
     config.write_text(
         json.dumps({
@@ -44,14 +44,14 @@ def pyright() -> set[tuple[str, int]]:
         )  # fmt: skip
     finally:
         config.unlink()
-    told = json.loads(done.stdout)
-    assert told["summary"]["filesAnalyzed"] == len(FILES), done.stdout
-    errors = [one for one in told["generalDiagnostics"] if one["severity"] == "error"]
-    return {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in errors}
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(FILES), done.stdout
+    errors = [diagnostic for diagnostic in report["generalDiagnostics"] if diagnostic["severity"] == "error"]
+    return {(Path(diagnostic["file"]).name, diagnostic["range"]["start"]["line"] + 1) for diagnostic in errors}
 
 
 def mypy() -> set[tuple[str, int]]:
-    """File and line of every error."""
+    """Return the file and line of every error."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", "--cache-dir",
          ".mypy_cache", *(f"tests/typing/{name}" for name in FILES)],

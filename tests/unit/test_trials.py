@@ -9,7 +9,7 @@ import pytest
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from tests.faults.tally import Added, tally_app
-from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
+from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Attempt
 from tests.faults.trials.verdict import judge_log
 from tests.logs import block
 
@@ -25,8 +25,10 @@ def stored(position: int, number: int, version: int, *, entity: str = "e-1", sig
     return position, 1_750_000_000_000_000_000, f"bank.ledger.{entity}".encode(), headers, encoded.body
 
 
-def answer_of(number: int, answer: str, *positions: int, kind: str = "add", at: float = 0.0, version: int = 0) -> Said:
-    return Said(number, ("e-1",), kind, at, ended=at + 1, answer=answer, positions=positions, version=version)
+def answer_of(
+    number: int, answer: str, *positions: int, kind: str = "add", at: float = 0.0, version: int = 0
+) -> Attempt:
+    return Attempt(number, ("e-1",), kind, at, ended=at + 1, answer=answer, positions=positions, version=version)
 
 
 LOG = [stored(1, 1, 1), stored(2, 2, 2), stored(3, 2, 3, sign=-1)]
@@ -53,4 +55,4 @@ CASES = {
 def test_each_false_answer_is_reported(case: str) -> None:
     answers, log, expected = CASES[case]
     figures = judge_log(answers, log, DECODE)
-    assert {name: getattr(figures, name) for name in ALL_RIGHT} == ALL_RIGHT | expected, figures.told
+    assert {name: getattr(figures, name) for name in ALL_RIGHT} == ALL_RIGHT | expected, figures.problems

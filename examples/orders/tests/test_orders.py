@@ -1,4 +1,4 @@
-"""Orders without a server: what one does next, and the whole app with a clock that is moved by hand."""
+"""Orders without a server: the next step of one, and the whole app with a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_order_that_cannot_be_shipped_is_put_back_and_paid_back() -> None:
     )
 
 
-async def test_an_order_hears_of_its_payment_and_its_parcel_once_each() -> None:
+async def test_an_order_hears_once_of_its_payment_and_its_parcel() -> None:
     async with world(orders, now=NOW) as here:
         stock, placed = here.jet.repository(Stock), here.jet.repository(Order)
         payments, shipments = here.jet.repository(Payment), here.jet.repository(Shipment)
@@ -126,7 +126,7 @@ async def test_an_order_hears_of_its_payment_and_its_parcel_once_each() -> None:
         assert kinds == [Placed, SetAside, Paid, HandedOver, Arrived]
 
 
-async def test_an_order_that_nobody_pays_gives_its_pieces_back_after_half_an_hour() -> None:
+async def test_an_unpaid_order_returns_its_pieces_after_half_an_hour() -> None:
     async with world(orders, now=NOW) as here:
         stock, placed = here.jet.repository(Stock), here.jet.repository(Order)
         await stock.execute("nails", Stock.receive, 5)

@@ -1,4 +1,4 @@
-"""Transfers without a server: what one does next, and the whole app with a clock that is moved by hand."""
+"""Transfers without a server: the next step of one, and the whole app with a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from eventjet.examples.transfer.transfers import (
 from eventjet.testing import reacted, story, world
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-ASKED = Requested(id="t", source="ada", target="bob", amount=Decimal(5), until=NOW)
+REQUEST = Requested(id="t", source="ada", target="bob", amount=Decimal(5), until=NOW)
 
 
 @dataclass
-class Told:
+class SentMails:
     """Mails that were sent, by key."""
 
     keys: list[str] = field(default_factory=list[str])
@@ -42,14 +42,14 @@ class Told:
 
 @dataclass
 class Fakes:
-    mails: Told = field(default_factory=Told)
+    mails: SentMails = field(default_factory=SentMails)
 
 
 def test_a_transfer_withdraws_and_deposits() -> None:
     (
         story(Transfer)
         .when(Transfer.request, "t", "ada", "bob", Decimal(5), until=NOW)
-        .then(ASKED)
+        .then(REQUEST)
         .does(Account, "ada", Account.withdraw, Decimal(5), transfer="t")
         .done()
         .then(Debited())
@@ -63,17 +63,17 @@ def test_a_transfer_withdraws_and_deposits() -> None:
     )
 
 
-def test_what_cannot_be_withdrawn_is_not_transferred() -> None:
-    asking = story(Transfer).given(ASKED).does(Account, "ada", Account.withdraw, Decimal(5), transfer="t")
-    asking.refused(InsufficientFunds(5, 3)).then(Failed(reason="insufficient funds")).rests()
+def test_a_transfer_without_funds_fails() -> None:
+    transfer = story(Transfer).given(REQUEST).does(Account, "ada", Account.withdraw, Decimal(5), transfer="t")
+    transfer.refused(InsufficientFunds(5, 3)).then(Failed(reason="insufficient funds")).rests()
     with pytest.raises(AssertionError, match="does not say what follows AccountClosed"):
-        asking.refused(AccountClosed())
+        transfer.refused(AccountClosed())
 
 
 def test_a_refused_deposit_is_refunded() -> None:
     (
         story(Transfer)
-        .given(ASKED, Debited())
+        .given(REQUEST, Debited())
         .does(Account, "bob", Account.deposit, Decimal(5), transfer="t")
         .refused(AccountClosed())
         .then(CreditRefused(reason="the target is closed"))
@@ -87,7 +87,7 @@ def test_a_refused_deposit_is_refunded() -> None:
 def test_a_frozen_target_is_tried_again_until_it_is_too_late() -> None:
     waiting = (
         story(Transfer)
-        .given(ASKED, Debited())
+        .given(REQUEST, Debited())
         .does(Account, "bob", Account.deposit, Decimal(5), transfer="t")
         .refused(AccountFrozen())
         .then(Postponed(reason="the target is frozen"))
@@ -104,38 +104,38 @@ def test_a_frozen_target_is_tried_again_until_it_is_too_late() -> None:
         waiting.due(early, last_event=early)
 
 
-def test_a_story_says_what_is_not_so() -> None:
-    waiting = story(Transfer).given(ASKED, Debited(), Postponed(reason="the target is frozen"))
+def test_a_story_names_what_differs() -> None:
+    waiting = story(Transfer).given(REQUEST, Debited(), Postponed(reason="the target is frozen"))
     with pytest.raises(AssertionError, match=r"give `last_event=…`, or take `due_after\(delay\)`"):
         waiting.due(NOW)
     with pytest.raises(DefinitionError, match="Account is not a process: test an aggregate with `scenario`"):
         story(Account)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    asked = story(Transfer).given(ASKED)
+    transfer = story(Transfer).given(REQUEST)
     with pytest.raises(AssertionError, match=r"it asks Account 'ada': withdraw\(Decimal\('5'\), transfer='t'\)"):
-        asked.does(Account, "ada", Account.withdraw, Decimal(6), transfer="t")
+        transfer.does(Account, "ada", Account.withdraw, Decimal(6), transfer="t")
     with pytest.raises(AssertionError, match="it does not rest"):
-        asked.rests()
+        transfer.rests()
     with pytest.raises(AssertionError, match="its deadlines: none"):
-        asked.waits_for(RETRY_AFTER)
+        transfer.waits_for(RETRY_AFTER)
     with pytest.raises(AssertionError, match="it rests"):
-        asked.given(Failed(reason="")).does(Account, "ada", Account.withdraw, Decimal(5), transfer="t")
+        transfer.given(Failed(reason="")).does(Account, "ada", Account.withdraw, Decimal(5), transfer="t")
 
 
-async def test_money_that_a_frozen_account_does_not_take_in_time_comes_back() -> None:
+async def test_money_comes_back_when_the_target_stays_frozen() -> None:
     fakes = Fakes()
     async with world(transfers, now=NOW, deps=fakes) as here:
-        accounts, asked = here.jet.repository(Account), here.jet.repository(Transfer)
+        accounts, requested = here.jet.repository(Account), here.jet.repository(Transfer)
         await accounts.execute("ada", Account.deposit, Decimal(10))
         await accounts.execute("bob", Account.freeze)
         until = NOW + timedelta(minutes=1)
-        await asked.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
+        await requested.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
         await here.settle()
-        assert (await asked.load("t")).stage is Stage.WAITING
+        assert (await requested.load("t")).stage is Stage.WAITING
         assert (await accounts.load("ada")).balance == 6
         await here.pass_time(timedelta(seconds=59))
-        assert (await asked.load("t")).stage is Stage.WAITING
+        assert (await requested.load("t")).stage is Stage.WAITING
         await here.pass_time(timedelta(seconds=1))
-        assert (await asked.load("t")).stage is Stage.ENDED
+        assert (await requested.load("t")).stage is Stage.ENDED
         assert (await accounts.load("ada")).balance == 10
         assert (await here.jet.repository(Book).load("all")).notes == 1
         assert len(fakes.mails.keys) == len(set(fakes.mails.keys)) == 1
@@ -143,18 +143,18 @@ async def test_money_that_a_frozen_account_does_not_take_in_time_comes_back() ->
 
 async def test_a_thawed_account_is_paid_at_the_next_try() -> None:
     async with world(transfers, now=NOW, deps=Fakes()) as here:
-        accounts, asked = here.jet.repository(Account), here.jet.repository(Transfer)
+        accounts, requested = here.jet.repository(Account), here.jet.repository(Transfer)
         await accounts.execute("ada", Account.deposit, Decimal(10))
         await accounts.execute("bob", Account.freeze)
         until = NOW + timedelta(minutes=1)
-        await asked.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
+        await requested.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
         await here.pass_time(timedelta(seconds=3))
         await accounts.execute("bob", Account.thaw)
         await here.pass_time(RETRY_AFTER)
         assert (await accounts.load("bob")).balance == 4
-        history = await asked.history("t")
+        history = await requested.history("t")
         assert [event.data for event in history[-2:]] == [Resumed(), Completed()]
-        # Both sides of a step are told apart from others' commands, and lead back to what asked for them.
+        # Both sides of a step can be told from others' commands, and lead back to the request.
         (paid,) = [event for event in await accounts.history("bob") if event.command_id is not None]
         assert (paid.command_id, paid.metadata.actor) == (history[-1].command_id, "process:transfer")
         assert paid.metadata.causation == history[-2].event_id

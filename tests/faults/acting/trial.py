@@ -1,4 +1,4 @@
-"""Transfers between accounts, asked for while those who carry them out are killed; and the reckoning."""
+"""Transfers between accounts, requested while their workers are killed; and the reckoning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TENDED_S = 0.1
 
 @dataclass
 class Reckoning:
-    """What was counted at the end. `wrong` names every transfer that is not as it must be."""
+    """The counts at the end. `wrong` names every transfer that is not as it must be."""
 
     ends: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
@@ -67,7 +67,7 @@ class Reckoning:
 
 
 async def insist(do: Callable[[], Awaitable[T]]) -> T:
-    """What comes of it, however often the log does not answer."""
+    """Return the result, however often the log does not answer."""
     deadline = asyncio.get_running_loop().time() + ENDED_S
     while True:
         try:
@@ -79,12 +79,12 @@ async def insist(do: Callable[[], Awaitable[T]]) -> T:
 
 
 class Transfers:
-    """One run over an empty log of the app `transfers`."""
+    """A run over an empty log of the app `transfers`."""
 
     def __init__(self, jet: Jet, seed: int) -> None:
         self.jet = jet
         self.chance = random.Random(seed)
-        self.asked: dict[str, tuple[str, str]] = {}
+        self.requested: dict[str, tuple[str, str]] = {}
         self.bonus = 0
         self.accounts = jet.repository(Account)
         self.transfers = jet.repository(Transfer)
@@ -100,13 +100,13 @@ class Transfers:
 
     async def ask(self) -> None:
         """Ask for one transfer, once, and have a rival write to an account that steps write to."""
-        name, chance = f"t{len(self.asked)}", self.chance
+        name, chance = f"t{len(self.requested)}", self.chance
         kind = chance.choices("ocf", (55, 15, 30))[0]
         target = f"{kind}{chance.randrange({'o': OPEN, 'c': CLOSED, 'f': FROZEN}[kind])}"
         source, amount = f"s{chance.randrange(SOURCES)}", Decimal(chance.randrange(1, 50))
         if chance.random() < 0.05:
             amount = START * 10  # more than there is
-        self.asked[name] = (source, target)
+        self.requested[name] = (source, target)
         until = datetime.now(UTC) + PATIENCE
         once = self.transfers.command(f"ask-{name}")
         await insist(lambda: once.execute(name, Transfer.request, name, source, target, amount, until=until))
@@ -118,22 +118,22 @@ class Transfers:
     async def ended(self, troupe: Troupe) -> bool:
         """Wait until every transfer has come to an end; False when that takes too long."""
         deadline = asyncio.get_running_loop().time() + ENDED_S
-        open_ = list(self.asked)
+        open_ = list(self.requested)
         while open_ and asyncio.get_running_loop().time() < deadline:
             await asyncio.to_thread(troupe.tend)
             states = [(name, await insist(lambda name=name: self.transfers.load(name))) for name in open_]
             open_ = [name for name, state in states if state.stage is not Stage.ENDED]
             await asyncio.sleep(_TENDED_S)
         while asyncio.get_running_loop().time() < deadline:
-            if (await insist(lambda: self.jet.repository(Book).load("all"))).notes >= len(self.asked):
+            if (await insist(lambda: self.jet.repository(Book).load("all"))).notes >= len(self.requested):
                 return not open_
             await asyncio.to_thread(troupe.tend)
             await asyncio.sleep(_TENDED_S)
         return False
 
     async def reckon(self, troupe: Troupe) -> Reckoning:
-        """Count everything, by the log and by what reached the outside."""
-        found = Reckoning(expected=START * SOURCES + self.bonus)
+        """Count everything, by the log and by the mails that were sent."""
+        reckoning = Reckoning(expected=START * SOURCES + self.bonus)
         withdrawn: Counter[str] = Counter()
         deposited: Counter[tuple[str, str]] = Counter()
         names = [
@@ -142,28 +142,30 @@ class Transfers:
             for n in range(count)
         ]
         for name in names:
-            found.money += (await self.accounts.load(name)).balance
+            reckoning.money += (await self.accounts.load(name)).balance
             for event in await self.accounts.history(name):
                 if isinstance(event.data, Withdrawn):
                     withdrawn[event.data.transfer] += 1
                 elif isinstance(event.data, Deposited) and event.data.transfer:
                     deposited[event.data.transfer, name] += 1
-        for name, (source, target) in self.asked.items():
-            await self._reckon_one(found, name, withdrawn[name], deposited[name, source], deposited[name, target])
-        found.noted.update([event.data.transfer for event in await self.jet.repository(Book).history("all")])
+        for name, (source, target) in self.requested.items():
+            await self._reckon_transfer(
+                reckoning, name, withdrawn[name], deposited[name, source], deposited[name, target]
+            )
+        reckoning.noted.update([event.data.transfer for event in await self.jet.repository(Book).history("all")])
         if troupe.outside.exists():
-            found.mailed.update(troupe.outside.read_text().split())
-        return found
+            reckoning.mailed.update(troupe.outside.read_text().split())
+        return reckoning
 
-    async def _reckon_one(self, found: Reckoning, name: str, withdrawn: int, back: int, paid: int) -> None:
+    async def _reckon_transfer(self, reckoning: Reckoning, name: str, withdrawn: int, back: int, paid: int) -> None:
         history = await self.transfers.history(name)
         kinds = [type(event.data) for event in history]
         finals = [kind for kind in kinds if kind in (Completed, Refunded, Failed)]
-        found.ends[finals[0].__name__ if len(finals) == 1 else f"{len(finals)} ends"] += 1
+        reckoning.ends[finals[0].__name__ if len(finals) == 1 else f"{len(finals)} ends"] += 1
         must = {Completed: (1, 0, 1), Refunded: (1, 1, 0), Failed: (0, 0, 0)}
         is_right = len(finals) == 1 and kinds[-1] is finals[0] and must[finals[0]] == (withdrawn, back, paid)
         if not is_right:
-            found.wrong.append(f"{name}: {[kind.__name__ for kind in kinds]} {(withdrawn, back, paid)}")
+            reckoning.wrong.append(f"{name}: {[kind.__name__ for kind in kinds]} {(withdrawn, back, paid)}")
         first = history[0].data
         assert isinstance(first, Requested)
         for before, event in pairwise(history):
@@ -173,5 +175,5 @@ class Transfers:
                 late_s = (event.recorded_at - first.until).total_seconds()
             else:
                 continue
-            found.early += late_s < 0
-            found.latest_s = max(found.latest_s, late_s)
+            reckoning.early += late_s < 0
+            reckoning.latest_s = max(reckoning.latest_s, late_s)

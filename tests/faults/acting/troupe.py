@@ -19,7 +19,7 @@ LEASE_S = 2.0
 
 @dataclass
 class Actor:
-    """One process, and the failpoint that it was started with."""
+    """A process, and the failpoint that it was started with."""
 
     process: subprocess.Popen[bytes]
     point: str | None
@@ -68,7 +68,7 @@ class Troupe:
 
     @property
     def left(self) -> int:
-        """Failpoints that were not tried yet."""
+        """Return the number of failpoints that were not tried yet."""
         return len(self._points) + sum(actor.point is not None for actor in self._actors)
 
     def tend(self) -> None:
@@ -85,20 +85,20 @@ class Troupe:
                     actor.point, actor.woken_at = None, time.monotonic()
                     actor.process.send_signal(signal.SIGCONT)
             elif actor.woken_at is not None and self._points and time.monotonic() - actor.woken_at > LEASE_S:
-                # A zombie has shown by now what it does; those that are armed get their turn.
+                # A zombie has had its time by now; armed workers get their turn.
                 actor.process.kill()
         while len(self._actors) < self._size:
             self._actors.append(self._start())
 
-    def kill_one(self, chance: random.Random) -> None:
-        """End one at random, whatever it is at."""
+    def kill_worker(self, chance: random.Random) -> None:
+        """Kill a worker at random."""
         actor = chance.choice(self._actors)
         self.killed += 1
         actor.process.kill()
         actor.process.wait(60)
 
     def give_up_points(self, older_s: float) -> None:
-        """Kill those that have not reached theirs within a time; it is armed again, at the first time it is reached."""
+        """Kill workers that have not reached their failpoint within a time; it is armed again, for the first time."""
         for actor in self._actors:
             if actor.point is not None and actor.stopped_at is None and time.monotonic() - actor.began > older_s:
                 name, action, _ = actor.point.split(":")

@@ -13,12 +13,12 @@ from tests.faults.tally import Tally, tally_app
 ENTITIES = 2_000
 WRITERS = 4
 FIRST = 100_000_000
-"""Beyond the numbers of all commands that are checked."""
+"""A number beyond those of all commands that are checked."""
 PAUSE_S = 0.05
 
 
 async def main(server: str, app: str) -> None:
-    """Until SIGTERM, or until it is killed."""
+    """Run commands until SIGTERM, or until the process is killed."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with tally_app(app).connect(servers=server) as jet:

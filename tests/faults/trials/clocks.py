@@ -17,7 +17,7 @@ from tests.tables import execute
 TAKES_OVER_S = 300.0
 """How long the read models may make no progress. On an idle machine a takeover takes six seconds."""
 GROWTH_MAX = 1.3
-"""Of what a process holds, from a third of the time on."""
+"""How much more memory a process may use than after a third of the time, as a factor."""
 SPARE_MB = 16.0
 JUMPS_S = (3_600, -3_600, 86_400, 30, -86_400)
 
@@ -45,7 +45,7 @@ def clock_jumps(trial: Trial) -> None:
             trial.wait()
             jump = JUMPS_S[number % len(JUMPS_S)]
             execute(database, f"update shifted.jump set seconds = seconds + {jump}")
-            # Long enough for the lease to be renewed by the new clock, or not.
+            # Long enough for the lease to be renewed by the new clock, or not to be.
             trial.wait(number % 3)
             workers.pop(0).process.kill()
             before = run.log_position()
@@ -60,18 +60,18 @@ def steady_load(trial: Trial) -> None:
     with trial.running([server.url], pause_s=0.05, entities=2_000, writers=4) as run, ExitStack() as stack:
         client = stack.enter_context(ForkedWorker("tests.faults.trials.client", [server.url, run.ledger.name])).ready()
         pids = {"client": client.process.pid, "worker": run.worker.pid, "server": server.pid}
-        read: dict[str, list[float]] = {name: [] for name in pids}
+        readings: dict[str, list[float]] = {name: [] for name in pids}
         every_s = min(60.0, trial.options.minutes * 60 / 6)
         ends = time.monotonic() + trial.options.minutes * 60
         while time.monotonic() < ends:
             time.sleep(every_s)
             for name, pid in pids.items():
-                read[name].append(resident_mb(pid))
-    for name, found in read.items():
-        first, last = found[len(found) // 3], found[-1]
-        trial.note(f"{name}: {', '.join(f'{one:.0f}' for one in found)} MB, one reading each {every_s:.0f} s")
+                readings[name].append(resident_mb(pid))
+    for name, sizes in readings.items():
+        first, last = sizes[len(sizes) // 3], sizes[-1]
+        trial.note(f"{name}: {', '.join(f'{size:.0f}' for size in sizes)} MB, one reading each {every_s:.0f} s")
         # The server's own index of subjects grows with the log.
-        assert name == "server" or last <= first * GROWTH_MAX + SPARE_MB, f"the {name} holds more and more: {found}"
+        assert name == "server" or last <= first * GROWTH_MAX + SPARE_MB, f"the {name} holds more and more: {sizes}"
 
 
 def resident_mb(pid: int) -> float:

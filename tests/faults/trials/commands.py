@@ -1,4 +1,4 @@
-"""`Commands`: writers that run `execute` all at once while something fails, and note what they were told.
+"""`Commands`: writers that run `execute` all at once while something fails, and record the answers.
 
 Every command has a number, and its events carry it as their amount: the log itself shows which command is in it, how
 often, and where.
@@ -24,20 +24,20 @@ from tests.faults.proxy import NatsProxy
 from tests.faults.tally import Tally, tally_app
 
 STORED, UNKNOWN, REFUSED, LOOKED, STRANGE = "stored", "unknown", "refused", "looked", "strange"
-"""What a command can be told. `strange`: an error that is none of eventjet's."""
+"""The answers to a command. `strange`: an error that is none of eventjet's."""
 OF_ONE_CONNECTION = 3
-"""Writers."""
+"""Writers of a connection."""
 STARTS_S = 60.0
 ENDS_S = 60.0
 BACKOFF_S = 0.05
 
 
 class EnoughError(Exception):
-    """A decision's own refusal, with what it saw."""
+    """A decision's own refusal, with the number of additions that it saw."""
 
-    def __init__(self, seen: int) -> None:
-        self.seen = seen
-        super().__init__(f"{seen} are enough")
+    def __init__(self, additions: int) -> None:
+        self.seen = additions
+        super().__init__(f"{additions} are enough")
 
 
 def refuse(state: Tally) -> None:
@@ -45,12 +45,12 @@ def refuse(state: Tally) -> None:
 
 
 def nothing(state: Tally) -> None:
-    """Records nothing."""
+    """Record nothing."""
 
 
 @dataclass(slots=True)
-class Said:
-    """One command, and what it was told."""
+class Attempt:
+    """A command, and its answer."""
 
     number: int
     entities: tuple[str, ...]
@@ -62,10 +62,10 @@ class Said:
     answer: str = ""
     error: str = ""
     positions: tuple[int, ...] = ()
-    """Of the last event of each aggregate."""
+    """The positions of the last event of each aggregate."""
     version: int = 0
     unknown: OutcomeUnknown | None = None
-    was_unknown: bool = False
+    had_unknown: bool = False
 
     @property
     def amount(self) -> Decimal:
@@ -78,9 +78,9 @@ class Said:
 
 @dataclass(slots=True)
 class Commands:
-    """In a `with` block writers write from a thread of their own, some of them over each connection.
+    """Writers that write from a thread of their own within a `with` block, some of them over each connection.
 
-    So saves of several events share batches, and connections are rivals.
+    So saves of several events share batches, and connections compete.
     """
 
     settings: Settings
@@ -89,12 +89,12 @@ class Commands:
     writers: int = 8
     entities: int = 20
     proxied: bool = False
-    """Whether all go through one proxy, `proxy`."""
+    """Whether all connections go through one proxy, `proxy`."""
     pause_s: float = 0.0
-    """Between two commands of a writer."""
+    """The pause between two commands of a writer."""
     settles_s: float = 90.0
-    """How long what is unknown in the end may take."""
-    said: list[Said] = field(default_factory=list[Said])
+    """How long it may take to settle the saves that are unknown at the end."""
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
     proxy: NatsProxy | None = None
     _ending: threading.Event = field(default_factory=threading.Event)
     _started: threading.Event = field(default_factory=threading.Event)
@@ -113,35 +113,35 @@ class Commands:
         if self._thread is not None:
             self._thread.join(ENDS_S)
 
-    def finish(self) -> list[Said]:
-        """End the writers and settle what is unknown: by `resolve`, or by giving the same command again."""
+    def finish(self) -> list[Attempt]:
+        """End the writers and settle unknown saves: by `resolve`, or by giving the same command again."""
         self._ending.set()
         assert self._thread is not None
         self._thread.join(ENDS_S)
         assert not self._thread.is_alive(), "a writer does not end"
         self.check()
-        unknown = [one for one in self.said if one.answer == UNKNOWN]
+        unknown = [attempt for attempt in self.attempts if attempt.answer == UNKNOWN]
         if unknown:
             asyncio.run(self._settled(unknown))
-        return self.said
+        return self.attempts
 
     def check(self) -> None:
-        """Raise what ended the writers."""
+        """Raise the error that ended the writers."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def acked(self) -> int:
-        """Saves that were called stored, so far."""
-        return sum(one.answer == STORED for one in list(self.said))
+        """Return the number of saves that were called stored, so far."""
+        return sum(attempt.answer == STORED for attempt in list(self.attempts))
 
     def refusals(self) -> str:
-        """The names of the errors so far, each with its count."""
-        counts = Counter(one.error for one in list(self.said) if one.error)
+        """Return the names of the errors so far, each with its count."""
+        counts = Counter(attempt.error for attempt in list(self.attempts) if attempt.error)
         return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "no errors"
 
     def await_acks(self, more: int, timeout_s: float = 60.0) -> float:
-        """Wait until so many more saves were called stored; returns the seconds it took."""
+        """Wait until so many more saves were called stored; return the seconds it took."""
         began, wanted = time.monotonic(), self.acked + more
         while self.acked < wanted:
             self.check()
@@ -150,7 +150,7 @@ class Commands:
         return time.monotonic() - began
 
     def await_silence(self, seconds: float = 2.0, timeout_s: float = 60.0) -> bool:
-        """Wait until no save was called stored for so long; whether that came."""
+        """Wait until no save was called stored for so long; return whether that came."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             before = self.acked
@@ -175,7 +175,7 @@ class Commands:
                 settings = settings.with_overrides({"servers": (self.proxy.url,)})
             connections = -(-self.writers // OF_ONE_CONNECTION)
             opened = [tally_app(self.app).connect(settings) for _ in range(connections)]
-            jets = [await stack.enter_async_context(one) for one in opened]
+            jets = [await stack.enter_async_context(connection) for connection in opened]
             self._started.set()
             await asyncio.gather(*(self._write(jets[number % connections], number) for number in range(self.writers)))
 
@@ -185,20 +185,20 @@ class Commands:
         count = 0
         while not self._ending.is_set():
             count += 1
-            said = self._next(chance, count * self.writers + writer)
-            self.said.append(said)
-            await _told(said, lambda said=said: _done(jet, tallies, said))
-            said.ended = time.monotonic()
-            if said.error:
+            attempt = self._next(chance, count * self.writers + writer)
+            self.attempts.append(attempt)
+            await _answered(attempt, lambda said=attempt: _executed(jet, tallies, said))
+            attempt.ended = time.monotonic()
+            if attempt.error:
                 await asyncio.sleep(BACKOFF_S)
-            # The other writers' turn: a command that is answered at once gives none.
+            # The other writers' turn: a command that is answered at once gives up none.
             await asyncio.sleep(self.pause_s)
 
-    def _next(self, chance: random.Random, number: int) -> Said:
+    def _next(self, chance: random.Random, number: int) -> Attempt:
         (kind,) = chance.choices(("add", "two", "both", "nothing", "refuse"), (50, 15, 10, 15, 10))
         entities = chance.sample(range(self.entities), 2 if kind == "both" else 1)
         named = kind in ("add", "two") and chance.random() < 0.5
-        return Said(
+        return Attempt(
             number,
             tuple(f"e-{entity}" for entity in entities),
             kind,
@@ -206,65 +206,67 @@ class Commands:
             f"{self.app}-{number}" if named else None,
         )
 
-    async def _settled(self, unknown: Sequence[Said]) -> None:
+    async def _settled(self, unknown: Sequence[Attempt]) -> None:
         chance = random.Random(f"{self.seed}/settle")
         deadline = time.monotonic() + self.settles_s
         async with tally_app(self.app).connect(self.settings) as jet:
             tallies = jet.repository(Tally)
-            for one in unknown:
-                again = one.command_id is not None and chance.random() < 0.5
-                while one.answer == UNKNOWN and time.monotonic() < deadline:
+            for attempt in unknown:
+                again = attempt.command_id is not None and chance.random() < 0.5
+                while attempt.answer == UNKNOWN and time.monotonic() < deadline:
                     if again:
-                        await _told(one, lambda one=one: _done(jet, tallies, one))
+                        await _answered(attempt, lambda attempt=attempt: _executed(jet, tallies, attempt))
                     else:
-                        await _told(one, lambda one=one: _resolved(jet, one))
-                    if isinstance(one.unknown, SaveTorn):
+                        await _answered(attempt, lambda attempt=attempt: _resolved(jet, attempt))
+                    if isinstance(attempt.unknown, SaveTorn):
                         break  # it stays so
-                    if one.error not in ("", "ConcurrencyConflict", "OutcomeUnknown"):
+                    if attempt.error not in ("", "ConcurrencyConflict", "OutcomeUnknown"):
                         # Nobody answered, which says nothing of the save before.
-                        one.answer = UNKNOWN
+                        attempt.answer = UNKNOWN
                         await asyncio.sleep(BACKOFF_S)
 
 
-async def _told(said: Said, ask: Callable[[], Awaitable[None]]) -> None:
-    said.error = ""
+async def _answered(attempt: Attempt, ask: Callable[[], Awaitable[None]]) -> None:
+    attempt.error = ""
     try:
         await ask()
     except EnoughError as refusal:
-        said.answer, said.version = LOOKED, refusal.seen
+        attempt.answer, attempt.version = LOOKED, refusal.seen
     except OutcomeUnknown as unknown:
-        said.answer, said.error, said.unknown, said.was_unknown = UNKNOWN, "OutcomeUnknown", unknown, True
+        attempt.answer, attempt.error, attempt.unknown, attempt.had_unknown = UNKNOWN, "OutcomeUnknown", unknown, True
     except (StoreError, EventjetError) as error:
-        said.answer, said.error = REFUSED, type(error).__name__
+        attempt.answer, attempt.error = REFUSED, type(error).__name__
     except Exception as error:  # noqa: BLE001 - that is what is looked for
-        said.answer, said.error = STRANGE, f"{type(error).__name__}: {error}"
+        attempt.answer, attempt.error = STRANGE, f"{type(error).__name__}: {error}"
 
 
-async def _done(jet: Jet, tallies: Repository[Tally, object], said: Said) -> None:
-    entity = said.entities[0]
-    done: Sequence[Committed[Tally, object]]
-    if said.kind == "both":
-        done = await jet.transact(*(tallies.decide(one, Tally.add, said.amount) for one in said.entities))
-    elif said.kind in ("nothing", "refuse"):
-        seen = await tallies.execute(entity, nothing if said.kind == "nothing" else refuse)
-        said.answer, said.version = LOOKED, seen.version
+async def _executed(jet: Jet, tallies: Repository[Tally, object], attempt: Attempt) -> None:
+    entity = attempt.entities[0]
+    committed: Sequence[Committed[Tally, object]]
+    if attempt.kind == "both":
+        committed = await jet.transact(
+            *(tallies.decide(entity, Tally.add, attempt.amount) for entity in attempt.entities)
+        )
+    elif attempt.kind in ("nothing", "refuse"):
+        loaded = await tallies.execute(entity, nothing if attempt.kind == "nothing" else refuse)
+        attempt.answer, attempt.version = LOOKED, loaded.version
         return
     else:
-        decide = Tally.add if said.kind == "add" else Tally.add_two
-        if said.command_id is None:
-            done = [await tallies.execute(entity, decide, said.amount)]
+        decide = Tally.add if attempt.kind == "add" else Tally.add_two
+        if attempt.command_id is None:
+            committed = [await tallies.execute(entity, decide, attempt.amount)]
         else:
-            done = [await tallies.command(said.command_id).execute(entity, decide, said.amount)]
-    said.answer, said.version = STORED, done[-1].version
-    said.positions = tuple(one.position for one in done)
+            committed = [await tallies.command(attempt.command_id).execute(entity, decide, attempt.amount)]
+    attempt.answer, attempt.version = STORED, committed[-1].version
+    attempt.positions = tuple(save.position for save in committed)
 
 
-async def _resolved(jet: Jet, said: Said) -> None:
-    assert said.unknown is not None
+async def _resolved(jet: Jet, attempt: Attempt) -> None:
+    assert attempt.unknown is not None
     try:
-        last = await jet.resolve(said.unknown)
+        last = await jet.resolve(attempt.unknown)
     except ConcurrencyConflict:
-        said.answer, said.error = REFUSED, "ConcurrencyConflict"
+        attempt.answer, attempt.error = REFUSED, "ConcurrencyConflict"
         return
-    said.answer = STORED
-    said.positions = (last - 1, last) if said.kind == "both" else (last,)
+    attempt.answer = STORED
+    attempt.positions = (last - 1, last) if attempt.kind == "both" else (last,)

@@ -20,7 +20,7 @@ from tests.tables import execute
 
 STARVES_S = 60.0
 FILLS_MAX = 300
-"""Of a megabyte each."""
+"""The most files of a megabyte each."""
 
 
 @scenario("disk-full-nats", needs=("disk",))
@@ -62,7 +62,7 @@ def disk_full_postgres(trial: Trial) -> None:
 
 
 def refused_by(postgres: PostgresServer) -> str:
-    """Use up what PostgreSQL has set aside of its disk; what it says then."""
+    """Use up the space that PostgreSQL has reserved on its disk; return its error."""
     try:
         execute(postgres.url, "create table if not exists filling (text varchar)")
         for _ in range(FILLS_MAX):
@@ -72,16 +72,16 @@ def refused_by(postgres: PostgresServer) -> str:
     raise AssertionError("PostgreSQL finds room on a full disk")
 
 
-def limited(trial: Trial, run: Run, limit: Callable[[bool], None], what: str) -> None:
-    """Lay a limit on, wait until saves end, and lift it."""
+def limited(trial: Trial, run: Run, limit: Callable[[bool], None], name: str) -> None:
+    """Impose a limit, wait until saves end, and lift it."""
     for _ in range(trial.options.rounds):
         trial.wait()
         limit(True)
         assert run.commands.await_silence(1.0, STARVES_S), "the limit has no effect"
-        before = len(run.commands.said)
+        before = len(run.commands.attempts)
         trial.wait()
-        answers = {one.error for one in run.commands.said[before:] if one.error}
-        trial.note(f"{what}: {', '.join(sorted(answers))}")
+        answers = {attempt.error for attempt in run.commands.attempts[before:] if attempt.error}
+        trial.note(f"{name}: {', '.join(sorted(answers))}")
         began = time.monotonic()
         limit(False)
         run.commands.await_acks(10)
@@ -98,8 +98,8 @@ def max_bytes(trial: Trial) -> None:
     with trial.running([server.url]) as run, NatsConnection.open(Endpoint.of(run.settings)) as link:
 
         def limit(on: bool) -> None:
-            found = link.ask(stream_info(run.ledger.name))
-            link.ask(update_stream({**found.config, "max_bytes": found.bytes + 2_000 if on else -1}))
+            stream = link.ask(stream_info(run.ledger.name))
+            link.ask(update_stream({**stream.config, "max_bytes": stream.bytes + 2_000 if on else -1}))
 
         limited(trial, run, limit, "max_bytes")
 
@@ -124,8 +124,8 @@ def account_limit(trial: Trial) -> None:
 def reload(server: NatsServer, line: str) -> None:
     """Have the running server take another line of accounts."""
     config = server.directory / "nats.conf"
-    kept = [one for one in config.read_text().splitlines() if not one.startswith("accounts ")]
-    config.write_text("\n".join([*kept, line, ""]))
+    lines = [setting for setting in config.read_text().splitlines() if not setting.startswith("accounts ")]
+    config.write_text("\n".join([*lines, line, ""]))
     os.kill(server.pid, signal.SIGHUP)
 
 

@@ -1,6 +1,6 @@
-"""What the machine lends to trials: disks whose power can be cut, networks that can be cut, and file systems that fill.
+"""Facilities of the machine for trials: disks whose power can be cut, networks that can be cut, full file systems.
 
-`missing` says why it does not lend something; a trial that needs it is skipped with these words.
+`missing` says why the machine lacks one; a trial that needs it is skipped with these words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uuid import uuid4
 _EXT4_SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN of Linux."""
 _NO_LOG_FLUSH = 2
-"""The journal is not written either."""
+"""Do not write the journal either."""
 _CLONE_NEWNS = 0x20000
 _CLONE_NEWNET = 0x40000000
 _UNMOUNTS_S = 20.0
@@ -31,7 +31,7 @@ _COMMAND_S = 60.0
 
 
 def apart() -> None:
-    """What this process mounts, and its networks, end with it and what it starts, however that ends."""
+    """Give this process mounts and networks of its own, which end with it and with what it starts."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS | _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "unshare")
     run("mount", "--make-rprivate", "/")
@@ -39,11 +39,11 @@ def apart() -> None:
 
 
 def run(*command: str | Path) -> None:
-    """A program of the system; what it said against it is in the error."""
+    """Run a program of the system; its error message is in the exception."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=_COMMAND_S)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().split("\n")[0]
-        raise OSError(f"{' '.join(map(str, command))}: {said}")
+        message = (done.stderr or done.stdout).strip().split("\n")[0]
+        raise OSError(f"{' '.join(map(str, command))}: {message}")
 
 
 class Disk:
@@ -71,7 +71,7 @@ class Disk:
         self._image.unlink(missing_ok=True)
 
     def write_back(self) -> None:
-        """What the kernel does by itself, half a minute after a write."""
+        """Write everything back, as the kernel does by itself half a minute after a write."""
         place = os.open(self.path, os.O_RDONLY)
         try:
             ctypes.CDLL(None).syncfs(place)
@@ -79,7 +79,7 @@ class Disk:
             os.close(place)
 
     def cut(self) -> None:
-        """From here on nothing is written; whoever uses it is to be dead before `restore`."""
+        """Cut the power: nothing is written any more. Processes that use the disk must be dead before `restore`."""
         place = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(place, _EXT4_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -87,12 +87,12 @@ class Disk:
             os.close(place)
 
     def restore(self) -> None:
-        """The power is back: what the disk has is mounted again."""
+        """Return the power: mount what the disk has again."""
         self._unmount()
         self._mount()
 
     def fill(self) -> Path:
-        """Leave no room; returns the file that holds it."""
+        """Leave no room; return the file that takes it up."""
         ballast = self.path / "ballast"
         with ballast.open("ab") as file, suppress(OSError):
             for size in (1 << 20, 1 << 12):
@@ -147,7 +147,7 @@ class Network:
 
     @contextmanager
     def inside(self, number: int) -> Generator[None]:
-        """What this thread starts meanwhile is on that host."""
+        """Put what this thread starts meanwhile on that host."""
         libc = ctypes.CDLL(None, use_errno=True)
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         there = os.open(f"/run/netns/{self._host(number)}", os.O_RDONLY)
@@ -161,7 +161,7 @@ class Network:
             os.close(there)
 
     def cut_off(self, number: int, others: list[str]) -> None:
-        """Nothing that this host sends to the others arrives, and nobody tells it so."""
+        """Drop all that this host sends to the others, without an answer."""
         for address in others:
             run("ip", "-n", self._host(number), "route", "add", "blackhole", f"{address}/32")
 
@@ -205,13 +205,13 @@ _TRIES: dict[str, tuple[str, tuple[str, ...], Callable[[], None]]] = {
 
 @cache
 def missing(need: str) -> str | None:
-    """Why this machine does not lend it; None when it does, which has been tried."""
-    what, programs, attempt = _TRIES[need]
+    """Return why this machine lacks a facility, or None when a try shows that it has it."""
+    facility, programs, attempt = _TRIES[need]
     absent = [program for program in programs if shutil.which(program) is None]
     if absent:
-        return f"needs {what}; {', '.join(absent)} is not installed"
+        return f"needs {facility}; {', '.join(absent)} is not installed"
     try:
         attempt()
     except OSError as error:
-        return f"needs {what}; {error}"
+        return f"needs {facility}; {error}"
     return None

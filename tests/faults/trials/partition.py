@@ -61,7 +61,7 @@ def parted(trial: Trial, *, with_clients: bool) -> None:
             trial.wait()
             leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
             number = cluster.servers.index(leader)
-            others = [one for one in network.addresses if one != network.addresses[number]]
+            others = [address for address in network.addresses if address != network.addresses[number]]
             others += [] if with_clients else [network.gateway]
             network.cut_off(number, others)
             trial.note(f"the first save after a cut was acknowledged {run.commands.await_acks(1, 300.0):.1f} s later")

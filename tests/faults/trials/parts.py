@@ -1,6 +1,6 @@
 """The parts of `make faults` that pytest runs: workers, rebuilds, archives and imports that are killed and cut off.
 
-Their choices have seeds of their own; how much they do is said by `EVENTJET_TEST_*`.
+Their choices have seeds of their own; the amount of work is set by `EVENTJET_TEST_*`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ELSEWHERE = (
 PART_S = 4 * 3600.0
 TEST_S = 2 * 3600.0
 """Timeout of each test, for one that hangs: beside other parts every test takes several times as long."""
-SAID = re.compile(r"\d")
+FIGURE = re.compile(r"\d")
 """Lines that tests print are figures."""
 
 
@@ -46,19 +46,21 @@ def _listed(path: str) -> None:
     def part(trial: Trial) -> None:
         command = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", path]
         environ = {**os.environ, "EVENTJET_TEST_TIMEOUT_S": f"{TEST_S}"}
-        with (trial.folder / "said").open("w+", encoding="utf-8") as said:
-            # Into a file: what a part that was ended leaves running would keep a pipe open, and this waiting.
-            running = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=said, stderr=said, start_new_session=True)
+        with (trial.folder / "said").open("w+", encoding="utf-8") as output:
+            # Into a file: a process that a part leaves running would keep a pipe open, and this would wait for it.
+            running = subprocess.Popen(
+                command, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True
+            )
             try:
                 status = running.wait(PART_S)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)
-            said.seek(0)
-            lines = [line.strip().lstrip(".") for line in said]
+            output.seek(0)
+            lines = [line.strip().lstrip(".") for line in output]
         assert status == 0, "\n".join(lines[-80:])
         for line in lines:
-            if SAID.search(line):
+            if FIGURE.search(line):
                 trial.note(line)
 
     part.__doc__ = f"`pytest {path}`"

@@ -42,7 +42,7 @@ EVENTS = 120
 
 
 class Past:
-    """A log with a worker that has caught up, a client with a warm cache, and a way to change what is behind them."""
+    """A log with a worker that has caught up, a client with a warm cache, and a way to change the log behind them."""
 
     def __init__(self, trial: Trial, server: NatsServer, run: Run) -> None:
         self.trial, self.server, self.run = trial, server, run
@@ -56,8 +56,8 @@ class Past:
 
     def configure(self, **changes: object) -> None:
         with NatsConnection.open(self.endpoint) as link:
-            found = link.ask(stream_info(self.name))
-            link.ask(update_stream({**found.config, **changes}))
+            stream = link.ask(stream_info(self.name))
+            link.ask(update_stream({**stream.config, **changes}))
 
     def state(self) -> Any:
         return ask_once(self.endpoint, stream_info(self.name))
@@ -69,7 +69,7 @@ class Past:
         self.server.start(STARTS_S)
 
     def grow(self, last: int) -> None:
-        """Others write until the log has this last position."""
+        """Have others write until the log has this last position."""
         with Commands(self.run.settings, self.name, self.trial.chance.randrange(1 << 30), writers=4) as commands:
             await_it(lambda: self.state().last >= last, lambda: f"a log of {last} positions", GROWS_S)
             commands.finish()
@@ -153,10 +153,10 @@ def flipped(chance: random.Random, data: Path, pattern: str, bits: int) -> None:
     """Flip bits in one block file of the stream whose folder matches; its server does not run."""
     blocks = sorted(path for path in data.rglob("*.blk") if pattern in str(path) and path.stat().st_size)
     path = chance.choice(blocks)
-    held = bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     for _ in range(bits):
-        held[chance.randrange(len(held))] ^= 1 << chance.randrange(8)
-    path.write_bytes(held)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
     if chance.random() < 0.5:
         # Else the server believes its index, and reads a block only when it is asked for it.
         (path.parent / "index.db").unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def bit_flips(trial: Trial) -> None:
 
 
 def changed(trial: Trial, way: Callable[[Past], None]) -> str:
-    """Change a log behind a worker and a cache; who has noticed, and how the figures show who was lied to."""
+    """Change a log behind a worker and a cache; return who noticed it, and count wrong answers."""
     with ExitStack() as stack:
         server = stack.enter_context(NatsServer(trial.folder / f"server-{time.monotonic_ns()}"))
         run = Run(trial, (server.url,), None, stack, {"entities": ENTITIES})
@@ -189,21 +189,23 @@ def changed(trial: Trial, way: Callable[[Past], None]) -> str:
         trial.figures.commands += len(run.commands.finish())
         assert run.settled(past.state().last) == ""
         try:
-            answers = asyncio.run(_looked(past, way))
+            answers = asyncio.run(_looks(past, way))
         except ComponentFailed as failure:
             return f"the server does not start: {failure.reason}"
         noticed = _noticed(past)
         records = log_of_or_none(past)
         decode = Decoder(run.ledger.catalog)
         if noticed is None:
-            events = [(one.aggregate_id, one.data) for each in records or [] if (one := decode(each)) is not None]
+            events = [
+                (event.aggregate_id, event.data) for record in records or [] if (event := decode(record)) is not None
+            ]
             verdict = judge(Truth(events), snapshot(run.settings.database))
             noticed = "nobody had to notice" if verdict.right else f"SILENT: {verdict}"
             trial.figures.models += not verdict.right
-        trial.figures.wrong += _lied(past, answers, records)
+        trial.figures.wrong += _wrong_answers(past, answers, records)
         if records is None:
             noticed += "; it cannot be read as a whole"
-        return f"{noticed}; {sum(isinstance(one, str) for one in answers.values())} of {ENTITIES} looks raised"
+        return f"{noticed}; {sum(isinstance(answer, str) for answer in answers.values())} of {ENTITIES} looks raised"
 
 
 def log_of_or_none(past: Past) -> list[Any] | None:
@@ -213,55 +215,55 @@ def log_of_or_none(past: Past) -> list[Any] | None:
         return None
 
 
-async def _looked(past: Past, way: Callable[[Past], None]) -> dict[str, int | str]:
-    """What a client with a warm cache says of each entity after the change: its version, or the error's name."""
-    found: dict[str, int | str] = {}
+async def _looks(past: Past, way: Callable[[Past], None]) -> dict[str, int | str]:
+    """Return what a client with a warm cache says of each entity after the change: its version, or the error's name."""
+    answers: dict[str, int | str] = {}
     async with tally_app(past.name).connect(past.run.settings) as jet:
         tallies = jet.repository(Tally)
         for number in range(ENTITIES):
             await tallies.execute(f"e-{number}", Tally.add, Decimal(number + 1_000_000))
         await asyncio.to_thread(past.run.settled, past.state().last)
         await asyncio.to_thread(way, past)
-        # For so long after a look what is remembered counts; the server's notices of a change may come later.
+        # For so long after a load the cache counts; the server's notices of a change may come later.
         await asyncio.sleep(RELY_S)
         for number in range(ENTITIES):
             try:
-                found[f"e-{number}"] = (await tallies.execute(f"e-{number}", nothing)).version
+                answers[f"e-{number}"] = (await tallies.execute(f"e-{number}", nothing)).version
             except EventjetError as error:
-                found[f"e-{number}"] = type(error).__name__
-    return found
+                answers[f"e-{number}"] = type(error).__name__
+    return answers
 
 
-def _lied(past: Past, answers: dict[str, int | str], records: list[Any] | None) -> int:
-    """Answers that are of a log that is gone. Of one that cannot be read as a whole, the server's count is taken."""
+def _wrong_answers(past: Past, answers: dict[str, int | str], records: list[Any] | None) -> int:
+    """Count answers from a log that is gone. When the log cannot be read as a whole, the server's count is used."""
     if records is None:
         counts = past.api(f"STREAM.INFO.{past.name}", {"subjects_filter": ">"})["state"].get("subjects", {})
     else:
         counts = Counter(record[2].decode() for record in records)
-    lied = 0
+    wrong = 0
     for entity, answer in answers.items():
         stored = counts.get(f"{past.name}.ledger.{entity}", 0)
         if isinstance(answer, int) and answer != stored:
-            past.trial.figures.tell(f"{entity} is at version {answer} by its cache, and the log has {stored}")
-            lied += 1
-    return lied
+            past.trial.figures.add_problem(f"{entity} is at version {answer} by its cache, and the log has {stored}")
+            wrong += 1
+    return wrong
 
 
 def _noticed(past: Past) -> str | None:
-    """Who says that something is wrong, and how soon."""
+    """Return who says that something is wrong, and how soon; None when nobody does."""
     began = time.monotonic()
     while time.monotonic() - began < NOTICES_S:
         try:
-            found = past.run.statuses()
+            statuses = past.run.statuses()
         except EventjetError as error:
             return f"status raises {type(error).__name__}"
-        said = [one.reason for one in found if one.state == "failed" or one.reason]
-        if said:
-            return f"the worker's status after {time.monotonic() - began:.1f} s: {str(said[0])[:160]}"
+        reasons = [status.reason for status in statuses if status.state == "failed" or status.reason]
+        if reasons:
+            return f"the worker's status after {time.monotonic() - began:.1f} s: {str(reasons[0])[:160]}"
         time.sleep(0.2)
     try:
         report = asyncio.run(audit(tally_app(past.name), past.run.settings, engine="local"))
     except EventjetError as error:
         return f"`eventjet audit`: {error}"[:240]
-    kinds = [f"{one.kind} ({one.positions})" for one in report.findings if one.kind not in NOTES]
+    kinds = [f"{finding.kind} ({finding.positions})" for finding in report.findings if finding.kind not in NOTES]
     return f"`eventjet audit`: {', '.join(kinds)}" if kinds else None

@@ -1,4 +1,4 @@
-"""Power cuts: what was called stored is there when the power is back."""
+"""Power cuts: a save that was called stored is there when the power is back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETURNS_S = 120.0
 
 
 def cut(servers: Sequence[NatsServer], disks: Sequence[Disk]) -> None:
-    """All at one moment; afterwards the disks hold what they had, and nobody runs."""
+    """Cut all at one moment; afterwards the disks have what was synced, and no server runs."""
     for server in servers:
         server.pause()
     for disk in disks:
@@ -30,14 +30,14 @@ def cut(servers: Sequence[NatsServer], disks: Sequence[Disk]) -> None:
 
 
 def on_disk(disk: Disk, folder: Path, sync_interval: str) -> NatsServer:
-    """A server whose data is on the disk, and its log and ports are not."""
+    """Return a server whose data is on the disk, and its log and ports are not."""
     folder.mkdir()
     (folder / "data").symlink_to(disk.path)
     return NatsServer(folder, sync_interval=sync_interval)
 
 
 def settles(sync_interval: str) -> float:
-    """A control's log may be gone, so that nothing of it is ever settled."""
+    """Return how long unknown saves may take. A control's log may be gone, so that none of them is ever settled."""
     return 5.0 if sync_interval == DEFAULT else 90.0
 
 
@@ -70,8 +70,8 @@ def power_single_default(trial: Trial) -> None:
 def clustered(trial: Trial, sync_interval: str) -> tuple[NatsCluster, list[Disk]]:
     """Three servers, each with a disk of its own."""
     disks = [trial.disk() for _ in range(3)]
-    made = NatsCluster(sync_interval=sync_interval, data=[disk.path for disk in disks])
-    return trial.stack.enter_context(made), disks
+    cluster = NatsCluster(sync_interval=sync_interval, data=[disk.path for disk in disks])
+    return trial.stack.enter_context(cluster), disks
 
 
 def back(cluster: NatsCluster, trial: Trial) -> None:
@@ -122,10 +122,10 @@ def swap(trial: Trial, sync_interval: str, swaps: int) -> None:
         for _ in range(swaps):
             trial.wait()
             leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
-            behind, other = trial.chance.sample([one for one in cluster.servers if one is not leader], 2)
+            behind, other = trial.chance.sample([server for server in cluster.servers if server is not leader], 2)
             for disk in disks:
                 disk.write_back()
-            # Killed, not stopped: what the leader sends to one that is stopped waits for it in the kernel.
+            # Killed, not stopped: what the leader sends to a stopped server waits for it in the kernel.
             behind.kill()
             # What is stored from here on is on two servers.
             run.commands.await_acks(20, 300.0)

@@ -107,21 +107,21 @@ def half_open(trial: Trial) -> None:
 
 
 def descriptors(pid: int | str) -> int:
-    """How many a process has open."""
+    """Return how many a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @contextmanager
 def without_descriptors() -> Generator[None]:
-    """This process can open nothing more, also when it closes something meanwhile."""
+    """Keep this process from opening anything more, also when it closes something meanwhile."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held: list[int] = []
+    opened: list[int] = []
     ended = threading.Event()
 
     def take() -> None:
         while not ended.wait(0.0005):
             with suppress(OSError):
-                held.append(os.open(os.devnull, os.O_RDONLY))
+                opened.append(os.open(os.devnull, os.O_RDONLY))
 
     taker = threading.Thread(target=take, daemon=True)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors("self"), hard))
@@ -132,8 +132,8 @@ def without_descriptors() -> Generator[None]:
         ended.set()
         taker.join()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in held:
-            os.close(one)
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 @scenario("descriptors-client")

@@ -1,4 +1,4 @@
-"""What the trials have counted, as Markdown."""
+"""The counts of the trials, as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.faults.trials.trial import Options, Scenario
 from tests.faults.trials.verdict import Figures
 
-SHOWN = (
+COLUMNS = (
     "commands", "acked", "shared", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps",
     "models",
 )  # fmt: skip
@@ -31,7 +31,7 @@ HEAD = """# Faults: seed {seed}
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one scenario."""
+    """The outcome of a scenario."""
 
     scenario: Scenario
     figures: Figures = field(default_factory=Figures)
@@ -60,31 +60,31 @@ class Outcome:
         return f"BROKEN: {', '.join(broken)}" if broken else "held"
 
     def counts(self) -> dict[str, str]:
-        """What is shown of the figures; nothing for the parts that count for themselves."""
+        """Return the figures for the report; nothing for the parts that count for themselves."""
         counted = self.figures.commands > 0
-        return {name: f"{getattr(self.figures, name):,}" if counted else "" for name in SHOWN}
+        return {name: f"{getattr(self.figures, name):,}" if counted else "" for name in COLUMNS}
 
     def line(self) -> str:
-        """For the terminal."""
+        """Return the lines for the terminal."""
         if self.skipped:
             return f"{self.name}: skipped: {self.skipped}"
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count) or "see below"
-        more = "".join(f"\n  {one}" for one in [*self.notes, *self.figures.told])
+        more = "".join(f"\n  {note}" for note in [*self.notes, *self.figures.problems])
         failure = f"\n{self.error}" if self.error else ""
         return f"{self.name}: {self.verdict} ({self.seconds:.0f} s): {counted}{more}{failure}"
 
 
 def page(outcomes: Sequence[Outcome], options: Options) -> str:
-    """The whole report."""
+    """Return the whole report."""
     machine = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     lines = [HEAD.format(seed=options.seed, machine=machine, rounds=options.rounds, seconds=options.seconds)]
-    lines += [f"| scenario | verdict | s | {' | '.join(SHOWN)} |", f"|---|---|---|{'---|' * len(SHOWN)}"]
-    for one in outcomes:
-        cells = " | ".join(one.counts().values())
-        lines.append(f"| {one.name} | {one.verdict} | {one.seconds:.0f} | {cells} |")
-    for one in outcomes:
-        lines += ["", f"## {one.name}", "", one.scenario.what, ""]
-        lines += [f"- skipped: {one.skipped}"] if one.skipped else []
-        lines += [f"- {what}" for what in [*one.notes, *one.figures.told]]
-        lines += ["", "```", one.error.strip(), "```"] if one.error else []
+    lines += [f"| scenario | verdict | s | {' | '.join(COLUMNS)} |", f"|---|---|---|{'---|' * len(COLUMNS)}"]
+    for outcome in outcomes:
+        cells = " | ".join(outcome.counts().values())
+        lines.append(f"| {outcome.name} | {outcome.verdict} | {outcome.seconds:.0f} | {cells} |")
+    for outcome in outcomes:
+        lines += ["", f"## {outcome.name}", "", outcome.scenario.what, ""]
+        lines += [f"- skipped: {outcome.skipped}"] if outcome.skipped else []
+        lines += [f"- {note}" for note in [*outcome.notes, *outcome.figures.problems]]
+        lines += ["", "```", outcome.error.strip(), "```"] if outcome.error else []
     return "\n".join(lines) + "\n"

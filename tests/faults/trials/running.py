@@ -31,10 +31,10 @@ def load() -> None:
 def outcomes_of(chosen: Sequence[Scenario], options: Options, jobs: int) -> Iterator[Outcome]:
     """Yield the outcome of each scenario; several at once come as they end."""
     if jobs == 1:
-        yield from (_tried(one, options) for one in chosen)
+        yield from (_tried(entry, options) for entry in chosen)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        running = {pool.submit(_in_a_process, one.name, options): one for one in chosen}
+        running = {pool.submit(_in_a_process, entry.name, options): entry for entry in chosen}
         for done in as_completed(running):
             yield Outcome(running[done], *done.result())
 
@@ -47,20 +47,20 @@ def _in_a_process(name: str, options: Options) -> tuple[Figures, list[str], floa
     return outcome.figures, outcome.notes, outcome.seconds, outcome.skipped, outcome.error
 
 
-def _tried(one: Scenario, options: Options) -> Outcome:
+def _tried(entry: Scenario, options: Options) -> Outcome:
     """Run a scenario; whatever it raises is in its outcome."""
-    for need in one.needs:
+    for need in entry.needs:
         if (why := missing(need)) is not None:
-            return Outcome(one, skipped=why)
+            return Outcome(entry, skipped=why)
     began = time.monotonic()
-    outcome = Outcome(one)
+    outcome = Outcome(entry)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-faults-")))
         # The embedded PostgreSQL, which root may not run, passes through.
         folder.chmod(0o711)
-        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"))
+        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{entry.name}"))
         try:
-            one.run(trial)
+            entry.run(trial)
         except Exception as error:  # noqa: BLE001 - the report says it, and the next one runs
             outcome.error = "".join(traceback.format_exception(error))
         outcome.figures, outcome.notes = trial.figures, trial.notes

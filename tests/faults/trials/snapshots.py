@@ -1,4 +1,4 @@
-"""Snapshots whose bits flip: a state is never decided on that the log does not give."""
+"""Snapshots whose bits flip: no decision sees a state that differs from the log."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def bit_flips_snapshots(trial: Trial) -> None:
     for _ in range(trial.options.rounds * 3):
         bits = trial.chance.choice((1, 8, 200))
         server.stop()
-        held = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+        files = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
         flipped(trial.chance, data, f"KV_{app.name}", bits)
         server.start()
         loaded = asyncio.run(_loaded(app, server.url))
-        wrong = [one for one, state in loaded.items() if state is not None and state != truth[one]]
+        wrong = [counter for counter, state in loaded.items() if state is not None and state != truth[counter]]
         trial.figures.wrong += len(wrong)
-        for one in wrong:
-            trial.figures.tell(f"{one} is loaded as {loaded[one]}, and the log gives {truth[one]}")
+        for counter in wrong:
+            trial.figures.add_problem(f"{counter} is loaded as {loaded[counter]}, and the log gives {truth[counter]}")
         raised = sum(state is None for state in loaded.values())
         trial.note(
             f"{bits} bits: {len(loaded) - raised - len(wrong)} of {COUNTERS} states right, {raised} loads raised"
         )
         server.stop()
-        for path, was in held.items():
-            path.write_bytes(was)
+        for path, content in files.items():
+            path.write_bytes(content)
         server.start()
 
 
@@ -77,13 +77,13 @@ async def _filled(app: App, url: str, trial: Trial) -> dict[str, Counter]:
 
 
 async def _loaded(app: App, url: str) -> dict[str, Counter | None]:
-    """Every state as a new process loads it; None where that raises."""
-    found: dict[str, Counter | None] = {}
+    """Return every state as a new process loads it; None when that raises."""
+    states: dict[str, Counter | None] = {}
     async with app.connect(servers=url) as jet:
         counters = jet.repository(Counter)
         for number in range(COUNTERS):
             try:
-                found[f"c-{number}"] = await counters.load(f"c-{number}")
+                states[f"c-{number}"] = await counters.load(f"c-{number}")
             except EventjetError:
-                found[f"c-{number}"] = None
-    return found
+                states[f"c-{number}"] = None
+    return states

@@ -1,4 +1,4 @@
-"""`Trial`: one scenario on servers of its own. Commands run, something fails, and in the end what was said is checked.
+"""`Trial`: a scenario on servers of its own. Commands run, something fails, and in the end the answers are checked.
 
 `scenario` lists a function in `SCENARIOS`; its docstring says what it does. It draws from `Trial.chance` alone, so that
 a seed repeats its choices (not the machine's timing).
@@ -41,20 +41,20 @@ FIRST_ACKS = 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all trials of a run share."""
+    """Options that all trials of a run share."""
 
     seed: int = 1
     rounds: int = 3
-    """How often a trial does what it does."""
+    """How often a trial repeats its fault."""
     seconds: float = 2.0
     """How long commands run before and after each fault, roughly."""
     minutes: float = 30.0
-    """Of steady load."""
+    """The length of steady load."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """What a scenario works with."""
+    """The servers' folder, options and figures of a scenario."""
 
     folder: Path
     options: Options
@@ -71,15 +71,15 @@ class Trial:
         return self.stack.enter_context(Disk(self.folder, f"disk-{self._disks}", megabytes))
 
     def wait(self, factor: float = 1.0) -> None:
-        """Let commands run, for as long as the seed says."""
+        """Let commands run for as long as the seed says."""
         time.sleep(self.options.seconds * factor * self.chance.uniform(0.7, 1.3))
 
-    def note(self, what: str) -> None:
-        self.notes.append(what)
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     @contextmanager
     def running(self, servers: Iterable[str], database: str | None = None, **more: Any) -> Generator[Run]:
-        """A new log on the servers with commands and a worker. What was said is checked at the end.
+        """Make a log on the servers, with commands and a worker. The answers are checked at the end.
 
         `more`: fields of `Commands`, and of `Settings`.
         """
@@ -117,28 +117,28 @@ class Run:
         self.commands.await_acks(FIRST_ACKS)
 
     def another_worker(self) -> WorkerProcess:
-        """One that works or stands by."""
+        """Start a worker that works or stands by."""
         trial, stack = self._start
         batch_max = 500
-        made = WorkerProcess(self.ledger, trial.folder, batch_max=batch_max, lease_s=LEASE_S)
-        self.workers.append(stack.enter_context(made))
-        return made.ready()
+        worker = WorkerProcess(self.ledger, trial.folder, batch_max=batch_max, lease_s=LEASE_S)
+        self.workers.append(stack.enter_context(worker))
+        return worker.ready()
 
     def check(self) -> Figures:
         """End the writers, settle what is unknown, and compare answers, log and read models."""
-        said = self.commands.finish()
+        attempts = self.commands.finish()
         decode = Decoder(self.ledger.catalog)
         records = log_of(Endpoint.of(self.settings), self.ledger.name)
-        figures = judge_log(said, records, decode)
+        figures = judge_log(attempts, records, decode)
         stopped = self.settled(records[-1][0] if records else 0)
         if stopped:
-            figures.tell(f"the read models stopped: {stopped}")
+            figures.add_problem(f"the read models stopped: {stopped}")
             return figures
-        events = [(one.aggregate_id, one.data) for record in records if (one := decode(record)) is not None]
+        events = [(event.aggregate_id, event.data) for record in records if (event := decode(record)) is not None]
         verdict = judge(Truth(events), snapshot(self.settings.database))
         if not verdict.right:
             figures.models += 1
-            figures.tell(f"read models: {verdict}")
+            figures.add_problem(f"read models: {verdict}")
         return figures
 
     def log_position(self) -> int:
@@ -146,40 +146,42 @@ class Run:
 
     def reached(self) -> int:
         """Return the sum of the positions of all read models."""
-        return sum(one.position for one in self.statuses())
+        return sum(status.position for status in self.statuses())
 
     def is_at(self, position: int) -> bool:
-        """Whether the read models are at this position, or beyond it."""
-        return all(one.position >= position for one in self.statuses())
+        """Return whether the read models are at this position, or beyond it."""
+        return all(status.position >= position for status in self.statuses())
 
     def statuses(self) -> list[WorkStatus]:
         return [asyncio.run(self.ledger.status(name)) for name in self.ledger.projections]
 
     def settled(self, last: int) -> str:
-        """Once the read models are there, or say why not; what they say then."""
+        """Wait until the read models are at the position; return "" or why one has stopped."""
         deadline, before = time.monotonic() + CATCHES_UP_S, 0
         while True:
             try:
-                found = self.statuses()
+                statuses = self.statuses()
             except EventjetError as error:
                 return str(error)
-            stopped = [one.reason or one.state for one in found if one.state == "failed" or one.reason]
+            stopped = [
+                status.reason or status.state for status in statuses if status.state == "failed" or status.reason
+            ]
             if stopped:
                 return stopped[0]
-            if all(one.position == last for one in found):
+            if all(status.position == last for status in statuses):
                 return ""
-            reached = sum(one.position for one in found)
+            reached = sum(status.position for status in statuses)
             if reached > before:
                 deadline, before = time.monotonic() + CATCHES_UP_S, reached
             if time.monotonic() > deadline:
-                shown = ", ".join(f"{one.name} {one.state} at {one.position}" for one in found)
-                said = f"for {CATCHES_UP_S:g} s no nearer to position {last}: {shown}"
-                raise TimeoutError(f"{said}\n{self.worker.logged()}")
+                positions = ", ".join(f"{status.name} {status.state} at {status.position}" for status in statuses)
+                message = f"for {CATCHES_UP_S:g} s no nearer to position {last}: {positions}"
+                raise TimeoutError(f"{message}\n{self.worker.logged()}")
             time.sleep(0.1)
 
 
 async def init(ledger: Ledger) -> None:
-    """Its stream, as `eventjet init` makes it; a cluster may need an election for that."""
+    """Make the log's stream as `eventjet init` does; a cluster may need an election for that."""
     async with tally_app(ledger.name).connect(ledger.settings) as jet:
         assert jet.client is not None
         await declared(jet.client, ledger.name, ledger.settings.replicas)
@@ -187,14 +189,14 @@ async def init(ledger: Ledger) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One entry of the list."""
+    """An entry of the list of scenarios."""
 
     name: str
     run: Callable[[Trial], None]
     needs: tuple[str, ...]
-    """What of `machine` it works with; none of it needs no root."""
+    """The facilities of `machine` that it needs; without any it needs no root."""
     must_lose: bool
-    """A control: what it loses shows that the others would have shown a loss."""
+    """Whether it is a control: its losses show that the others would have shown a loss."""
     may: tuple[str, ...] = ()
     """Figures that need not be zero, as its docstring says."""
 
@@ -218,11 +220,11 @@ def scenario(
     return listed
 
 
-def recovered(trial: Trial, run: Run, what: str, wait_s: float = 60.0) -> bool:
-    """Whether saves go on, noted."""
+def recovered(trial: Trial, run: Run, fault: str, wait_s: float = 60.0) -> bool:
+    """Note and return whether saves go on."""
     try:
-        trial.note(f"{what}: saves go on after {run.commands.await_acks(10, wait_s):.1f} s")
+        trial.note(f"{fault}: saves go on after {run.commands.await_acks(10, wait_s):.1f} s")
     except AssertionError:
-        trial.note(f"{what}: no saves for {wait_s:g} s")
+        trial.note(f"{fault}: no saves for {wait_s:g} s")
         return False
     return True

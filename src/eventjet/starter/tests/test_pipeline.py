@@ -27,13 +27,13 @@ async def done(servers: str) -> None:
 
 def test_the_pipeline_takes_every_event_once(tmp_path: Path) -> None:
     # Spark takes no relative paths, so the files name the folder where the project was made.
-    made_in = re.search("databaseName=(.+)/catalog;", (PIPELINE / "conf/spark-defaults.conf").read_text("utf-8"))
-    assert made_in is not None
+    project_folder = re.search("databaseName=(.+)/catalog;", (PIPELINE / "conf/spark-defaults.conf").read_text("utf-8"))
+    assert project_folder is not None
     for folder in (".", "conf", "transformations"):
         (tmp_path / folder).mkdir(exist_ok=True)
         for file in (PIPELINE / folder).glob("*.*"):
-            text = file.read_text(encoding="utf-8").replace(Path(made_in[1]).as_uri(), tmp_path.as_uri())
-            (tmp_path / folder / file.name).write_text(text.replace(made_in[1], str(tmp_path)), encoding="utf-8")
+            text = file.read_text(encoding="utf-8").replace(Path(project_folder[1]).as_uri(), tmp_path.as_uri())
+            (tmp_path / folder / file.name).write_text(text.replace(project_folder[1], str(tmp_path)), encoding="utf-8")
     with NatsServer() as nats:
         asyncio.run(done(nats.url))
         command = [sys.executable, "-m", "eventjet.cli", "pipeline", str(tmp_path)]
