@@ -149,7 +149,10 @@ def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unrea
     """Return the error for a database that exists and cannot be used as it is."""
     # The URL as a person would write it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
-    return _unreachable(url.render_as_string(hide_password=False), reason, remedy)
+    text = url.render_as_string(hide_password=False)
+    if url.drivername == "sqlite":
+        text = f"sqlite:///{url.database}"  # whose characters would be escaped
+    return _unreachable(text, reason, remedy)
 
 
 def _unreachable(url: str, reason: str, remedy: str) -> Unreachable:
