@@ -266,7 +266,7 @@ async def test_a_key_of_events_can_become_a_key_of_states_and_back(postgres: boo
             last = append(settings, pairs[:200])
         create_tables(engine, declaring(by_event).projections.values())
         await rebuild(declaring(by_event), ["spend"], settings, engine="local")
-        with pytest.raises(Unreachable, match=r"another table is declared.*Raise its revision, or rebuild it"):
+        with pytest.raises(Unreachable, match=r"and it declares .*Raise its revision, or run `eventjet rebuild"):
             await run_workers(by_both, settings, ["spend"], stop=asyncio.Event())
         await rebuild(by_both, ["spend"], settings, engine="local")
         assert (await verify(by_both, "spend", settings, engine="local")).differences == 0

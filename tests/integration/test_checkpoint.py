@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +20,7 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, COMMAND, WORKER, Database, SessionLimits
 from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables
+from eventjet.writers.sql_writer import driver_of
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, database_with
 
@@ -286,6 +289,27 @@ def test_a_blocking_connection_for_bulk_loads_is_configured(database: str) -> No
     else:
         with where.connect("eventjet load") as connection:
             assert connection.execute("show application_name").fetchone() == ("eventjet load",)
+
+
+async def test_a_host_that_is_gone_without_a_word_is_noticed_unless_the_url_says_otherwise(
+    eventjet_database: str,
+) -> None:
+    def limits(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> list[str | None]:
+        parameters = connection.info.get_parameters()
+        names = ("tcp_user_timeout", "keepalives_idle", "keepalives_interval", "keepalives_count")
+        return [parameters.get(name) for name in names]
+
+    usual = ["20000", "10", "5", "2"]
+    engine = Database(eventjet_database).engine("eventjet test")
+    async with engine.connect() as connection:
+        assert limits(await driver_of(connection)) == usual
+    await engine.dispose()
+    for url, expected in [
+        (eventjet_database, usual),
+        (f"{eventjet_database}?tcp_user_timeout=0&keepalives_idle=60", ["0", "60", *usual[2:]]),
+    ]:
+        with Database(url).connect() as blocking:
+            assert limits(blocking) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import re
 import socket
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -264,6 +266,27 @@ async def test_an_address_in_use_is_refused() -> None:
     with pytest.raises(Unreachable, match="nothing can listen there"):
         async with serving(("nowhere.invalid", 0), Fixed()):
             pass
+
+
+def test_a_worker_that_is_cancelled_as_it_begins_to_listen_leaves_no_socket_open() -> None:
+    async def cancelled_after(turns: int) -> None:
+        async def listen() -> None:
+            async with serving(("127.0.0.1", 0), Fixed()):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(listen())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        for turns in range(1, 20):
+            asyncio.run(cancelled_after(turns))
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []
 
 
 async def test_silent_connections_do_not_block_others_for_long() -> None:

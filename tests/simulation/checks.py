@@ -34,14 +34,14 @@ def check_repeated(command: str, positions: Sequence[int]) -> None:
 def _check_log(stream: Stream) -> None:
     """Check that no event or command is in the log twice, and that versions and chains are unbroken."""
     saves: dict[str, str] = {}
-    seen: set[tuple[str, str | None]] = set()
+    event_keys: set[tuple[str, str | None]] = set()
     last: dict[str, tuple[int, int]] = {}
     for position, message in enumerate(stream.log, 1):
         if message.subject == CLAIMED:
             continue
-        if (message.subject, message.event_id) in seen:
+        if (message.subject, message.event_id) in event_keys:
             raise Broken(f"{message.event_id} is in the log twice")
-        seen.add((message.subject, message.event_id))
+        event_keys.add((message.subject, message.event_id))
         if message.command:
             save = (message.event_id or "").rstrip("+").rsplit(".", 2)[0]
             if saves.setdefault(message.command, save) != save:
@@ -58,8 +58,8 @@ def _check_outcome(stream: Stream, attempt: Attempt, *, final: bool) -> None:
     positions_of_sets = [_positions(stream, ids) for ids in attempt.ids]
     present = [positions for positions in positions_of_sets if any(positions)]
     for positions in present:
-        whole = list(range(positions[0], positions[0] + len(positions)))
-        if positions != whole:
+        consecutive = list(range(positions[0], positions[0] + len(positions)))
+        if positions != consecutive:
             raise Broken(f"{attempt.name} is in the log in part, or apart: {positions}")
     if len(present) > 1:
         raise Broken(f"{attempt.name} is in the log {len(present)} times, under different ids")
@@ -82,10 +82,10 @@ def _check_time(attempt: Attempt, request_s: float) -> None:
 
 def _positions(stream: Stream, ids: Sequence[str]) -> list[int]:
     """Return the positions of the events, 0 for those that are not in the log."""
-    wanted = {event_id: index for index, event_id in enumerate(ids)}
+    index_of_id = {event_id: index for index, event_id in enumerate(ids)}
     positions = [0] * len(ids)
     for position, message in enumerate(stream.log, 1):
-        index = wanted.get(message.event_id or "")
+        index = index_of_id.get(message.event_id or "")
         if index is not None and message.subject != CLAIMED:
             positions[index] = position
     return positions

@@ -68,11 +68,11 @@ class SimulatedLine:
 async def recorded(line: Line, script: Script) -> Answers:
     """Return all answers, without the fields that differ between any two servers."""
     answers: Answers = []
-    for what, steps in script:
+    for operation, steps in script:
         for step in steps:
             answer = await line.step(step)
             if answer is not None:
-                answers.append((what, _comparable(answer)))
+                answers.append((operation, _comparable(answer)))
     return answers
 
 

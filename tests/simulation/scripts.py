@@ -141,8 +141,8 @@ def drawn(seed: int, count: int) -> Script:
             if isinstance(step, Sent):
                 wire.publish(step.subject, step.body, dict(step.headers), 0.0)
         script.append((f"operation {number} of seed {seed}", steps))
-    whole = [Read((("seq", position),)) for position in range(1, len(wire.stream.log) + 1)]
-    return [*script, ("the whole log", whole)]
+    reads = [Read((("seq", position),)) for position in range(1, len(wire.stream.log) + 1)]
+    return [*script, ("the whole log", reads)]
 
 
 def _drawn(random: Random, stream: Stream, batch_id: str) -> Iterator[Step]:
@@ -162,12 +162,12 @@ def _drawn(random: Random, stream: Stream, batch_id: str) -> Iterator[Step]:
     yield from batch(*messages, numbers=numbers, asks=random.random() < 0.3, batch_id=batch_id)
 
 
-def _drawn_message(random: Random, stream: Stream, taken: set[str]) -> tuple[str, str | None, int | None]:
+def _drawn_message(random: Random, stream: Stream, used_subjects: set[str]) -> tuple[str, str | None, int | None]:
     subject = random.choice("abc")
     used = sorted(stream.ids)
     event_id = random.choice(used) if used and random.random() < 0.2 else f"id-{random.randrange(10_000)}"
     draw = random.random()
-    if subject in taken or draw < 0.1:
+    if subject in used_subjects or draw < 0.1:
         expected = None if draw < 0.9 else 0
     else:
         expected = stream.last.get(f"ev.{subject}", 0) if draw < 0.85 else random.randrange(len(stream.log) + 3)

@@ -60,12 +60,12 @@ class SimulatedClient(Client):
 
     async def stream(self, request: Request[Any], timeout_s: float | None = None) -> AsyncGenerator[list[Frame]]:
         await asyncio.sleep(0)
-        wanted = orjson.loads(request.payload)
-        positions = self._positions(int(wanted.get("seq", 1)), wanted.get("next_by_subj"))
-        if "multi_last" in wanted:
-            last = sorted(self.wire.last(subject) for subject in wanted["multi_last"])
+        query = orjson.loads(request.payload)
+        positions = self._positions(int(query.get("seq", 1)), query.get("next_by_subj"))
+        if "multi_last" in query:
+            last = sorted(self.wire.last(subject) for subject in query["multi_last"])
             positions = [position for position in last if position and position in positions]
-        batch = positions[: min(PAGE, int(wanted["batch"]))]
+        batch = positions[: min(PAGE, int(query["batch"]))]
         ended = NOTHING
         if batch:
             fields = f"Nats-Num-Pending: {len(positions) - len(batch)}\r\nNats-Last-Sequence: {batch[-1]}"

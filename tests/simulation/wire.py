@@ -107,11 +107,15 @@ def _is_wild(pattern: str) -> bool:
 
 def fits(pattern: str, subject: str) -> bool:
     """Return whether a subject matches a filter: `*` is one token, `>` at the end is one or more."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted = [*wanted[:-1], *tokens[len(wanted) - 1 :]] if len(tokens) >= len(wanted) else wanted
-    return len(wanted) == len(tokens) and all(
-        token in ("*", subject_token) for token, subject_token in zip(wanted, tokens, strict=True)
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    if pattern_tokens[-1] == ">":
+        pattern_tokens = (
+            [*pattern_tokens[:-1], *tokens[len(pattern_tokens) - 1 :]]
+            if len(tokens) >= len(pattern_tokens)
+            else pattern_tokens
+        )
+    return len(pattern_tokens) == len(tokens) and all(
+        token in ("*", subject_token) for token, subject_token in zip(pattern_tokens, tokens, strict=True)
     )
 
 

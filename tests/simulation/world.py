@@ -56,12 +56,12 @@ class World:
         for number in range(clients + int(self.random() * 3)):
             self.at(self.random() * within_s, Client(self, f"c{number}", 1 + int(self.random() * 2)).next_save)
         heap = self._heap
-        taken = 0
+        calls = 0
         while heap:
             self.now, _, call, arguments = heappop(heap)
             call(*arguments)
-            taken += 1
-            assert taken < EVENTS_MAX, "the schedule does not end"
+            calls += 1
+            assert calls < EVENTS_MAX, "the schedule does not end"
         check(self.stream, self.attempts, self.weather.request_s)
 
     def at(self, after: float, call: Callable[..., None], *arguments: Any) -> None:
@@ -69,14 +69,14 @@ class World:
         self._order += 1
         heappush(self._heap, (self.now + after, self._order, call, arguments))
 
-    def note(self, *what: Any) -> None:
+    def note(self, *details: Any) -> None:
         """Add an entry to the trace."""
         if self._trace is not None:
-            self._trace.append((round(self.now, 6), *map(str, what)))
+            self._trace.append((round(self.now, 6), *map(str, details)))
 
-    def count(self, what: str) -> None:
+    def count(self, occurrence: str) -> None:
         """Increase the count of an occurrence."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[occurrence] = self.counts.get(occurrence, 0) + 1
 
     def decided(self, attempt: Attempt, tries: int) -> None:
         """Take the outcome of a save."""

@@ -544,3 +544,38 @@ def test_blocks_of_several_tasks_are_merged_window_by_window() -> None:
     arrived = [record[0] for _, pairs in merged for entry, record in pairs if entry is not None]
     assert arrived == positions
     assert max(len(pairs) for _, pairs in merged) < len(positions) / 5
+
+
+@event("case.filed")
+class Filed:
+    pages: dict[str, int]
+    """A dict can be changed, so functions are given copies of such events."""
+
+
+@aggregate("case")
+class Case:
+    pages: int = 0
+
+    def evolve(self, event: Filed) -> Case:
+        return replace(self, pages=self.pages + sum(event.pages.values()))
+
+
+def size_of(case: Case) -> int:
+    return case.pages
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    pages: Key[int]
+    kinds: int = 0
+
+
+def test_the_state_is_given_beside_an_event_that_can_be_changed() -> None:
+    @projection("sizes", key=by_state(Case, size_of, on_change="keep"))
+    def sizes(row: Size | None, event: Recorded[Filed], case: Case) -> Size:
+        kinds = len(event.data.pages)
+        event.data.pages.clear()
+        return Size(case.pages, (row.kinds if row else 0) + kinds)
+
+    filed = on("c-1", Filed(pages={"text": 1, "plan": 2}), Filed(pages={"text": 4}))
+    projected(sizes, filed).rows(Size(3, 2), Size(7, 1))

@@ -256,7 +256,9 @@ def test_a_password_that_is_a_common_word_does_not_mask_that_word(caplog: pytest
 
 
 def test_the_public_parts_of_settings_are_shown() -> None:
-    shown = Settings.load({"servers": "nats://u:p@h:1,tls://[::1]:2", "database": "postgresql://u:p@h:5/d"}, {}).shown()
-    assert shown == {"servers": "nats://h:1, tls://[::1]:2", "database": "postgresql://h:5/d"}
+    settings = Settings.load(
+        {"servers": "nats://u:p@h:1,tls://[::1]:2", "database": "postgresql://u:p@h:5/d"}, {}
+    ).shown()
+    assert settings == {"servers": "nats://h:1, tls://[::1]:2", "database": "postgresql://h:5/d"}
     for url in ("sqlite:////home/a@b/x y.db", "postgresql:///d?host=/run/pg"):
         assert Database(url).shown == url

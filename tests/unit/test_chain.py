@@ -58,14 +58,14 @@ def faults(
     only: Collection[type] | None = None,
     *,
     start: int = 1,
-    kept: int = 100,
+    remembered: int = 100,
     chunk: int = 5,
     past: Past | None = None,
 ) -> dict[int, str]:
     """Return the fault that a reader from `start` on finds, by position."""
     catalog = APP.catalog.of_log(skipped or {})
     own = None if only is None else catalog.aggregates_of(only)
-    decode = Decoder(catalog, only, Chain(past or Past(log), catalog.skipped, own, kept))
+    decode = Decoder(catalog, only, Chain(past or Past(log), catalog.skipped, own, remembered))
     fault_at: dict[int, str] = {}
     records = [record for record in log if record[0] >= start]
     for begin in range(0, len(records), chunk):
@@ -136,11 +136,11 @@ def test_every_reader_finds_the_same_faults(
     if gaps:
         log = without(log, *(record[0] for record in log if chance.random() < 0.2)) or log
     only = data.draw(st.sampled_from([None, {Opened, Deposited}, {Opened}, {Placed}]))
-    whole = faults(log, skipped, only)
+    all_faults = faults(log, skipped, only)
     start = data.draw(st.integers(1, log[-1][0]))
-    kept, chunk = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7))
-    expected = {position: fault for position, fault in whole.items() if position >= start}
-    assert faults(log, skipped, only, start=start, kept=kept, chunk=chunk) == expected
+    remembered, chunk = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7))
+    expected = {position: fault for position, fault in all_faults.items() if position >= start}
+    assert faults(log, skipped, only, start=start, remembered=remembered, chunk=chunk) == expected
 
 
 @given(STEPS, CHANGES, CHANCE)
@@ -216,8 +216,10 @@ def test_an_expectation_of_another_subject_is_no_proof_of_the_chain() -> None:
     forged = (
         changed(header_changed(SOME[3], EXPECTED, "4"), headers=b"") if EXPECTED.encode() in SOME[3][3] else SOME[3]
     )
-    again = b"NATS/1.0\r\nNats-Msg-Id: f\r\nNats-Expected-Last-Subject-Sequence: 3\r\nEj-Type: account.deposited\r\n"
-    forged = changed(SOME[3], headers=again + b"Ej-Schema: 1\r\nEj-Version: 4\r\n" + expectation, body=b'{"amount":1}')
+    headers = b"NATS/1.0\r\nNats-Msg-Id: f\r\nNats-Expected-Last-Subject-Sequence: 3\r\nEj-Type: account.deposited\r\n"
+    forged = changed(
+        SOME[3], headers=headers + b"Ej-Schema: 1\r\nEj-Version: 4\r\n" + expectation, body=b'{"amount":1}'
+    )
     log = added(SOME, forged)
     expected = "version 4, written after position 3, and version 7 at position 9 comes before it"
     assert faults(log) == faults(log, start=11) == {11: expected}

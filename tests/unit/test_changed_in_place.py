@@ -205,11 +205,11 @@ def test_a_fold_that_changes_its_row_gives_the_same_in_a_worker_a_rebuild_and_a_
     table = table_of("items", Column("items", JSON))
     declared: Any = projection("items", table=table)(fold)
     history = on("c", *(Added(item=name) for name in NAMES))
-    wanted = [{"id": "c", "items": after_all}]
+    expected = [{"id": "c", "items": after_all}]
     with read_model_case(resolved_alone(declared)) as case:
-        assert repr(case.written(history, range(1, ADDED))["items"]) == repr(wanted)
-        assert repr(case.written(history, ())["items"]) == repr(wanted)
-        assert repr(case.in_one_pass(history)["items"]) == repr(wanted)
+        assert repr(case.written(history, range(1, ADDED))["items"]) == repr(expected)
+        assert repr(case.written(history, ())["items"]) == repr(expected)
+        assert repr(case.in_one_pass(history)["items"]) == repr(expected)
     assert repr(projected(declared, history).row().items) == repr(after_all)
 
 
@@ -484,9 +484,9 @@ async def test_a_repeated_decision_gets_the_original_arguments() -> None:
     calls: list[tuple[Any, ...]] = []
 
     def take(room: Room, names: list[str], named: dict[str, list[str]], loose: Loose, *, model: LooseModel) -> Booked:
-        taken = (names.pop(), named["all"].pop(), loose.items.pop(), model.items.pop())
-        calls.append(taken)
-        return Booked(seat=len(room.seats) + 1, by="".join(taken))
+        arguments = (names.pop(), named["all"].pop(), loose.items.pop(), model.items.pop())
+        calls.append(arguments)
+        return Booked(seat=len(room.seats) + 1, by="".join(arguments))
 
     await rooms.execute("r", Room.book, 1, "ada")
     await rival.execute("r", Room.book, 2, "bob")  # makes the state that `rooms` remembers stale

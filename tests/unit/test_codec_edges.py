@@ -363,9 +363,9 @@ def test_numbers_as_keys_are_read_back_unchanged() -> None:
 )
 def test_a_key_that_is_not_the_written_form_of_a_number_is_refused(body: bytes) -> None:
     """Otherwise two keys of an object could become the same key, and a value would be lost."""
-    whole = {"integers": {}, "floats": {}, "decimals": {}, "bools": {}, **read_json(body)}
+    complete = {"integers": {}, "floats": {}, "decimals": {}, "bools": {}, **read_json(body)}
     with pytest.raises(ValueError, match=r"written as|digits alone|true or false"):
-        Catalog([Counted]).resolve("edge.counted", 1).decode(dump_json(whole))
+        Catalog([Counted]).resolve("edge.counted", 1).decode(dump_json(complete))
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, [2**64, float("nan")]])
@@ -378,8 +378,8 @@ def test_nan_and_infinity_cannot_be_written(value: Any) -> None:
     ("number", "other"), [("18446744073709551616", "18446744073709551617"), ("1", "1.0"), ("1", "true")]
 )
 def test_an_import_names_a_field_whose_values_differ_only_in_json(number: str, other: str) -> None:
-    stored, given = (b'{"a":%b,"b":1}' % text.encode() for text in (number, other))
-    assert differing_fields(stored, given) == ["a"]
+    stored, imported = (b'{"a":%b,"b":1}' % text.encode() for text in (number, other))
+    assert differing_fields(stored, imported) == ["a"]
 
 
 T = TypeVar("T")

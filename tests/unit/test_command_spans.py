@@ -132,13 +132,13 @@ async def test_a_transaction_is_a_span_with_the_loads_of_its_members_as_children
             (header,) = await headers(jet)
             with pytest.raises(Refused):
                 await jet.transact(cups.decide("c-1", Cup.fill, 0), cups.decide("c-2", Cup.fill, 2))
-        taken, refused = [span for span in exporter.get_finished_spans() if span.name == "transact"]
-        attributes = dict(taken.attributes or {})
+        succeeded, refused = [span for span in exporter.get_finished_spans() if span.name == "transact"]
+        attributes = dict(succeeded.attributes or {})
         assert attributes.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
         assert attributes == {"eventjet.events": 2, "eventjet.position": commits[-1].position}
-        assert header == header_of(taken)
+        assert header == header_of(succeeded)
         loads = of(exporter, spans.LOAD)[:2]
-        assert [span.parent.span_id if span.parent else 0 for span in loads] == [ids(taken)[1]] * 2
+        assert [span.parent.span_id if span.parent else 0 for span in loads] == [ids(succeeded)[1]] * 2
         assert (refused.attributes or {})[spans.OUTCOME] == "failed"
         assert not refused.status.is_ok
 

@@ -71,9 +71,15 @@ def cells(line: str) -> list[str]:
 
 
 def test_an_owner_can_move_release_and_fail_its_cursor() -> None:
-    taken = cursor(FAILED, None).taken("me", 2)
-    assert (taken.state, taken.reason, taken.owner, taken.revision, taken.position) == (ACTIVE, None, "me", 2, 7)
-    moved = taken.moved(9, "e9", ())
+    own_cursor = cursor(FAILED, None).taken("me", 2)
+    assert (own_cursor.state, own_cursor.reason, own_cursor.owner, own_cursor.revision, own_cursor.position) == (
+        ACTIVE,
+        None,
+        "me",
+        2,
+        7,
+    )
+    moved = own_cursor.moved(9, "e9", ())
     assert (moved.position, moved.event_id, moved.owner) == (9, "e9", "me")
     assert moved.released().owner is None
     assert (moved.failed("because").state, moved.failed("because").reason) == (FAILED, "because")

@@ -101,9 +101,9 @@ def test_a_replica_that_stays_behind_makes_the_read_fail() -> None:
 
 
 def test_records_lost_on_the_way_make_the_read_fail() -> None:
-    whole = page([2, 4], 0)
+    frames = page([2, 4], 0)
     with pytest.raises(StoreUnavailable, match="lost on the way"):
-        read(9, [[whole[0], whole[-1]]] * 100)
+        read(9, [[frames[0], frames[-1]]] * 100)
 
 
 async def test_a_lease_is_renewed_during_long_work() -> None:

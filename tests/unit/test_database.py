@@ -11,11 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from eventjet.errors import Unreachable
 from eventjet.sql import postgres_connections, sqlite_connections
-from eventjet.sql.database import Database
+from eventjet.sql.database import Database, dialect_of, unusable
 
 
 @contextmanager
@@ -154,3 +154,13 @@ def test_a_connection_that_was_cancelled_while_it_opened_is_closed(tmp_path: Pat
     for steps in range(8):
         asyncio.run(open_and_cancel(steps))
     gc.collect()
+
+
+def test_a_sqlite_file_that_was_opened_to_read_is_named_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "read #1.db"
+    file.write_bytes(b"no page")
+    engine = create_engine(f"sqlite:///{file}")
+    read_only = dialect_of(engine).read_only(engine)
+    assert read_only is not None
+    for opened in (engine, read_only):
+        assert str(unusable(opened, "it is old", "Upgrade it.")).startswith(f"The database sqlite:///{file}: it is old")

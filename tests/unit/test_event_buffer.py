@@ -16,7 +16,7 @@ def chunk(after: int, count: int, size: int = 10, left: int = 0) -> Chunk:
     return Chunk(after, after + count, f"id-{after + count}", [], count, size, left)
 
 
-async def taken(batch: Awaitable[Batch | None]) -> tuple[int, int]:
+async def bounds_of(batch: Awaitable[Batch | None]) -> tuple[int, int]:
     """The positions before and at the end of a batch."""
     async with asyncio.timeout(30):
         result = await batch
@@ -28,8 +28,8 @@ async def test_waiting_chunks_are_merged_up_to_the_size_of_a_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     for after, count in ((0, 4), (4, 6), (10, 1)):
         assert buffer.put(chunk(after, count))
-    assert await taken(buffer.take(1)) == (0, 10)
-    assert await taken(buffer.take(1)) == (10, 11)
+    assert await bounds_of(buffer.take(1)) == (0, 10)
+    assert await bounds_of(buffer.take(1)) == (10, 11)
 
 
 async def test_a_timeout_and_a_wake_return_none() -> None:
@@ -79,7 +79,7 @@ async def test_a_chunk_from_another_thread_wakes_the_loop() -> None:
     buffer = EventBuffer(batch_max=10)
     waiting = asyncio.create_task(buffer.take(60))
     await asyncio.to_thread(buffer.put, chunk(0, 3))
-    assert await taken(waiting) == (0, 3)
+    assert await bounds_of(waiting) == (0, 3)
 
 
 async def test_far_behind_a_take_waits_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,20 +88,20 @@ async def test_far_behind_a_take_waits_for_a_whole_batch(monkeypatch: pytest.Mon
     buffer.put(chunk(0, 4, left=100))
     waiting = asyncio.create_task(buffer.take(60))
     await asyncio.to_thread(buffer.put, chunk(4, 6, left=94))
-    assert await taken(waiting) == (0, 10)
+    assert await bounds_of(waiting) == (0, 10)
 
 
 async def test_near_the_end_a_take_returns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=10))
-    assert await taken(buffer.take(60)) == (0, 4)
+    assert await bounds_of(buffer.take(60)) == (0, 4)
 
 
 async def test_a_take_does_not_wait_long_for_a_whole_batch() -> None:
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=100))
-    assert await taken(buffer.take(60)) == (0, 4)
+    assert await bounds_of(buffer.take(60)) == (0, 4)
 
 
 async def test_take_whole_returns_only_a_whole_batch() -> None:
@@ -111,11 +111,11 @@ async def test_take_whole_returns_only_a_whole_batch() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await asyncio.to_thread(buffer.put, chunk(9, 1))
-    assert await taken(waiting) == (0, 10)
+    assert await bounds_of(waiting) == (0, 10)
     buffer.put(chunk(10, 9))
     buffer.fail(LookupError("gone"))
     assert await buffer.take_whole() is None
-    assert await taken(buffer.take(1)) == (10, 19)
+    assert await bounds_of(buffer.take(1)) == (10, 19)
 
 
 async def test_a_finished_buffer_makes_no_take_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +127,5 @@ async def test_a_finished_buffer_makes_no_take_wait(monkeypatch: pytest.MonkeyPa
     await asyncio.to_thread(buffer.finish)
     async with asyncio.timeout(30):
         assert await waiting is None
-        assert await taken(buffer.take(60)) == (0, 4)
+        assert await bounds_of(buffer.take(60)) == (0, 4)
         assert await buffer.take(60) is None

@@ -86,13 +86,13 @@ bounds = st.builds(
 
 @example([("event", 1)] * 6 + [("other", 1), ("copy", 6), ("event", 1)], Bounds(after=5))
 @given(st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(1, 9)), max_size=25), bounds)
-def test_a_part_of_a_history_equals_that_part_of_the_whole(kinds: list[tuple[str, int]], wanted: Bounds) -> None:
+def test_a_part_of_a_history_equals_that_part_of_the_whole(kinds: list[tuple[str, int]], part_bounds: Bounds) -> None:
     store, skipped = written(kinds)
 
     async def read() -> None:
         reader = excerpts(store, skipped)
-        whole = await reader.read("a", Bounds())
-        assert await reader.read("a", wanted) == wanted.cut(whole)
+        history = await reader.read("a", Bounds())
+        assert await reader.read("a", part_bounds) == part_bounds.cut(history)
 
     asyncio.run(read())
 
@@ -105,7 +105,7 @@ def test_a_part_of_a_history_equals_that_part_of_the_whole(kinds: list[tuple[str
     bounds,
 )
 def test_a_part_of_a_broken_history_lies_before_the_break_or_is_an_error(
-    saves: list[int], strays: list[tuple[int, bool | None]], wanted: Bounds
+    saves: list[int], strays: list[tuple[int, bool | None]], part_bounds: Bounds
 ) -> None:
     """Read saves of these numbers of events, with other events between them and strays of another program behind."""
     store, version, last = Written("shop"), 0, 0
@@ -129,20 +129,20 @@ def test_a_part_of_a_broken_history_lies_before_the_break_or_is_an_error(
         reader = excerpts(store, {})
         before = [event for event in map(Decoder(Catalog([Rung])), records[:sound]) if event is not None]
         if sound == len(records):
-            assert await reader.read("a", wanted) == wanted.cut(before)
+            assert await reader.read("a", part_bounds) == part_bounds.cut(before)
             return
         with pytest.raises((HistoryBroken, UndecodableEvent)):
             await reader.read("a", Bounds())
         try:
-            part = await reader.read("a", wanted)
+            part = await reader.read("a", part_bounds)
         except (HistoryBroken, UndecodableEvent):
             return
-        assert part == wanted.cut(before)
+        assert part == part_bounds.cut(before)
         is_before = (
-            (wanted.version is not None and wanted.version <= max(sound, wanted.after))
-            or (wanted.position is not None and wanted.position < records[sound][0])
-            or (not wanted.newest_first and len(part) == wanted.limit)
-            or wanted.limit == 0
+            (part_bounds.version is not None and part_bounds.version <= max(sound, part_bounds.after))
+            or (part_bounds.position is not None and part_bounds.position < records[sound][0])
+            or (not part_bounds.newest_first and len(part) == part_bounds.limit)
+            or part_bounds.limit == 0
         )
         assert is_before
 
@@ -152,7 +152,7 @@ def test_a_part_of_a_broken_history_lies_before_the_break_or_is_an_error(
 async def test_a_part_of_a_long_history_takes_few_reads_and_few_records() -> None:
     store, skipped = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
     reader = excerpts(store, skipped)
-    for wanted, records in [
+    for part_bounds, records in [
         (Bounds(newest_first=True, limit=1), 2),
         (Bounds(newest_first=True, limit=10), 10),
         (Bounds(newest_first=True, limit=10, version=1_000), 10),
@@ -163,10 +163,10 @@ async def test_a_part_of_a_long_history_takes_few_reads_and_few_records() -> Non
         (Bounds(version=10), 10),
     ]:
         store.asked = store.given = 0
-        part = await reader.read("a", wanted)
-        assert len(part) == (wanted.limit or 10)
-        assert store.given <= records + 30, wanted
-        assert store.asked <= 30, wanted
+        part = await reader.read("a", part_bounds)
+        assert len(part) == (part_bounds.limit or 10)
+        assert store.given <= records + 30, part_bounds
+        assert store.asked <= 30, part_bounds
 
 
 async def test_retired_events_at_the_end_are_skipped_in_growing_windows() -> None:

@@ -201,9 +201,9 @@ def test_batches_of_any_size_give_the_same_rows(history: list[tuple[str, int | N
         on(position, Closed() if amount is None else Added(amount=Decimal(amount)), aggregate_id)
         for position, (aggregate_id, amount) in enumerate(history, 1)
     ]
-    whole = {key: row for key, row in fold({}, events).items() if row is not None}
+    expected = {key: row for key, row in fold({}, events).items() if row is not None}
     rows: Rows = {}
     for start in range(0, len(events), size):
         batch = events[start : start + size]
         rows.update(fold({key: rows[key] for key in fold.keyed(batch)[1] if rows.get(key) is not None}, batch))
-    assert {key: row for key, row in rows.items() if row is not None} == whole
+    assert {key: row for key, row in rows.items() if row is not None} == expected

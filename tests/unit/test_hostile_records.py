@@ -38,8 +38,8 @@ def record(**more: str) -> RawRecord:
 FAR = record(Ej_Recorded_At="0001-01-01T00:00:00+23:59")
 
 
-def cut(whole: RawRecord, count: int) -> RawRecord:
-    return (*whole[:3], whole[3][:-count], whole[4])
+def cut(raw: RawRecord, count: int) -> RawRecord:
+    return (*raw[:3], raw[3][:-count], raw[4])
 
 
 @given(records(("item", "other"), ("item.counted", "item.noted", "item.retired")))

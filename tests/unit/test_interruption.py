@@ -18,11 +18,11 @@ ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 @pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_cancels_the_work_between_its_steps(number: signal.Signals) -> None:
-    done: list[str] = []
+    steps: list[str] = []
 
     async def beside() -> None:
         signal.raise_signal(number)
-        done.append("the step that the signal came in")
+        steps.append("the step that the signal came in")
 
     async def work() -> None:
         other = asyncio.create_task(beside())
@@ -32,11 +32,11 @@ def test_a_signal_cancels_the_work_between_its_steps(number: signal.Signals) -> 
             signal.raise_signal(number)
             await asyncio.sleep(0)
             await other
-            done.append("the clean-up")
+            steps.append("the clean-up")
 
     with interruptible(60) as interruption, pytest.raises(KeyboardInterrupt):
         interruption.run(work())
-    assert done == ["the step that the signal came in", "the clean-up"]
+    assert steps == ["the step that the signal came in", "the clean-up"]
 
 
 def test_a_signal_interrupts_before_the_work_and_is_ignored_during_the_clean_up() -> None:

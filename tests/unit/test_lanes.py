@@ -44,13 +44,13 @@ async def test_a_drained_executor_finishes_begun_work_and_begins_no_more() -> No
 
 
 async def test_paused_work_lets_other_keys_run_and_blocks_its_own_key() -> None:
-    executor, done = KeyedExecutor(1, 1_000), list[str]()
+    executor, names = KeyedExecutor(1, 1_000), list[str]()
 
     def work(name: str, pause_s: float | None) -> Work:
         async def run() -> None:
             if pause_s is not None:
                 await executor.pause(pause_s)
-            done.append(name)
+            names.append(name)
 
         return run
 
@@ -60,8 +60,8 @@ async def test_paused_work_lets_other_keys_run_and_blocks_its_own_key() -> None:
     executor.add_due("c", work("c", 0.05))
     executor.add_due("d", work("d", None))
     await idle(executor)
-    assert done[:2] == ["b", "d"]
-    assert done.index("a") < done.index("a again")
+    assert names[:2] == ["b", "d"]
+    assert names.index("a") < names.index("a again")
     assert executor.position == 3
     await executor.close()
 
@@ -135,22 +135,22 @@ async def test_reading_waits_for_room_and_due_work_does_not() -> None:
 
 async def test_an_error_of_work_is_reported_and_stops_only_its_key() -> None:
     executor = KeyedExecutor(4, 1_000)
-    done: list[int] = []
+    calls: list[int] = []
 
     async def fail() -> None:
         raise ValueError("broken")
 
     async def note() -> None:
-        done.append(1)
+        calls.append(1)
 
     executor.add(1, "", [("a", fail)])
     executor.add(2, "", [("a", note)])
     executor.add(3, "", [("b", note)])
     with pytest.raises(ValueError, match="broken"):
         await executor.failed
-    while not done:
+    while not calls:
         await asyncio.sleep(0)
-    assert (done, executor.position, executor.done_beyond()) == ([1], 0, ((3, 3),))
+    assert (calls, executor.position, executor.done_beyond()) == ([1], 0, ((3, 3),))
     await executor.close()
 
 
@@ -160,7 +160,7 @@ def test_keys_keep_their_order_and_reported_positions_are_done(seed: int, count:
     async def run() -> None:
         chance = random.Random(seed)
         executor = KeyedExecutor(width, 1_000)
-        done, added, active = set[int](), list[int](), set[int]()
+        done_positions, added, active = set[int](), list[int](), set[int]()
         begun: defaultdict[int, list[int]] = defaultdict(list)
 
         def work(key: int, position: int) -> Work:
@@ -172,7 +172,7 @@ def test_keys_keep_their_order_and_reported_positions_are_done(seed: int, count:
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
                 active.discard(key)
-                done.add(position)
+                done_positions.add(position)
 
             return do
 
@@ -189,7 +189,7 @@ def test_keys_keep_their_order_and_reported_positions_are_done(seed: int, count:
                 for added_position in added
                 if any(first <= added_position <= last for first, last in executor.done_beyond())
             }
-            assert reported <= done
+            assert reported <= done_positions
         await idle(executor)
         assert (executor.position, executor.event_id, executor.done_beyond()) == (added[-1], str(added[-1]), ())
         assert all(positions == sorted(positions) for positions in begun.values())

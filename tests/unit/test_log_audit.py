@@ -115,17 +115,17 @@ def test_events_that_only_the_archive_has_are_named_and_break_no_chain(
     steps: Sequence[Step], first: int, last: int
 ) -> None:
     log = written(steps)
-    gone = range(1 + first % len(log), 1 + max(first % len(log), last % len(log)) + 1)
-    findings = audited(without(log, *gone), log, last=len(log))
+    deleted = range(1 + first % len(log), 1 + max(first % len(log), last % len(log)) + 1)
+    findings = audited(without(log, *deleted), log, last=len(log))
     assert list(findings) == [Kind.ARCHIVED]
-    assert findings[Kind.ARCHIVED].positions == len(gone)
+    assert findings[Kind.ARCHIVED].positions == len(deleted)
 
 
 @given(STEPS, st.data())
 def test_an_audit_finds_a_fault_exactly_where_folding_fails(steps: Sequence[Step], data: st.DataObject) -> None:
     log = written(steps)
-    picked = data.draw(st.lists(st.sampled_from(log), min_size=1, max_size=len(log)))
-    shuffled = [changed(record, position=number) for number, record in enumerate(picked, 1)]
+    drawn = data.draw(st.lists(st.sampled_from(log), min_size=1, max_size=len(log)))
+    shuffled = [changed(record, position=number) for number, record in enumerate(drawn, 1)]
     decode = Decoder(APP.catalog)
     broken = False
     for subject in {record[2] for record in shuffled}:
@@ -163,9 +163,9 @@ def test_deleted_events_are_reported_in_runs_with_the_chains_that_they_break() -
 
 def test_a_purged_aggregate_that_began_again_breaks_its_chain_if_the_archive_has_it() -> None:
     purged = [record for record in SOME if record[2] != b"bank.order.o=200"]
-    again = added(purged, changed(SOME[4], position=0))
-    assert finding_lines(again) == ["gone 5-5 : 1 event", "gone 8-8 : 1 event"]
-    assert finding_lines([*purged, changed(again[-1], position=11)], SOME) == [
+    regrown = added(purged, changed(SOME[4], position=0))
+    assert finding_lines(regrown) == ["gone 5-5 : 1 event", "gone 8-8 : 1 event"]
+    assert finding_lines([*purged, changed(regrown[-1], position=11)], SOME) == [
         "archived 5-5 bank.order.o=200: 1 event",
         "archived 8-8 bank.order.o=200: 1 event",
         "archived 10-10 bank.order.o=200: 1 event",

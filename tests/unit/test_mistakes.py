@@ -145,9 +145,11 @@ async def test_a_wrong_type_in_a_call_is_refused_with_the_right_type() -> None:
             assert say in str(refused.value)
             assert SECRET not in str(refused.value), "what is personal may be anywhere"
         for argument in (Account(owner=SECRET), "account", []):
-            with pytest.raises(UsageError, match=r"asked for with a .*Give the class of the aggregate") as asked:
+            with pytest.raises(
+                UsageError, match=r"asked for with a .*Give the class of the aggregate"
+            ) as repository_refused:
                 jet.repository(argument)  # type: ignore[arg-type]
-            assert SECRET not in str(asked.value)
+            assert SECRET not in str(repository_refused.value)
 
 
 async def adec(account: Account) -> None:

@@ -160,9 +160,9 @@ def test_the_position_of_the_last_event_follows_from_any_slot_of_a_batch() -> No
         [None, NextMessage(13, "c")],
         [NextMessage(11, "a"), NextMessage(13, "c")],
     ):
-        one = new_save(("a", "b"), ("c", "d", "e"))
-        one.answered(NoReply("no answer"))
-        assert one.looked(slots, 0.0) == Stored(15)
+        save = new_save(("a", "b"), ("c", "d", "e"))
+        save.answered(NoReply("no answer"))
+        assert save.looked(slots, 0.0) == Stored(15)
 
 
 def test_a_batch_without_its_end_is_neither_stored_nor_sent_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from textwrap import dedent
 from typing import Any
 from uuid import UUID
 
@@ -104,6 +105,28 @@ def test_a_fold_is_resolved_with_its_events_its_row_and_the_aggregate_id_as_key(
 def test_a_declared_projection_can_still_be_called() -> None:
     declared = projection("balances", table=a_table())(fold)
     assert declared(None, recorded(Opened(owner="ada"))) == Balance("a-1")
+
+
+def test_the_annotations_behind_a_decorator_of_another_module_are_those_of_its_function() -> None:
+    elsewhere: dict[str, Any] = {}
+    source = """
+        import functools
+
+        def timed(function):
+            @functools.wraps(function)
+            def measured(*args):
+                return function(*args)
+            return measured
+    """
+    exec(dedent(source), elsewhere)
+
+    @projection("balances", table=a_table())
+    @elsewhere["timed"]
+    def balances(row: Balance | None, event: Recorded[Opened | Paid]) -> Balance | None:
+        return row
+
+    resolved = resolve(balances, CATALOG)
+    assert (resolved.events, resolved.row_type) == ((Opened, Paid), Balance)
 
 
 def test_a_key_function_selects_another_row() -> None:

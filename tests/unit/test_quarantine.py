@@ -217,9 +217,9 @@ def test_a_fold_from_the_beginning_with_the_quarantine_gives_the_same_rows(log: 
 
 @given(logs(), st.data())
 def test_a_dropped_event_has_the_effect_of_a_missing_event(log: list[RawRecord], data: st.DataObject) -> None:
-    whole = Model()
-    whole.take(log)
-    dropped = data.draw(st.sets(st.sampled_from(sorted(whole.quarantined) or [0])))
+    complete = Model()
+    complete.take(log)
+    dropped = data.draw(st.sets(st.sampled_from(sorted(complete.quarantined) or [0])))
     without = Model()
     without.take([raw for raw in log if raw[0] not in dropped])
     knowing = Model(blocked=BlockedAggregates(resolutions=dict.fromkeys(dropped, "dropped")))

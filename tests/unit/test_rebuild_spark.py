@@ -67,7 +67,7 @@ def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("master", "wanted"),
+    ("master", "expected"),
     [
         ("local", "local[1,4]"),
         ("local[2]", "local[2,4]"),
@@ -76,8 +76,8 @@ def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path)
         ("spark://host:7077", "spark://host:7077"),
     ],
 )
-def test_local_masters_try_a_task_again(master: str, wanted: str) -> None:
-    assert with_retries(master) == wanted
+def test_local_masters_try_a_task_again(master: str, expected: str) -> None:
+    assert with_retries(master) == expected
 
 
 def test_a_reference_can_be_pickled_and_loads_the_app(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ LINES = [Line("nails", 3)]
 
 
 @pytest.mark.parametrize(
-    ("again", "differing"),
+    ("arguments", "differing"),
     [  # pyright: ignore[reportUnknownArgumentType]
         (((LINES, Decimal(2), NOON), {}), ("total",)),
         ((([Line("nails", 4)], Decimal(1), NOON), {}), ("lines",)),
@@ -184,10 +184,10 @@ LINES = [Line("nails", 3)]
         (((LINES, Decimal(1), NOON), {"code": "x"}), ("code",)),
     ],
 )
-def test_recorded_events_prove_which_arguments_differ(again: Any, differing: tuple[str, ...]) -> None:
+def test_recorded_events_prove_which_arguments_differ(arguments: Any, differing: tuple[str, ...]) -> None:
     recorded = request_of(order, (LINES, Decimal(1), NOON), {}, whose="c")
     events = [Placed(Decimal(1), LINES, NOON)]
-    args, kwargs = again
+    args, kwargs = arguments
     assert differing_arguments(request_of(order, args, kwargs, whose="c"), recorded.text, events) == differing
 
 

@@ -202,7 +202,7 @@ CHANGES = {
         ONE, replace(ONE, name="order.made", formerly=(NAME,)), READERS, "recorded as 'order.made'", False, True
     ),
     "event removed": Change(ONE, None, EVENTS, 'retired_events=["order.placed"]', True),
-    "event retired": Change(ONE, None, SAFE, "passed over", retired=(NAME,)),
+    "event retired": Change(ONE, None, SAFE, "stored events are skipped", retired=(NAME,)),
     "event given to another aggregate": Change(ONE, replace(ONE, aggregate="cart"), EVENTS, "Leave"),
     "field renamed": Change(ONE, shape(amount=Decimal, who=str), EVENTS, "`who` is required", True, True),
     "field renamed, with a default": Change(
@@ -417,10 +417,12 @@ def test_a_schema_raised_without_an_upcaster_asks_for_one() -> None:
 def test_bodies_of_every_exported_schema_are_tried_with_the_current_upcasters() -> None:
     first = contract_of(app_of(shape(a=str)))
     second = contract_of(app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": body["a"]})])))
-    kept = contract_in({**first.documents(), **second.documents()}, "here")
+    stored = contract_in({**first.documents(), **second.documents()}, "here")
     broken = app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": len(body["a"])})]))
     (change,) = [
-        candidate for candidate in changes_between(kept, contract_of(broken), broken.catalog) if candidate.event == NAME
+        candidate
+        for candidate in changes_between(stored, contract_of(broken), broken.catalog)
+        if candidate.event == NAME
     ]
     assert change.compatibility is EVENTS
     assert change.tried > 2
@@ -454,9 +456,9 @@ def test_a_change_that_cannot_be_tried_is_judged_as_broken() -> None:
 def test_an_export_is_read_back_and_written_the_same_again() -> None:
     contract = contract_of(app_of(shape(at=(datetime, datetime.fromisoformat("2026-01-01T00:00:00Z")), n=UUID)))
     texts = {name: text_of(document) for name, document in contract.documents().items()}
-    again = contract_in({name: orjson.loads(text) for name, text in texts.items()}, "here")
-    assert again == contract
-    assert {name: text_of(document) for name, document in again.documents().items()} == texts
+    imported = contract_in({name: orjson.loads(text) for name, text in texts.items()}, "here")
+    assert imported == contract
+    assert {name: text_of(document) for name, document in imported.documents().items()} == texts
     assert list(texts) == sorted(texts)
 
 

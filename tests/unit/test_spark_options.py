@@ -95,7 +95,7 @@ def test_filters_that_are_not_pushed_are_returned_as_the_same_objects() -> None:
     from pyspark.sql import datasource as spark
 
     reader = FilteringReader(LogOptions.parse({"stream": "bank"}), STORED)
-    taken = [
+    pushed = [
         spark.IsNotNull(("position",)),
         spark.GreaterThan(("position",), 10),
         spark.GreaterThanOrEqual(("position",), 5),
@@ -113,7 +113,7 @@ def test_filters_that_are_not_pushed_are_returned_as_the_same_objects() -> None:
         spark.IsNotNull(("type",)),
         spark.GreaterThan(("version",), 1),
     ]
-    given_back = list(reader.pushFilters([*taken, *not_taken]))
+    given_back = list(reader.pushFilters([*pushed, *not_taken]))
     assert list(map(id, given_back)) == list(map(id, not_taken))
     assert (reader.at_least, reader.at_most, reader.options.subject) == (11, 89, "bank.account.a-1")
 

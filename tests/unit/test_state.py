@@ -168,12 +168,12 @@ class Other:
     n: int = 0
 
 
-@pytest.mark.parametrize(("place", "given"), [("elsewhere", "a Other"), ("nowhere", "None")])
-async def test_a_fold_that_returns_no_state_is_refused_before_a_save(place: str, given: str) -> None:
+@pytest.mark.parametrize(("place", "returned"), [("elsewhere", "a Other"), ("nowhere", "None")])
+async def test_a_fold_that_returns_no_state_is_refused_before_a_save(place: str, returned: str) -> None:
     app = App("post", aggregates=[Parcel])
     store = MemoryStore(app.name)
     parcels = Jet(Repositories(app, store), Settings()).repository(Parcel)
-    says = f"Parcel.evolve returned {given} for Seen; return a Parcel"
+    says = f"Parcel.evolve returned {returned} for Seen; return a Parcel"
     with pytest.raises(DefinitionError, match=says):
         await parcels.execute("p", Parcel.look, place)
     assert (await store.state()).last == 0
@@ -200,8 +200,8 @@ def test_a_fold_that_changes_its_state_fails_in_a_scenario() -> None:
 
 def test_a_decision_that_changes_its_state_fails_in_a_scenario_even_if_it_raises() -> None:
     def meddle(parcel: Parcel, error: Exception | None) -> Seen:
-        seen: Any = parcel.seen
-        seen["x"] = 1
+        counts: Any = parcel.seen
+        counts["x"] = 1
         if error is not None:
             raise error
         return Seen(place="x")

@@ -20,7 +20,7 @@ def stream(
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "state",
     [
         stream(0, 0, 0),
         stream(1, 100, 100),
@@ -31,8 +31,8 @@ def stream(
         stream(1, 100, 97, metadata={MISSING: "3"}),
     ],
 )
-def test_a_whole_log_passes_the_check(whole: StreamState) -> None:
-    check_integrity(whole)
+def test_a_whole_log_passes_the_check(state: StreamState) -> None:
+    check_integrity(state)
 
 
 @pytest.mark.parametrize(

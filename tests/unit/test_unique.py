@@ -167,26 +167,26 @@ async def _follow(acts: list[Act], forgetful: bool) -> None:
     store = MemoryStore("bank")
     users = repository("bank", store)
     model: dict[str, str] = {}
-    for act, who, email in acts:
+    for act, user, email in acts:
         if forgetful:
             users = repository("bank", store)
-        wanted = dict(model)
+        changed = dict(model)
         match act:
             case "call":
-                wanted[who] = email
-                work: Any = users.execute(who, User.call, email)
+                changed[user] = email
+                work: Any = users.execute(user, User.call, email)
             case "leave":
-                wanted.pop(who, None)
-                work = users.execute(who, User.leave)
+                changed.pop(user, None)
+                work = users.execute(user, User.leave)
             case "swap":
-                giver, taker = who
-                wanted.pop(giver, None)
-                wanted[taker] = email
-                taken = users.decide(taker, lambda user, email=email: [*user.leave(), User().call(email)])
-                work = transact(store, [users.decide(giver, User.leave), taken])
-        if len({address.casefold() for address in wanted.values()}) == len(wanted):
+                giver, taker = user
+                changed.pop(giver, None)
+                changed[taker] = email
+                taker_decision = users.decide(taker, lambda user, email=email: [*user.leave(), User().call(email)])
+                work = transact(store, [users.decide(giver, User.leave), taker_decision])
+        if len({address.casefold() for address in changed.values()}) == len(changed):
             await work
-            model = wanted
+            model = changed
         else:
             with pytest.raises(NotUnique) as caught:
                 await work

@@ -72,13 +72,13 @@ async def test_an_aggregate_continues_after_a_skipped_record(
         bad = (block("bell.rung", version=1), b"{")
         versions = [2, 3, 4]
     voided = log.publish("bell.a", *bad)
-    for fresh in (bells, repository(log)):
+    for reader in (bells, repository(log)):
         with pytest.raises((CodecError, HistoryBroken)):
-            await fresh.load("a")
+            await reader.load("a")
     log.void(voided)
-    for fresh in (bells, repository(log)):
-        assert await fresh.load("a") == Bell(times=1 if before else 0)
-        assert (await fresh.execute("a", Bell.rest)).position == voided
+    for reader in (bells, repository(log)):
+        assert await reader.load("a") == Bell(times=1 if before else 0)
+        assert (await reader.execute("a", Bell.rest)).position == voided
     for times in (10, 100) if before else (1, 10, 100):
         execution = await bells.execute("a", Bell.ring, times)
     assert execution is not None

@@ -81,7 +81,11 @@ def raw_annotations(owner: Any) -> dict[str, Any]:
 
 
 def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool = False) -> Any:
-    """Return `raw` as an object, resolved in the function's scope; raises whatever its expression raises."""
+    """Return `raw` as an object, resolved in the function's scope; raises whatever its expression raises.
+
+    A wrapper made with `functools.wraps` has the annotations of the function that it wraps, so that one's scope counts.
+    """
+    function = inspect.unwrap(function) if callable(function) else function
     probe = types.SimpleNamespace(__annotations__={parameter: raw})
     scope = getattr(function, "__globals__", {})
     hints = typing.get_type_hints(probe, globalns=scope, localns=_closure(function), include_extras=include_extras)
@@ -90,7 +94,7 @@ def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool 
 
 def _place(function: Any) -> str:
     """Return where a function is defined, as ` (bank.py, line 54)`; empty if that is not known."""
-    code = getattr(function, "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     if not isinstance(code, types.CodeType):
         return ""
     return f" ({PurePath(code.co_filename).name}, line {code.co_firstlineno})"

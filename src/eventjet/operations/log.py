@@ -152,13 +152,6 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     return max(1, state.first), state.last
 
 
-async def news_since(
-    client: Client, app: str, start: int, log_filter: LogFilter, limit: int
-) -> tuple[list[RawRecord], int]:
-    """Return at most `limit` records from a position on, as the server selects them, and how many more it has."""
-    return await page_of_log(client, app, start, log_filter.subject(app), limit)
-
-
 async def skipped_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
     """Return the reason by position of the records that have a skip marker; sends one request for each record."""
     markers = await asyncio.gather(*(client.ask(direct_last(app, skip_subject(app, record[0]))) for record in records))

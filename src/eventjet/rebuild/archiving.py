@@ -80,7 +80,6 @@ async def archive(
     """
     if segment_events < 1:
         raise UsageError(f"A segment of {segment_events} events cannot be. Give 1 or more.")
-
     folder_of(url)  # raises for a URL that no archive can have
     return await in_job(app, settings, engine, lambda job: _archive(job, url, to, segment_events), progress=progress)
 
@@ -185,9 +184,9 @@ async def restore(
     """Publish the archive at `url` into the stream of an app, then compare the stream with the archive.
 
     The large bodies of its events are stored first; the report names those that the archive does not have, and says
-    whether its last events are only a part of a save. The job may
-    be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
-    started only for an archive outside this machine's folders. `progress` is called from another thread.
+    whether its last events are only a part of a save. The job may be cancelled or killed at any moment; the next run
+    goes on after the last stored batch. Spark is started only for an archive outside this machine's folders. `progress`
+    is called from another thread.
 
     Raises `ArchiveBroken` for an archive that is broken, and `UsageError` for an archive of another app, both before
     anything is written. Raises `Refused` for a stream with other events and when somebody else writes, `ArchiveBroken`

@@ -61,17 +61,16 @@ class Database:
         return shown_database(self.url)
 
     def engine(
-        self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1, existing: bool = False
+        self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, existing: bool = False
     ) -> AsyncEngine:
-        """Return an async engine, to be disposed of; with `existing`, connecting makes no SQLite file.
+        """Return an async engine of one connection, to be disposed of; `existing` makes no SQLite file as it connects.
 
         Raises `UsageError` in a loop in which psycopg cannot work.
         """
         if self.dialect is POSTGRES:
             check_loop_for_psycopg()
         url, arguments = self._arguments(0, purpose, limits)
-        pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
-        engine = create_async_engine(url, **pool, connect_args=arguments)
+        engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=10, connect_args=arguments)
         self.dialect.configure(engine.sync_engine, self._parsed(), limits)
         if existing:
             self.dialect.require_file(engine.sync_engine)
@@ -150,7 +149,10 @@ def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unrea
     """Return the error for a database that exists and cannot be used as it is."""
     # The URL as a person would write it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
-    return _unreachable(url.render_as_string(hide_password=False), reason, remedy)
+    text = url.render_as_string(hide_password=False)
+    if url.drivername == "sqlite":
+        text = f"sqlite:///{url.database}"  # whose characters would be escaped
+    return _unreachable(text, reason, remedy)
 
 
 def _unreachable(url: str, reason: str, remedy: str) -> Unreachable:

@@ -108,6 +108,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     if current.has_begun:
         # Must not be created again: an empty table in the place of a lost one would be mistaken for it.
         if not to_rebuild:
+            _check_declared(connection, resolved, current)
             check_identity(connection, current)
     else:
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
@@ -181,11 +182,8 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
             refusal = str(LocationTaken(resolved, holder)).partition(". Run")[0]
             raise unusable(connection, refusal, "Run `eventjet init`.")
-    elif current.has_begun and current.tables != recorded(resolved):
-        recorded_names = ", ".join(name for _, name in names_of(current.tables))
-        reason = f"the rows of {subject} are in {recorded_names}, and another table is declared"
-        raise unusable(connection, reason, "Raise its revision, or rebuild it.")
     elif current.has_begun:
+        _check_declared(connection, resolved, current)
         try:
             check_identity(connection, current)
         except TableLost:
@@ -196,6 +194,21 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
         if not inspector.has_table(table.name, schema=table.schema):
             raise unusable(connection, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
     return tables
+
+
+def _check_declared(connection: Connection, resolved: AnyResolved, current: Checkpoint) -> None:
+    """Raise `Unreachable` where the rows of a revision are in other tables than those that it declares now."""
+    if current.tables == recorded(resolved):
+        return
+    recorded_names, declared_names = (
+        ", ".join(name for _, name in names_of(tables)) for tables in (current.tables, recorded(resolved))
+    )
+    raise unusable(
+        connection,
+        f"the rows of revision {resolved.revision} of projection {resolved.name!r} are in {recorded_names}, and it "
+        f"declares {declared_names}",
+        f"Raise its revision, or run `eventjet rebuild {resolved.name}`.",
+    )
 
 
 def _own_checkpoint(connection: Connection, resolved: AnyResolved, log: str) -> Checkpoint | None:

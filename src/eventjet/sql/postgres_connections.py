@@ -29,7 +29,17 @@ from eventjet.urls import shown_database
 
 _log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5
+_DEFAULTS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""Options of libpq where the URL does not say otherwise, in seconds, and `tcp_user_timeout` in milliseconds.
+
+By default the system notices only after a quarter of an hour, or two hours, that a host is gone without a word.
+"""
 _SECOND_S = 15.0
 """How long a second connection may wait for a session while the first has its own."""
 REMEDY = "Connect to the server itself, or to a pool of sessions (pool_mode = session)."
@@ -67,10 +77,8 @@ def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str
     _warn_of_trust(_libpq_arguments(url))
     escaped = {name: _ESCAPED.sub(r"\\\g<0>", value) for name, value in settings_of(url, limits).items()}
     options = " ".join([_url_options(url), *(f"-c {name}={value}" for name, value in escaped.items())]).strip()
-    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = CONNECT_TIMEOUT_S
-    return arguments
+    defaults = {name: value for name, value in _DEFAULTS.items() if name not in url.query}
+    return {**defaults, "options": options, "application_name": purpose}
 
 
 def _url_options(url: URL) -> str:

@@ -165,8 +165,7 @@ class StreamSource:
     def decode(self, record: RawRecord) -> Offered | None:
         try:
             message = self._decoder(record)
-            if message.origin is not None:
-                self._compare_origin(message)
+            self._compare_origin(message)
             return Offered(record, cast("Any", message))
         except BaseException as raised:  # noqa: BLE001 - a type of the application's own
             return Offered(record, None, UnexpectedExit.instead_of(raised))

@@ -216,35 +216,33 @@ def address_of(text: str) -> tuple[str, int]:
 @asynccontextmanager
 async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGenerator[tuple[str, int]]:
     """Answer requests at an address within the block, and yield it with its real port; raises `Unreachable`."""
-    server = await asyncio.to_thread(_server, address, monitor)
+    host, port = address
+    try:
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, *_, socket_address = resolved[0]
+        # In this thread: if another one made it for a task that is cancelled, nobody would close it.
+        server = _Server(socket_address, family, monitor)
+    except OSError as error:
+        reason = f"nothing can listen there ({error.strerror or error})"
+        remedy = "Choose another with --http HOST:PORT, or end what listens there."
+        raise Unreachable(f"The address {host}:{port}", reason, remedy) from None
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
     thread.start()
     try:
-        host, port = server.server_address[:2]
-        display_host = f"[{host!s}]" if server.address_family == socket.AF_INET6 else str(host)
-        logs.HTTP.tell(_log, address=f"{display_host}:{port}")
-        yield str(host), port
+        bound_host, bound_port = server.server_address[:2]
+        display_host = f"[{bound_host!s}]" if server.address_family == socket.AF_INET6 else str(bound_host)
+        logs.HTTP.tell(_log, address=f"{display_host}:{bound_port}")
+        yield str(bound_host), bound_port
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()
-
-
-def _server(address: tuple[str, int], monitor: HealthMonitor) -> _Server:
-    host, port = address
-    shown = f"The address {host}:{port}"
-    try:
-        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return _Server(address, family, monitor)
-    except OSError as error:
-        reason = f"nothing can listen there ({error.strerror or error})"
-        raise Unreachable(shown, reason, "Choose another with --http HOST:PORT, or end what listens there.") from None
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], family: int, monitor: HealthMonitor) -> None:
+    def __init__(self, address: Any, family: int, monitor: HealthMonitor) -> None:
         self.address_family = family
         self.monitor = monitor
         self._room = threading.BoundedSemaphore(_REQUESTS_MAX)

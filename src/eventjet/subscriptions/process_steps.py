@@ -23,7 +23,6 @@ from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessIn
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotUnique, UsageError
-from eventjet.log.store import EventStore
 from eventjet.observability import spans, tracing
 
 STEPS_MAX = 200
@@ -51,14 +50,10 @@ class ProcessRunner:
         self._repositories = repositories
         self._repository: Repository[Any, Any] = repositories.of(cls)
         self._own_executor: Executor[Any, Any] = self._repository.executor
-        self._store = repositories.store
+        self.store = repositories.store
+        """The event store that holds the process instances."""
         self.steps = 0
         """Number of steps that this runner has taken."""
-
-    @property
-    def store(self) -> EventStore:
-        """The event store that holds the process instances."""
-        return self._store
 
     async def state(self, process_id: str) -> FoldedState[Any]:
         """Return the newest state of a process instance."""
@@ -145,7 +140,7 @@ class ProcessRunner:
         deadlines = deadlines_of(folded.state)
         if not deadlines:
             return None
-        newest = await self._store.tail(self.name, process_id)
+        newest = await self.store.tail(self.name, process_id)
         if newest is None or newest[0] != folded.position:
             return None
         last = recorded_at(newest)
@@ -173,7 +168,7 @@ class ProcessRunner:
                 return await retry(
                     lambda races_lost: self._attempt(process_id, folded, step, races_lost, attributes),
                     places,
-                    self._store.save_timeout_s,
+                    self.store.save_timeout_s,
                 )
             except _Moved:
                 return folded.position
@@ -240,7 +235,7 @@ class ProcessRunner:
         if decision.append is None:
             raise self._records_nothing(own_plan.aggregate_id, action)
         failpoints.reach("step.decided")
-        result = await append(self._store, [*decisions, decision], attributes)
+        result = await append(self.store, [*decisions, decision], attributes)
         return result if isinstance(result, Conflict) else result[-1]
 
     def _planned(

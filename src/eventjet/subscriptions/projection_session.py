@@ -214,9 +214,8 @@ class ProjectionSession:
                 logs.WAITS.tell(_log, name=self._resolved.name, reason=reason)
                 await self.note(reason)
             wrote = await self._step(self._context.options.lease_s / 3, stop)
-            remaining = self._reader.remaining_after(
-                self._position
-            )  # no batch in time does not mean the end of the log
+            # That no batch came in time does not mean the end of the log.
+            remaining = self._reader.remaining_after(self._position)
             if not wrote:
                 await lease.renew()
             if pause is None and (self._has_noted if wrote else not remaining):

@@ -33,13 +33,7 @@ from eventjet.subscriptions.cursor_session import ReactionContext, ReactionSubsc
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
 from eventjet.subscriptions.event_source import LogSource, StreamSource
-from eventjet.subscriptions.handlers import (
-    Deps,
-    EventHandler,
-    ProcessHandler,
-    PublicationHandler,
-    ReactorHandler,
-)
+from eventjet.subscriptions.handlers import Deps, EventHandler, ProcessHandler, PublicationHandler, ReactorHandler
 from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
 from eventjet.subscriptions.loop_watch import LoopWatch

@@ -76,12 +76,12 @@ class Books:
         waits = is_open and self._head(known, position).parked.resolution == QUARANTINED
         if not waits and (is_open or not known.cursor.is_done(position)):
             return
-        what = "is tried while it is parked" if waits else "is tried again below the cursor"
+        fault = "is tried while it is parked" if waits else "is tried again below the cursor"
         if known.writer == process:
-            raise Broken(f"{name}: position {position} {what} by {process}, whose cursor it is")
+            raise Broken(f"{name}: position {position} {fault} by {process}, whose cursor it is")
         since = now - known.sent.get(process, -1e9)
         if since > self._lease_s + SLACK_S:
-            raise Broken(f"{name}: position {position} {what} by {process}, {since:.3f} s after its last write")
+            raise Broken(f"{name}: position {position} {fault} by {process}, {since:.3f} s after its last write")
         self._count("tried by one that was just fenced")
 
     def succeeded(self, position: int) -> None:
@@ -169,5 +169,5 @@ class Books:
             key=lambda entry: entry.position,
         )
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def _count(self, occurrence: str) -> None:
+        self.counts[occurrence] = self.counts.get(occurrence, 0) + 1

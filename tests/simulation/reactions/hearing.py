@@ -102,12 +102,14 @@ class Hearing:
         if any(number >= POISON for number in self._counted):
             raise Broken("what cannot be counted was counted")
         ledgers = self._repositories().of(Ledger)
-        noted = sorted(event.data.position for name in ("l0", "l1") for event in at_once(ledgers.history(name)))
+        noted_positions = sorted(
+            event.data.position for name in ("l0", "l1") for event in at_once(ledgers.history(name))
+        )
         waits = [entry for entry in world.books.by_name["tally"].entries.values() if entry.is_open]
-        if len(set(noted)) < len(noted):
-            raise Broken(f"something was noted twice: {noted}")
-        if not waits and noted != sorted(self._counted):
-            raise Broken(f"{noted} was noted, and {sorted(self._counted)} counted")
+        if len(set(noted_positions)) < len(noted_positions):
+            raise Broken(f"something was noted twice: {noted_positions}")
+        if not waits and noted_positions != sorted(self._counted):
+            raise Broken(f"{noted_positions} was noted, and {sorted(self._counted)} counted")
 
     def _repositories(self) -> Repositories:
         return Repositories(self.app, self._world.truth)

@@ -238,12 +238,12 @@ class SimulatedReader:
             self.fail(ConnectionLost("the durable", "the link broke"))
             return
         until = self._read + 1 + int(network.random() * _CHUNK_MAX)
-        taken = [record for record in records[self._read : until] if record[2].startswith(self._prefixes)]
+        matching = [record for record in records[self._read : until] if record[2].startswith(self._prefixes)]
         self._read = min(until, len(records))
-        if taken:
-            self._decode.expect(taken)
-            events = [event for event in map(self._decode, taken) if event is not None]
-            last = taken[-1]
+        if matching:
+            self._decode.expect(matching)
+            events = [event for event in map(self._decode, matching) if event is not None]
+            last = matching[-1]
             self._batches.append(Batch(self._position, last[0], header(last[3], MSG_ID) or "", events))
             self._position = last[0]
             self._arrived.set()

@@ -49,12 +49,12 @@ class Operator:
             if world.random() < 0.5:
                 await self._try("retried at last", name, cursor_control.retry(self._cursors, name, None))
 
-    async def _try(self, what: str, name: str, action: Awaitable[object]) -> None:
+    async def _try(self, action_name: str, name: str, action: Awaitable[object]) -> None:
         world = self._world
-        world.note("operator", what, name)
+        world.note("operator", action_name, name)
         try:
             await action
-            world.count(f"operator {what}")
+            world.count(f"operator {action_name}")
         except EventjetError as error:
             world.note("operator", type(error).__name__)
             world.count(f"operator had {type(error).__name__}")
@@ -82,5 +82,5 @@ class Operator:
             return
         event_id = (header(log[position - 1][3], MSG_ID) or "") if position else ""
         cursor = Cursor(name, "", world.truth.identity, position, event_id)
-        what = "set forwards" if forwards else "set back"
-        await self._try(what, name, cursor_control.set_position(self._cursors, cursor))
+        action_name = "set forwards" if forwards else "set back"
+        await self._try(action_name, name, cursor_control.set_position(self._cursors, cursor))

@@ -132,15 +132,15 @@ class Reacting:
         world = self._world
         world.books.check_end()
         ledgers = Repositories(self.app, world.truth).of(Ledger)
-        noted: dict[tuple[int, int], int] = {}
+        counts: dict[tuple[int, int], int] = {}
         for name in ("l0", "l1"):
             for event in at_once(ledgers.history(name)):
                 data: Noted = event.data
-                noted[data.position, data.line] = noted.get((data.position, data.line), 0) + 1
-        for (position, line), times in noted.items():
+                counts[data.position, data.line] = counts.get((data.position, data.line), 0) + 1
+        for (position, line), times in counts.items():
             if times > 1:
                 raise Broken(f"line {line} for position {position} was noted {times} times")
         for position in world.books.first:
             for line in range(self._plans[position].lines):
-                if (position, line) not in noted:
+                if (position, line) not in counts:
                     raise Broken(f"line {line} for position {position} was never noted")

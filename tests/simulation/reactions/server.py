@@ -136,7 +136,7 @@ class Link:
         """Whether no connection was lost since the last look at the log."""
         self._open: dict[asyncio.Future[Any], None] = {}
 
-    async def exchange(self, what: str, apply: Callable[[], T], timeout_s: float = REQUEST_S) -> T:
+    async def exchange(self, request: str, apply: Callable[[], T], timeout_s: float = REQUEST_S) -> T:
         """Return the result of `apply` at the server; raise `StoreUnavailable` if no answer comes."""
         if self.is_closed:
             raise ConnectionClosed
@@ -147,7 +147,7 @@ class Link:
         if there_s is not None:
             loop.after(there_s, self._arrive, apply, future, back_s, loop.now)
         if there_s is None or back_s is None or there_s + back_s >= timeout_s:
-            loop.after(timeout_s, _expire, future, what)
+            loop.after(timeout_s, _expire, future, request)
         self._open[future] = None
         try:
             return await future
@@ -178,9 +178,9 @@ def _answer(future: asyncio.Future[T], answer: T) -> None:
         future.set_result(answer)
 
 
-def _expire(future: asyncio.Future[Any], what: str) -> None:
+def _expire(future: asyncio.Future[Any], request: str) -> None:
     if not future.done():
-        future.set_exception(StoreUnavailable(what, "no answer in time"))
+        future.set_exception(StoreUnavailable(request, "no answer in time"))
 
 
 class SimulatedClient(Client):

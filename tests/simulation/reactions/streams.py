@@ -192,8 +192,10 @@ class SimulatedStream:
 @lru_cache(maxsize=4_096)
 def is_match(pattern: str, subject: str) -> bool:
     """Return whether a subject matches a pattern with `*`."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    return len(wanted) == len(tokens) and all(token in ("*", name) for token, name in zip(wanted, tokens, strict=True))
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    return len(pattern_tokens) == len(tokens) and all(
+        token in ("*", name) for token, name in zip(pattern_tokens, tokens, strict=True)
+    )
 
 
 def _seconds(duration: str) -> float:

@@ -147,11 +147,11 @@ class Transferring:
         if not _STORY.fullmatch(story):
             raise Broken(f"the transfer {transfer_id} went {story}")
         request: Requested = history[0].data
-        wanted: dict[tuple[str, str, str], int] = {}
+        expected: dict[tuple[str, str, str], int] = {}
         if "d" in story:
-            wanted[transfer_id, request.source, "Withdrawn"] = 1
-            wanted[transfer_id, request.target if story.endswith("c") else request.source, "Deposited"] = 1
-        if {key: times for key, times in moved.items() if key[0] == transfer_id} != wanted:
+            expected[transfer_id, request.source, "Withdrawn"] = 1
+            expected[transfer_id, request.target if story.endswith("c") else request.source, "Deposited"] = 1
+        if {key: times for key, times in moved.items() if key[0] == transfer_id} != expected:
             raise Broken(f"the transfer {transfer_id} went {story} and moved {moved}")
         for before, event in pairwise(history):
             if not isinstance(before.data, Postponed):

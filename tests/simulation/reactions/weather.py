@@ -25,33 +25,33 @@ class Weather:
 
     def delays(self, now: float, random: Callable[[], float]) -> tuple[float | None, float | None]:
         """Return the delays of a request and of its answer, None for one that is lost."""
-        there = 0.0005 + self.slow * random() * random()
+        request_s = 0.0005 + self.slow * random() * random()
         back = 0.0005 + self.slow * random() * random()
         if now >= self.calm_at:
-            return there, back
+            return request_s, back
         if self.is_out(now):
             self.count("request in an outage")
             return None, None
         draw, mishap = random(), self.mishap
         if draw >= 4 * mishap:
-            return there, back
+            return request_s, back
         if draw < mishap:
             self.count("request lost")
             return None, None
         if draw < 2 * mishap:
             self.count("answer lost")
-            return there, None
+            return request_s, None
         if draw < 3 * mishap:
             self.count("request late")
-            return min(there + random() * 12.0, self.calm_at - now + there), back
+            return min(request_s + random() * 12.0, self.calm_at - now + request_s), back
         self.count("answer late")
-        return there, back + random() * 5.0
+        return request_s, back + random() * 5.0
 
     def is_out(self, now: float) -> bool:
         return any(start <= now < end for start, end in self.outages)
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, occurrence: str) -> None:
+        self.counts[occurrence] = self.counts.get(occurrence, 0) + 1
 
 
 def drawn(random: Callable[[], float]) -> Weather:

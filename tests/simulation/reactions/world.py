@@ -85,13 +85,13 @@ class ReactionWorld:
             if not isinstance(fault.get("exception"), Broken):
                 raise Broken(f"nobody caught {fault}")
 
-    def note(self, *what: Any) -> None:
+    def note(self, *details: Any) -> None:
         """Add an entry to the trace."""
         if self._trace is not None:
-            self._trace.append((round(self.loop.now, 6), *map(str, what)))
+            self._trace.append((round(self.loop.now, 6), *map(str, details)))
 
-    def count(self, what: str, number: int = 1) -> None:
-        self.counts[what] = self.counts.get(what, 0) + number
+    def count(self, occurrence: str, number: int = 1) -> None:
+        self.counts[occurrence] = self.counts.get(occurrence, 0) + number
 
     async def _main(self) -> None:
         self._build()
@@ -278,10 +278,10 @@ class ReactionWorld:
             self._harm_writer(network.sender)
         for record in stored:
             if self._trace is not None:
-                self.note("stored by", network.sender, record.subject, record.sequence, shown(record.body))
+                self.note("stored by", network.sender, record.subject, record.sequence, text_of(record.body))
 
 
-def shown(body: bytes) -> str:
+def text_of(body: bytes) -> str:
     """Return a cursor or an entry as text, without the fields that differ from run to run."""
     values: Any = orjson.loads(body or b"{}")
     if isinstance(values, int):

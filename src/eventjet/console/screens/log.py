@@ -46,9 +46,9 @@ from eventjet.operations.log import (
     ROWS,
     LogFilter,
     ends_of,
-    news_since,
     page_before,
     page_from,
+    page_of_log,
     skipped_among,
 )
 from eventjet.text import cut, cut_values
@@ -245,7 +245,8 @@ class Tail:
             self._take(await rows_of(jet, client, page.records))
             self.next = last + 1
             return
-        records, remaining = await news_since(client, self._app, self.next, self._conditions, _STEP_MAX)
+        subject = self._conditions.subject(self._app)
+        records, remaining = await page_of_log(client, self._app, self.next, subject, _STEP_MAX)
         if remaining:
             await self._jump(jet, client, self.next)
             return
