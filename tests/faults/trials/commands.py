@@ -187,7 +187,7 @@ class Commands:
             count += 1
             attempt = self._next(chance, count * self.writers + writer)
             self.attempts.append(attempt)
-            await _answered(attempt, lambda said=attempt: _executed(jet, tallies, said))
+            await _answered(attempt, lambda attempt=attempt: _executed(jet, tallies, attempt))
             attempt.ended = time.monotonic()
             if attempt.error:
                 await asyncio.sleep(BACKOFF_S)

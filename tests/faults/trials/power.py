@@ -136,7 +136,7 @@ def swap(trial: Trial, sync_interval: str, swaps: int) -> None:
             other.start()
             # These two are a majority, which knows only what the power cut has left. They agree within 7 s; but every
             # writer went over to the leader before that stood still, and leaves it after 20 s of silence.
-            trial.note(_went_on(run.commands))
+            trial.note(_gap_note(run.commands))
             leader.resume()
             try:
                 back(cluster, trial)
@@ -149,7 +149,7 @@ def swap(trial: Trial, sync_interval: str, swaps: int) -> None:
     trial.note(f"{swaps} swaps")
 
 
-def _went_on(commands: Commands) -> str:
+def _gap_note(commands: Commands) -> str:
     commands.await_silence(0.5, 5.0)
     try:
         return f"the new majority acknowledged a save after {commands.await_acks(10, 40.0):.1f} s"
