@@ -40,12 +40,15 @@ def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> Non
     assert remarks_on([first, second]) == [
         "stock revision 1: 2 events quarantined; see `eventjet quarantine list stock`",
         "stock revision 1: its tables are inactive, in tables whose names end in __r1, and not what readers see",
-        (
-            "stock revision 1: the app does not declare it, so only workers with other code advance it; "
-            "`eventjet db unused --drop stock:1` removes it"
-        ),
+        "stock revision 1: the app does not declare it, and a worker with other code advances it now; leave it to that",
         "stock revision 2: it waits",
         "stock revision 2: its tables are inactive, in the schema ej_stock_r2, and not what readers see",
+    ]
+    assert remarks_on([replace(first, owner=None, location="", parked=0)]) == [
+        (
+            "stock: the app does not declare it, so only workers with other code advance it; "
+            "`eventjet db unused --drop stock:1` removes it"
+        )
     ]
     lost = replace(second, location="", reason=None, owner=None, lost_owner="host:7:ab", lost_s=12.0)
     assert remarks_on([lost]) == ["stock: its worker host:7:ab has not been seen for 12s; none has taken over yet"]

@@ -89,3 +89,16 @@ def test_the_trend_covers_the_last_ten_seconds() -> None:
 def test_revisions_are_named_if_there_are_several() -> None:
     assert labels([WORKING]) == ["stock"]
     assert labels([WORKING, replace(BESIDE, revision=2)]) == ["stock revision 1", "stock revision 2"]
+
+
+def test_an_undeclared_cursor_is_left_alone_while_a_worker_of_another_release_has_it() -> None:
+    undeclared = replace(WORKING, kind="reactor", declared=False)
+    report = Report("reactions")
+    for status in (undeclared, replace(undeclared, owner=None)):
+        check_work(report, status)
+    owned, abandoned = report.findings
+    assert (owned.cost, owned.fix) == (
+        "a worker with other code handles its events now",
+        "leave it while that release runs",
+    )
+    assert "eventjet cursor drop stock" in abandoned.fix

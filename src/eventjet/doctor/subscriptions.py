@@ -108,6 +108,14 @@ def check_work(report: Report, status: WorkStatus) -> None:
     name, is_projection, condition = status.name, status.kind == PROJECTION, status.condition
     label = name if is_projection else f"{status.kind} {name}"
     stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
+    if not status.declared and status.owner is not None:
+        report.note(
+            "cursor",
+            f"{label} has a cursor at position {status.position:,}, and the app does not declare it",
+            "a worker with other code handles its events now",
+            "leave it while that release runs",
+        )
+        return
     if not status.declared:
         report.note(
             "cursor",

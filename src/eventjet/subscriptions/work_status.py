@@ -133,6 +133,8 @@ class WorkStatus:
             yield f"its tables are inactive, {in_location(self.location)}, and not what readers see"
         if self.state == RETIRED:
             yield "its tables were dropped, and nothing is left of it but this line"
+        elif not self.declared and self.owner is not None:
+            yield "the app does not declare it, and a worker with other code advances it now; leave it to that"
         elif not self.declared:
             is_projection = self.kind == PROJECTION
             drop = f"db unused --drop {self.name}:{self.revision}" if is_projection else f"cursor drop {self.name}"
