@@ -20,9 +20,9 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
 # That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
-# Many tests wait for something now and then, so the third and fourth cost two cores nothing; a second JVM would.
+# Many tests wait for something now and then, so a third process costs two cores nothing, and a fourth only where it has a JVM.
 PROCESSES ?= 4
-SLOW_PROCESSES ?= 2
+SLOW_PROCESSES ?= 3
 
 # What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes. Then each rule is broken
 # on purpose, and a schedule must show it.
@@ -64,7 +64,7 @@ quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow and not campaign"
 test: compiled
 	$(quick)
 
-# The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Half an hour.
+# The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Twenty minutes.
 test-slow: compiled $(clients)/.installed
 	$(pytest) --numprocesses $(SLOW_PROCESSES) -m slow
 
