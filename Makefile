@@ -19,8 +19,8 @@ node := $(VENV)/node
 PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
-# That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
-# Many tests wait for something now and then, so a third process costs two cores nothing, and a fourth only where it has a JVM.
+# How many processes run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: this one alone.
+# Many tests wait for something now and then, so two cores have room for more than two; slow tests start a JVM each.
 PROCESSES ?= 4
 SLOW_PROCESSES ?= 3
 
