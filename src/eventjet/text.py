@@ -27,7 +27,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
-def storable(text: str) -> str:
+def with_escapes(text: str) -> str:
     """Return the text in a form that every database and JSON takes: NUL and lone surrogates become escapes."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 

@@ -36,7 +36,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.projections.state_fold import Cell, Joined, Joining, StateFold, StateId, StateReader
-from eventjet.text import TEXT_MAX, cut, shown, storable
+from eventjet.text import TEXT_MAX, cut, shown, with_escapes
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
@@ -402,7 +402,7 @@ def blocked_by(offer: Offered) -> Quarantined:
 
 def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
     """Return the quarantine's row for an event that failed; `private` keeps personal data out of it."""
-    traceback = storable(traceback_of(error, private=private))
+    traceback = with_escapes(traceback_of(error, private=private))
     return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 
 
@@ -436,8 +436,8 @@ def _parked_as(
     return Quarantined(
         offer.position,
         *offer.aggregate_key,
-        storable(event_id),
-        storable(event_type),
+        with_escapes(event_id),
+        with_escapes(event_type),
         resolution,
         reason,
         traceback,
@@ -447,7 +447,7 @@ def _parked_as(
 
 def _bounded(subject: str) -> str:
     """Return a subject as text that fits into an index: a long one as its beginning and its SHA-256."""
-    text = storable(subject)
+    text = with_escapes(subject)
     if len(text.encode()) <= _SUBJECT_MAX:
         return text
     return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()}"
@@ -461,4 +461,6 @@ def _reason(error: Exception, *, private: bool) -> str:
         text = f"{error.type_name!r} schema {error.schema} is not declared"
     else:
         text = reason_of(error, private=private)
-    return cut(storable(next(iter(text.strip().splitlines()), "").rstrip(".: ")), _REASON_MAX) or type(error).__name__
+    return (
+        cut(with_escapes(next(iter(text.strip().splitlines()), "").rstrip(".: ")), _REASON_MAX) or type(error).__name__
+    )

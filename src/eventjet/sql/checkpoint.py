@@ -40,7 +40,7 @@ from eventjet.domain.position import (
 from eventjet.errors import CheckpointFenced
 from eventjet.errors.projection import HALF_WRITTEN
 from eventjet.sql.own_tables import Clock, projections
-from eventjet.text import storable
+from eventjet.text import with_escapes
 
 DECLARED = ""
 """The location of a revision whose tables are where they are declared."""
@@ -237,7 +237,7 @@ def note_state(
     Returns the checkpoint's position, or None when another epoch has begun.
     """
     transition = {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state]
-    reason = None if reason is None else storable(reason)  # it may have the words of an application's error
+    reason = None if reason is None else with_escapes(reason)  # it may have the words of an application's error
     changed = _change_as_owner(connection, transition, checkpoint, reason=reason)
     return None if changed is None else changed.position
 

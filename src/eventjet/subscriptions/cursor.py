@@ -15,7 +15,7 @@ import orjson
 
 from eventjet.domain.position import ACTIVE, FAILED, PAUSE_CURSOR, PAUSED, RESUME_AS, SET_CURSOR, TAKE, Transition
 from eventjet.errors import CursorDamaged
-from eventjet.text import storable
+from eventjet.text import with_escapes
 
 PROCESS = "process"
 """The kind of a process cursor: code of a higher revision looks at the process's waiting instances again."""
@@ -185,7 +185,7 @@ class Cursor:
 
     def waiting(self, reason: str | None) -> Cursor:
         """Return the cursor with a reason to wait, which passes by itself, cut to 2,000 characters; None clears it."""
-        return replace(self, reason=None if reason is None else storable(reason[:_REASON_MAX]))
+        return replace(self, reason=None if reason is None else with_escapes(reason[:_REASON_MAX]))
 
     def released(self) -> Cursor:
         """Return the cursor without an owner, so that another worker can take it at once."""
@@ -193,7 +193,7 @@ class Cursor:
 
     def failed(self, reason: str) -> Cursor:
         """Return the cursor as failed, with 2,000 characters of the reason; a next session calls its handler again."""
-        return replace(self, owner=None, state=FAILED, reason=storable(reason[:_REASON_MAX]), tries=())
+        return replace(self, owner=None, state=FAILED, reason=with_escapes(reason[:_REASON_MAX]), tries=())
 
     def paused(self) -> Cursor:
         """Return the cursor as paused: no worker takes it until it is resumed."""
