@@ -383,8 +383,8 @@ class Jet:
         if self.client is None:
             raise UsageError("This log is in memory. Serve an app that is connected to a NATS server.")
         service = Service(self._repositories, self.client, self._app.served)
-        await service.open()
         try:
+            await service.open()
             yield
         finally:
             await service.close()
