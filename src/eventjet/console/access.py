@@ -31,7 +31,6 @@ def by_proxy(request: Request) -> tuple[Level, str]:
 
 TOKEN = "csrf"  # noqa: S105 - the name of a field, not a secret
 _COOKIE = "eventjet-console"
-_SAFE = ("GET", "HEAD", "OPTIONS")
 _TOKEN_BYTES = 32
 _ACTOR_MAX = 200
 _FORM_MAX = 100_000
