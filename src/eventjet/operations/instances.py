@@ -19,7 +19,7 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import process_of, timer_time
-from eventjet.operations.processes import process_class
+from eventjet.operations.processes import event_names, process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.text import counted, duration, listed, meant, utc_text
@@ -123,7 +123,7 @@ async def instances_of(
     Raises `UsageError` for a process or a stage that the app lacks, `StoreUnavailable` and `Forbidden`.
     """
     _, info = process_class(app, name)
-    types = sorted(kind.info.name for kind in app.catalog.kinds() if kind.event_type in info.events)
+    types = event_names(app, info.events)
     # The cursor is read first: what is handled meanwhile counts as open, and nothing that is open as handled.
     cursors = Cursors(client, app.name)
     stored = await cursors.find(name)
