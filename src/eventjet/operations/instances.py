@@ -132,7 +132,9 @@ async def instances_of(
         for entry in reversed(await cursors.parked(name))
         if entry.key[0] == name and entry.parked.resolution != BLOCKED
     }
-    look = _Look(client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines)
+    reader = _InstanceReader(
+        client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines
+    )
     stages: dict[str, Stage] = {}
     oldest: list[tuple[float, int, Instance]] = []
     looked_at = matching = 0
@@ -142,7 +144,7 @@ async def instances_of(
     while subjects and looked_at < looked_max:
         subjects = subjects[: looked_max - looked_at]
         for first in range(0, len(subjects), _AT_ONCE):
-            for instance in await look.at(subjects[first : first + _AT_ONCE]):
+            for instance in await reader.read(subjects[first : first + _AT_ONCE]):
                 stages.setdefault(instance.stage, Stage(instance.stage)).add(instance)
                 is_stage = everything or instance.is_open if stage is None else _is_stage(instance.stage, stage)
                 if is_stage and (older_than is None or now - instance.at >= older_than):
@@ -167,8 +169,8 @@ def _is_stage(name: str, stage: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The state of a process while its instances are looked at."""
+class _InstanceReader:
+    """Reads the instances of a process, as of one state of its cursor and of its quarantine."""
 
     client: Client
     app: str
@@ -178,7 +180,7 @@ class _Look:
     """The position of the quarantined event by the id of the instance that it blocks."""
     has_deadlines: bool
 
-    async def at(self, subjects: Sequence[str]) -> list[Instance]:
+    async def read(self, subjects: Sequence[str]) -> list[Instance]:
         """Return the instances of these subjects."""
         records = await self.client.run(reading_last_records(self.app, subjects))
         resting = [record for record in records if self._is_resting(record)] if self.has_deadlines else []
