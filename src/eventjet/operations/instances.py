@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any, Literal
 
 from eventjet.app import App
@@ -136,22 +135,21 @@ async def instances_of(
         client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines
     )
     stages: dict[str, Stage] = {}
-    oldest: list[tuple[float, int, Instance]] = []
+    oldest: list[Instance] = []
     looked_at = matching = 0
     now = datetime.now(UTC)
-    order = count()
     subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset))
     while subjects and looked_at < looked_max:
         subjects = subjects[: looked_max - looked_at]
         for first in range(0, len(subjects), _AT_ONCE):
+            wanted: list[Instance] = []
             for instance in await reader.read(subjects[first : first + _AT_ONCE]):
                 stages.setdefault(instance.stage, Stage(instance.stage)).add(instance)
                 is_stage = everything or instance.is_open if stage is None else _is_stage(instance.stage, stage)
                 if is_stage and (older_than is None or now - instance.at >= older_than):
-                    matching += 1
-                    heapq.heappush(oldest, (-instance.at.timestamp(), next(order), instance))
-                    if len(oldest) > limit:
-                        heapq.heappop(oldest)  # the youngest
+                    wanted.append(instance)
+            matching += len(wanted)
+            oldest = heapq.nsmallest(limit, [*oldest, *wanted], key=lambda each: each.at)
         looked_at += len(subjects)
         if looked_at == looked_max or offset + looked_at >= total:
             break
@@ -159,9 +157,8 @@ async def instances_of(
     if stage is not None and not any(_is_stage(each, stage) for each in (*types, *stages)):
         names = sorted({*types, *stages})
         raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, names)}Its stages are {listed(names)}.")
-    ordered = [instance for *_, instance in sorted(oldest, key=lambda entry: (-entry[0], entry[1]))]
     by_name = sorted(stages.values(), key=lambda each: each.stage)
-    return Instances(name, total, looked_at, offset, by_name, matching, ordered)
+    return Instances(name, total, looked_at, offset, by_name, matching, oldest)
 
 
 def _is_stage(name: str, stage: str) -> bool:
