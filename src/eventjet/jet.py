@@ -106,6 +106,7 @@ class Jet:
         """Runs the processes of a log in memory until they rest; None where nobody does, and on a server."""
         self._mirror: JetStreamStore | None = None
         self._mirror_client: Client | None = None
+        self._mirror_opening = asyncio.Lock()
         self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
@@ -304,12 +305,13 @@ class Jet:
         self._guard.check()
         if self.client is None or self.settings.read_from is None:
             return self.store
-        if self._mirror is None:
-            client = await connect(self.settings.for_reads())
-            self._mirror_client = client
-            self._mirror = JetStreamStore(
-                self.name, client, save_timeout_s=self.settings.save_timeout_s, is_mirror=True
-            )
+        async with self._mirror_opening:
+            if self._mirror is None:
+                client = await connect(self.settings.for_reads())
+                self._mirror_client = client
+                self._mirror = JetStreamStore(
+                    self.name, client, save_timeout_s=self.settings.save_timeout_s, is_mirror=True
+                )
         assert self._mirror_client is not None
         await LogReader(self.name, self.client, self._mirror_client).states()
         return self._mirror
@@ -381,8 +383,8 @@ class Jet:
         if self.client is None:
             raise UsageError("This log is in memory. Serve an app that is connected to a NATS server.")
         service = Service(self._repositories, self.client, self._app.served)
-        await service.open()
         try:
+            await service.open()
             yield
         finally:
             await service.close()
