@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank import turnover_sink
@@ -187,7 +187,7 @@ def test_the_sink_counts_once_after_a_kill_and_a_deleted_checkpoint(
     assert process.returncode == -9, process.stderr
     assert sorted(path.name for path in (checkpoint / "offsets").glob("[0-9]*")) == ["0", "1"]
     assert sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*")) == ["0"]
-    engine = create_engine(eventjet_database)
+    engine = create_engine(eventjet_database, poolclass=NullPool)
     assert sink_state(engine) == (600, turnover(log, 600))
 
     options = {"servers": nats.url, "maxPositionsPerTrigger": "300"}
