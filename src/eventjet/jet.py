@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
@@ -106,6 +106,7 @@ class Jet:
         """Runs the processes of a log in memory until they rest; None where nobody does, and on a server."""
         self._mirror: JetStreamStore | None = None
         self._mirror_client: Client | None = None
+        self._mirror_opening = asyncio.Lock()
         self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
@@ -304,12 +305,13 @@ class Jet:
         self._guard.check()
         if self.client is None or self.settings.read_from is None:
             return self.store
-        if self._mirror is None:
-            client = await connect(self.settings.for_reads())
-            self._mirror_client = client
-            self._mirror = JetStreamStore(
-                self.name, client, save_timeout_s=self.settings.save_timeout_s, is_mirror=True
-            )
+        async with self._mirror_opening:
+            if self._mirror is None:
+                client = await connect(self.settings.for_reads())
+                self._mirror_client = client
+                self._mirror = JetStreamStore(
+                    self.name, client, save_timeout_s=self.settings.save_timeout_s, is_mirror=True
+                )
         assert self._mirror_client is not None
         await LogReader(self.name, self.client, self._mirror_client).states()
         return self._mirror
@@ -381,8 +383,8 @@ class Jet:
         if self.client is None:
             raise UsageError("This log is in memory. Serve an app that is connected to a NATS server.")
         service = Service(self._repositories, self.client, self._app.served)
-        await service.open()
         try:
+            await service.open()
             yield
         finally:
             await service.close()
@@ -394,11 +396,13 @@ class Jet:
     async def close(self) -> None:
         """Close the database connections of this `Jet`; pending calls of `caught_up` raise `Unreachable`."""
         self._guard.check()
-        await self._waiting.close()
-        await self._checkpoints.close()
-        if self._mirror is not None and self._mirror_client is not None:
-            await self._mirror.settle()
-            await self._mirror_client.close()
+        async with AsyncExitStack() as stack:
+            # The stack closes in reverse order, and each part even if the one before it was cancelled.
+            if self._mirror is not None and self._mirror_client is not None:
+                stack.push_async_callback(self._mirror_client.close)
+                stack.push_async_callback(self._mirror.settle)
+            stack.push_async_callback(self._checkpoints.close)
+            stack.push_async_callback(self._waiting.close)
 
     def tail(
         self,

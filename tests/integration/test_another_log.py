@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from eventjet import App, Imported, Jet
+from eventjet import App, Blob, Imported, Jet
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import HistoryBroken, IdentityLost, LogUnusable, NotCaughtUp, Refused
+from eventjet.errors import HistoryBroken, IdentityLost, LogReplaced, LogUnusable, NotCaughtUp, Refused
 from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
@@ -22,6 +26,8 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
+from tests.blobs import Document, Filed, documents
+from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.ledger_log import Ledger
 from tests.logs import fresh_name
 
@@ -100,6 +106,76 @@ async def test_a_command_of_a_deleted_log_is_executed_in_the_new_log(
     again = await once.execute("a", Account.deposit, Decimal(100))
     assert (again.state.owner, again.state.balance) == ("eve", Decimal(101))
     assert again.token != first.token
+
+
+async def test_a_save_that_reaches_a_recreated_log_is_reported(nats: NatsServer, app: App, settings: Settings) -> None:
+    async with NatsProxy(nats.url) as proxy, app.connect(replace(settings, servers=(proxy.url,))) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        await accounts.execute("a", Account.open, "ada")
+        await accounts.execute("a", Account.deposit, Decimal(100))
+
+        async def recreate() -> None:
+            await recreate_log(nats, app, settings, "eve", 1)
+
+        def choose(publish: Publish) -> Fate:
+            if not publish.subject.startswith(f"{app.name}.account."):
+                return PASS
+            proxy.choose = lambda _: PASS
+            return Fate(first=recreate)
+
+        proxy.choose = choose
+        with pytest.raises(LogReplaced, match=r"this log has stored it, up to position 3.*decide again"):
+            await accounts.execute("a", Account.withdraw, Decimal(50))
+        assert (await accounts.load("a")).balance == -49  # as the error says, and it is for the application to mend
+        done = await accounts.execute("a", Account.deposit, Decimal(60))
+        assert (done.state.owner, done.state.balance) == ("eve", 11)
+
+
+class SlowFile(io.BytesIO):
+    """A file whose second reading waits."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.readings = 0
+
+    def seek(self, *args: Any) -> int:
+        self.readings += 1
+        return super().seek(*args)
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.readings > 1:
+            self.began.set()
+            assert self.goes_on.wait(60)
+        return super().read(size)
+
+
+async def test_a_decision_is_made_again_if_the_log_is_recreated_during_an_upload(
+    nats: NatsServer, settings: Settings
+) -> None:
+    app = documents(fresh_name())
+    states: list[Document] = []
+
+    def file(document: Document, scan: Blob) -> Filed:
+        states.append(document)
+        return Filed(scan=scan)
+
+    async with app.connect(settings) as jet:
+        await jet.init()
+        first, content = Blob.of(b"first"), SlowFile(b"second")
+        await jet.repository(Document).execute("d-1", file, first)
+        filing = asyncio.create_task(jet.repository(Document).execute("d-1", file, Blob.from_file(content)))
+        assert await asyncio.to_thread(content.began.wait, 60)
+        await delete_stream(nats, app.name)
+        async with app.connect(settings) as other:
+            await other.init()
+            noted = await other.repository(Document).execute("d-1", Document.note, "another")
+        assert (await jet.log()).identity == noted.log
+        content.goes_on.set()
+        done = await filing
+        assert (done.log, done.version) == (noted.log, noted.version + 1)
+        assert states == [Document(), Document(scan=first), Document()]
 
 
 async def test_a_table_of_another_log_never_reaches_a_position(nats: NatsServer, app: App, settings: Settings) -> None:

@@ -35,6 +35,7 @@ from eventjet.spark.source import LogOptions
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.blobs import Document, Filed
+from tests.faults.proxy import NatsProxy
 from tests.integration.reacting import Bell, Town, app_of, until, working
 from tests.two_regions import Regions, crossing, stored, two_regions
 
@@ -104,6 +105,16 @@ async def test_workers_and_tail_read_from_the_mirror(settings: Settings) -> None
         with NatsConnection.open(Endpoint.of(settings)) as east:
             assert not east.api(f"CONSUMER.NAMES.{APP}").get("consumers")
         assert [event.position async for event in jet.tail()] == list(range(1, last + 1))
+
+
+async def test_tasks_that_read_from_the_mirror_share_a_connection(settings: Settings) -> None:
+    await create_mirrored_log(settings)
+    async with (
+        NatsProxy(settings.for_reads().servers[0]) as proxy,
+        bank.connect(replace(settings, read_from=(proxy.url,))) as jet,
+    ):
+        readers = await asyncio.gather(*(jet.reader() for _ in range(3)))
+        assert (len(set(map(id, readers))), proxy.connections) == (1, 1)
 
 
 async def test_a_rebuild_and_a_verification_read_from_the_mirror(settings: Settings) -> None:

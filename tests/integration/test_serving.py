@@ -29,9 +29,10 @@ from eventjet import (
     served,
     with_metadata,
 )
+from eventjet.codec.headers import header_block
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CommandFailed, CommandReused
+from eventjet.errors import CommandFailed, CommandReused, LogUnusable, NobodyServes
 from eventjet.jetstream.client import connect, connected
 from eventjet.nats.protocol import Frame
 from eventjet.serving import service as serving
@@ -240,6 +241,25 @@ async def test_a_base_exception_of_a_decision_is_answered_as_an_internal_error(
         assert (await purse.execute("p", Purse.fill, Decimal(1))).version == 1
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(("error", "message"), [(Unprintable(), ""), (Overdrawn("a \ud800 b"), "a ? b")])
+async def test_a_domain_error_without_a_message_in_unicode_is_answered(
+    jet: Jet, settings: Settings, error: Exception, message: str
+) -> None:
+    def fails(purse: Purse) -> None:
+        raise error
+
+    app = App(jet.name, aggregates=[Purse], served=[served(Purse, fails, type(error))])
+    async with service(app, settings), app.client(settings) as remote:
+        with pytest.raises(type(error)) as caught:
+            await remote.repository(Purse).execute("p", fails)
+    assert caught.value.args == (message,)
+
+
 async def test_commands_that_are_not_served_or_do_not_fit_are_refused_before_they_are_sent(remote: RemoteApp) -> None:
     purse = remote.repository(Purse)
     with pytest.raises(UsageError, match="is not served"):
@@ -353,6 +373,41 @@ async def test_an_open_connection_can_serve_and_is_usable_afterwards(purses: App
             await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
         assert (await jet.repository(Purse).load("p")).balance == 1
         with pytest.raises(StoreUnavailable):
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+
+
+async def test_a_service_that_cannot_begin_serves_nothing(purses: App, settings: Settings) -> None:
+    async with purses.connect(settings) as jet, purses.client(settings) as remote:
+        with pytest.raises(LogUnusable, match="does not exist"):
+            async with jet.service():
+                pytest.fail("there is no log")
+        with pytest.raises(NobodyServes):
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "error"),
+    [
+        ("400", b"", r"answered Wrong \(400\)\. Change"),
+        ("400", b"not JSON", r"answered Wrong \(400\)\. Change"),
+        ("409", b"[]", r"answered Wrong \(409\)\. Send"),
+        ("none", b'{"detail": "It is."}', r"answered Wrong \(500\): It is\. Look"),
+        ("0", b"{}", r"answered Wrong \(500\)\. Look"),
+    ],
+)
+async def test_an_error_in_the_form_of_another_library_is_raised(
+    purses: App, settings: Settings, code: str, body: bytes, error: str
+) -> None:
+    async with connected(settings) as client, purses.client(settings) as remote:
+
+        def answer(frame: Frame) -> None:
+            client.publish(
+                frame[2].decode(), body, header_block([(serving.ERROR, "Wrong"), (serving.ERROR_CODE, code)])
+            )
+
+        await client.serve(f"cmd.{purses.name}.>", answer)
+        await client.api("INFO")  # the server has processed the subscription then
+        with pytest.raises(CommandFailed, match=error):
             await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.sql.sqlite_connections import connect_async
+from eventjet.sql.sqlite_connections import configure, connect_async
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -196,3 +197,47 @@ async def test_a_connection_is_closed_when_its_opening_is_cancelled_twice(tmp_pa
     assert opening.cancelled()
     go_on.set()
     assert await asyncio.to_thread(closed.wait, 90)
+
+
+@pytest.mark.parametrize("cancellations", range(4))
+def test_connections_are_closed_whatever_turn_of_the_loop_they_are_cancelled_at(
+    tmp_path: Path, cancellations: int
+) -> None:
+    opened: list[int] = []
+    closed: list[int] = []
+
+    class Counted(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            opened.append(id(self))
+
+        def close(self) -> None:
+            super().close()
+            closed.append(id(self))
+
+    async def use(engine: AsyncEngine) -> None:
+        async with engine.connect() as connection:
+            await connection.exec_driver_sql("SELECT 1")
+            await asyncio.sleep(90)
+
+    async def cancel_at(turn: int) -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/db", connect_args={"factory": Counted})
+        configure(engine.sync_engine)
+        using = asyncio.ensure_future(use(engine))
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        for _ in range(cancellations):
+            using.cancel()
+            await asyncio.sleep(0)
+        if cancellations > 1:
+            await asyncio.wait({using})
+            await engine.dispose()
+
+    before = set(threading.enumerate())
+    for turn in range(60):
+        asyncio.run(cancel_at(turn))  # which cancels what is left
+        for thread in set(threading.enumerate()) - before:
+            thread.join(90)
+            assert not thread.is_alive(), turn
+        assert sorted(opened) == sorted(closed), turn
+    assert opened

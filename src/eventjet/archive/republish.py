@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -251,7 +251,7 @@ class Restore:
             )
         self._position = max(state.last + 1, manifest.first)
         # While the server stores a batch, a thread reads and frames the next ones.
-        framed = _framed(batches(self.archive, self._position))
+        framed = ((batch, *batch.frames(secrets.token_hex(8))) for batch in batches(self.archive, self._position))
         with closing(read_ahead(framed, lambda: None, _AHEAD_MAX)) as ahead:
             for batch, frames, headers in ahead:
                 self._send(batch, frames, headers)
@@ -442,12 +442,6 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
                 batch.ids.add(event_id)
     if batch.records:
         yield batch
-
-
-def _framed(batches: Iterator[RestoreBatch]) -> Generator[tuple[RestoreBatch, bytes, bytes]]:
-    """Yield each batch with what is sent for it: see `RestoreBatch.frames`."""
-    for batch in batches:
-        yield batch, *batch.frames(secrets.token_hex(8))
 
 
 def _check_subject(manifest: Archive, record: RawRecord) -> None:

@@ -48,6 +48,7 @@ FromArchiveOption = Annotated[
     str | None, option("--from-archive", "URL", "Read the past from an archive, as far as that goes.")
 ]
 NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
+ProjectionsArgument = Annotated[list[str], argument("PROJECTION", "Which ones.", "projections")]
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
 
 _PIPELINE_SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
@@ -74,7 +75,7 @@ snapshots = typer.Typer(name="snapshots", help="Folded states that are kept besi
 @on_app()
 def rebuild(
     at: AppTarget,
-    projections: Annotated[list[str], argument("PROJECTION", "Which ones.", "projections")],
+    projections: ProjectionsArgument,
     engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
@@ -101,7 +102,7 @@ def rebuild(
 @on_app()
 def verify(
     at: AppTarget,
-    projections: Annotated[list[str], argument("PROJECTION", "Which ones.", "projections")],
+    projections: ProjectionsArgument,
     engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,

@@ -17,7 +17,7 @@ from eventjet.runtime import run_async
 from eventjet.text import counted, listed, spent
 
 if TYPE_CHECKING:
-    from eventjet.lake import LakeReport, LakeVerification, TableStatus
+    from eventjet.lake import LakeReport, LakeVerification
 
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of one in an object store.")]
 FormatOption = Annotated[str, option("--format", "delta|iceberg", "The format of the tables.")]
@@ -104,7 +104,10 @@ def status(
         for table in result.tables
     ]
     # A time is written as in other answers.
-    value = {**asdict(result), "tables": [_table_value(table) for table in result.tables]}
+    tables = [
+        {**asdict(table), "recorded_at": table.recorded_at and table.recorded_at.isoformat()} for table in result.tables
+    ]
+    value = {**asdict(result), "tables": tables}
     shown: list[Block] = [Table(("table", "position", "behind", "last event (UTC)", "rows"), rows)]
     if all(table.position is None for table in result.tables):
         shown.append(
@@ -134,11 +137,6 @@ def verify(
     work = partial(run, at.ref, url, at.settings, **options, range_events=range_events)
     report = finished("Nothing was changed.", work)
     return Answer({**asdict(report), "sound": report.sound}, _verify_blocks(report), ok=report.sound)
-
-
-def _table_value(table: TableStatus) -> dict[str, object]:
-    at = table.recorded_at
-    return {**asdict(table), "recorded_at": None if at is None else at.isoformat()}
 
 
 def _undeclared(names: Sequence[str]) -> Iterator[str]:

@@ -52,11 +52,9 @@ def history(
     from eventjet.operations.events import event_view
 
     async def read() -> list[dict[str, Any]]:
-        app = at.app()
         if aggregate != CLAIMS:
-            aggregate_of(app, aggregate)
-        async with app.connect(at.settings) as jet:
-            await jet.log()  # raises where `eventjet init` has not run
+            aggregate_of(at.app(), aggregate)
+        async with at.jet() as jet:
             skipped = await jet.skipped()
             bounds = Bounds(after=after, limit=limit, newest_first=newest_first)
             records = await History(jet.store, aggregate, aggregate_id).records(bounds)
@@ -146,8 +144,7 @@ def skip(
 
     async def mark() -> bool:
         """Record the skip marker; return whether it is new."""
-        async with at.app().connect(at.settings) as jet:
-            await jet.log()  # raises where `eventjet init` has not run
+        async with at.jet() as jet:
             assert jet.client is not None
             skipped = await jet.skipped()
             record = await jet.client.ask(message_at(jet.name, position))

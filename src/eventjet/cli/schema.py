@@ -168,10 +168,8 @@ def _compared(at: AppTarget, against: str, folder: str | None, sarif: Path | Non
 async def _read_log(at: AppTarget, histories: int) -> LogCheck:
     from eventjet.commands.log_check import check_log
 
-    app = at.app()
-    async with app.connect(at.settings) as jet:
-        await jet.log()  # raises where `eventjet init` has not run
-        return await check_log(app, jet.store, histories)
+    async with at.jet() as jet:
+        return await check_log(at.app(), jet.store, histories)
 
 
 def _accepted(*, readers_stopped: bool, callers_changed: bool) -> list[Compatibility]:

@@ -127,15 +127,12 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 
 def _faults(at: AppTarget) -> list[str]:
     """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
-    from eventjet.domain.position import RETIRED
     from eventjet.log.integrity import log_fault, missing_range
     from eventjet.log.topology import identity_of, reading_log_state
     from eventjet.log.unknown_events import unknown_events
     from eventjet.subscriptions.status import cursor_fault, cursors_seen
 
-    checkpoints = (
-        [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
-    )
+    checkpoints = _live_checkpoints(at)
     with at.connection() as link:
         state = link.run(reading_log_state(at.app().name))
         identity_of(state)  # raises for a log that has lost its identity
@@ -152,16 +149,13 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
-    from eventjet.domain.position import RETIRED
     from eventjet.log.topology import finding_stream
 
-    checkpoints = _checkpoints(at) if at.app().projections else []
     affected = [
         checkpoint
-        for checkpoint in checkpoints
-        if checkpoint.state != RETIRED and checkpoint.log and checkpoint.position
+        for checkpoint in _live_checkpoints(at)
+        if checkpoint.log and checkpoint.position and checkpoint.name not in reset
     ]
-    affected = [checkpoint for checkpoint in affected if checkpoint.name not in reset]
     if not affected:
         return
     with at.connection() as link:
@@ -209,15 +203,19 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
 
 
 def _checkpoints(at: AppTarget) -> list[Checkpoint]:
-    from eventjet.sql import migrations
-    from eventjet.sql.checkpoint import read_all
     from eventjet.sql.database import Database
+    from eventjet.sql.revisions import stored_checkpoints
 
-    database = Database(at.settings.database)
-    with database.reaching_sync(), database.read_only("eventjet init") as connection:
-        if connection is None or migrations.version(connection) != migrations.HEAD:
-            return []
-        return [checkpoint for checkpoint, _ in read_all(connection) if checkpoint.app in ("", at.app().name)]
+    return stored_checkpoints(Database(at.settings.database), at.app().name, "eventjet init")
+
+
+def _live_checkpoints(at: AppTarget) -> list[Checkpoint]:
+    """Return the checkpoints of revisions that are not retired; none for an app that needs no database."""
+    from eventjet.domain.position import RETIRED
+
+    if not at.app().projections:
+        return []
+    return [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED]
 
 
 def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:

@@ -318,10 +318,11 @@ def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
 
 async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
     """Remove cursors and their quarantine; return its number of open events. Raises `UsageError` if one was written."""
-    from eventjet.subscriptions.cursor_store import StoredCursor
+    from eventjet.subscriptions.cursor_store import Cursors, StoredCursor
 
     parked = 0
-    async with at.cursors() as store:
+    async with at.client() as client:
+        store = Cursors(client, at.app().name)
         for stored in cursors:
             entries = await store.parked(stored.cursor.name, resolved=True)
             try:

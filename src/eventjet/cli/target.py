@@ -24,11 +24,11 @@ from eventjet.urls import database_url, server_url, shown_master
 
 if TYPE_CHECKING:
     from eventjet.app import App
+    from eventjet.jet import Jet
     from eventjet.jetstream.client import Client
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
     from eventjet.projections.sql_projection import AnyResolved
-    from eventjet.subscriptions.cursor_store import Cursors
     from eventjet.subscriptions.supervisor import Chosen
 
 P = ParamSpec("P")
@@ -141,12 +141,11 @@ class AppTarget:
         return chosen_of(self.app(), names)
 
     @asynccontextmanager
-    async def cursors(self) -> AsyncGenerator[Cursors]:
-        """Open a connection for the app's cursors."""
-        from eventjet.subscriptions.cursor_store import Cursors
-
-        async with self.client() as client:
-            yield Cursors(client, self.app().name)
+    async def jet(self) -> AsyncGenerator[Jet]:
+        """Open a connection to the app's log. Raises `LogUnusable` where `eventjet init` has not run."""
+        async with self.app().connect(self.settings) as jet:
+            await jet.log()
+            yield jet
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:

@@ -109,8 +109,21 @@ def ui(
 
 
 def behind(site: ASGIApp, public_url: str) -> ASGIApp:
-    """Return the site as a proxy serves it under this URL. Raises `UsageError` for an invalid URL."""
-    return _Behind(site, _public(public_url))
+    """Return the site as a proxy serves it under this URL, whether the proxy keeps the path prefix or strips it.
+
+    Raises `UsageError` for an invalid URL.
+    """
+    public = _public(public_url)
+    root = public.path.rstrip("/")
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            path = path if path == root or path.startswith(f"{root}/") else root + path
+            scope = {**scope, "scheme": public.scheme, "root_path": root, "path": path}
+        await site(scope, receive, send)
+
+    return served
 
 
 def _public(url: str) -> Url:
@@ -119,21 +132,6 @@ def _public(url: str) -> Url:
     if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host or parsed.user or parsed.options:
         raise UsageError("--public-url is no URL of a site. Write it as https://host/path, without a password.")
     return parsed
-
-
-class _Behind:
-    """A site behind a proxy with another URL, whether the proxy keeps the path prefix or strips it."""
-
-    def __init__(self, site: ASGIApp, public: Url) -> None:
-        self._site = site
-        self._scheme, self._root = public.scheme, public.path.rstrip("/")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = scope["path"]
-            path = path if path == self._root or path.startswith(f"{self._root}/") else self._root + path
-            scope = {**scope, "scheme": self._scheme, "root_path": self._root, "path": path}
-        await self._site(scope, receive, send)
 
 
 async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: socket.socket) -> None:

@@ -84,11 +84,9 @@ async def _run(
     """Build claims, or with `keep_shared` None check them."""
     from eventjet.commands.unique import check_claims
 
-    app = at.app()
     reports: list[ClaimReport] = []
-    constrained = _constrained(app, aggregate, name)
-    async with app.connect(at.settings) as jet:
-        await jet.log()  # raises where `eventjet init` has not run
+    constrained = _constrained(at.app(), aggregate, name)
+    async with at.jet() as jet:
         with progress() as show:
             for cls, owner, constraint in constrained:
                 claims, tell = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")

@@ -114,6 +114,8 @@ class Decision(Generic[S, E]):
     """The state after its events."""
     blobs: Sequence[tuple[str, Blob]] = ()
     """The blobs in the events as the decision returned them, each with the field that refers to it."""
+    log: str = ""
+    """The identity of the log when the decision was made; empty if it was not known."""
 
 
 async def execute(
@@ -400,6 +402,7 @@ class Executor(Generic[S, E]):
         Return a `Conflict` if the decision records nothing, or raises, on a state that is not the newest. Raises what
         the decision raises on the newest state, `UsageError`, `UnencodableEvent` and `LogIncomplete`.
         """
+        log = self.store.identity
         try:
             has_moved = plan.only_at is not None and plan.only_at != before.position
             events = () if has_moved else recorded_events(plan.decide(own_copy(before.state)))
@@ -424,7 +427,7 @@ class Executor(Generic[S, E]):
         for new_event in append.events:
             # The event is folded as a reader will decode it, so that an event which `evolve` refuses is not stored.
             state = evolved(state, own_copy(new_event.encoded.event))
-        return Decision(plan, before, append, state, self._blobs_in(events) if self._with_blobs else ())
+        return Decision(plan, before, append, state, self._blobs_in(events) if self._with_blobs else (), log)
 
     def _blobs_in(self, events: Sequence[E]) -> list[tuple[str, Blob]]:
         return [
@@ -503,8 +506,8 @@ async def append(
     """Append the events of decisions and of the claims that they move, all of them or nothing.
 
     The content of blobs is stored first. The duration of a successful append, in seconds, is put into `attributes`. A
-    conflict is returned and not raised. Raises what else `EventStore.append` and `store_blobs` raise, `NotUnique` and
-    `UniqueNotBuilt`.
+    conflict is returned and not raised, as is a log that is another since a decision was made. Raises what else
+    `EventStore.append` and `store_blobs` raise, `NotUnique` and `UniqueNotBuilt`.
     """
     claim_count = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):
@@ -519,6 +522,9 @@ async def append(
         if decision.blobs:
             check_save(decision.plan.executor.app, appends)  # before anything is stored in vain
             await store_blobs(store.objects, decision.blobs)
+    for decision in decisions:
+        if decision.log not in ("", store.identity):
+            return Conflict(decision.plan.executor.subject(decision.plan.aggregate_id), decision.before.position)
     were_assumed = [decision.plan.executor.cache.drop(decision.plan.aggregate_id) for decision in decisions]
     began = time.perf_counter()
     try:

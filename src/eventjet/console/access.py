@@ -31,7 +31,6 @@ def by_proxy(request: Request) -> tuple[Level, str]:
 
 TOKEN = "csrf"  # noqa: S105 - the name of a field, not a secret
 _COOKIE = "eventjet-console"
-_SAFE = ("GET", "HEAD", "OPTIONS")
 _TOKEN_BYTES = 32
 _ACTOR_MAX = 200
 _FORM_MAX = 100_000
@@ -121,6 +120,12 @@ def _is_token(text: str) -> bool:
     return len(text) == _TOKEN_BYTES * 2 and text.isascii() and text.isalnum()
 
 
+def check_may_act(request: Request) -> None:
+    """Raise `HTTPException` 403 for a visitor who may not act."""
+    if not visitor_of(request).may_act:
+        raise HTTPException(403, "You may look at this console, and not act in it.")
+
+
 async def may_still_look(request: Request) -> bool:
     """Return whether the sender of a request that is still being answered may look now."""
     return await request.state.may_look()
@@ -133,9 +138,7 @@ async def form_of(request: Request) -> dict[str, str]:
     for a form of more than 100,000 bytes, and 408 for a form that does not arrive whole in 15 seconds (RFC 9110,
     section 15.5.9).
     """
-    visitor = visitor_of(request)
-    if not visitor.may_act:
-        raise HTTPException(403, "You may look at this console, and not act in it.")
+    check_may_act(request)
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise HTTPException(403, "This form was sent from another site. Nothing was done.")

@@ -95,7 +95,7 @@ class Sources:
         """Return the answer of a question to the database, asked over a read-only session; raises `Unreachable`.
 
         Each question has a thread and a session of its own, which are left alone when nobody waits for them any more: a
-        hung session cannot be interrupted, and closing an aiosqlite session while it opens may never end.
+        hung session cannot be interrupted.
         """
         return await in_thread(partial(self._answer, question))
 

@@ -140,12 +140,8 @@ class _Comparing:
     def new_event(self, shape: EventShape) -> EventChange:
         """Judge an event that no older release knows."""
         what = "is new: an older release that meets it cannot load its aggregate, and its projections stop there"
-        return EventChange(
-            shape.name,
-            shape.schema,
-            (Remark(Compatibility.OLD_READERS, what, _READ_FIRST),),
-            kind=self._class_of(shape.name),
-        )
+        remark, kind = Remark(Compatibility.OLD_READERS, what, _READ_FIRST), self.catalog.named(shape.name)
+        return EventChange(shape.name, shape.schema, (remark,), kind=kind.event_type if kind else None)
 
     def public(self) -> Iterator[EventChange]:
         """Judge the public events of publications, which only other apps read."""
@@ -270,10 +266,6 @@ class _Comparing:
         (today,) = [event.body for event in self.new.events if event.name == info.name]
         misfits = Comparison(today, shape.body, always=True).misfits() if info.schema == shape.schema else []
         return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.UNSURE]
-
-    def _class_of(self, name: str) -> type | None:
-        kind = self.catalog.named(name)
-        return kind.event_type if kind else None
 
 
 def _unsure(misfit: Misfit) -> Remark:

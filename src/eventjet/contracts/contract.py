@@ -124,7 +124,9 @@ def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
         public = [shape for shape in shapes if shape.aggregate is None]
         start, end = len(COMMANDS), -len(".json")
         commands = {
-            name[start:end]: _without_dialect(body) for name, body in documents.items() if name.startswith(COMMANDS)
+            name[start:end]: {key: value for key, value in body.items() if key != "$schema"}
+            for name, body in documents.items()
+            if name.startswith(COMMANDS)
         }
         retired = tuple(map(str, about["retired_events"]))
         return Contract(str(about["app"]), _sorted(events), _sorted(public), retired, commands)
@@ -151,10 +153,6 @@ def _read(document: Any) -> EventShape:
     body.pop("$schema", None)
     formerly = tuple(map(str, info["formerly"]))
     return EventShape(str(info["name"]), int(info["schema"]), info.get("aggregate"), formerly, body)
-
-
-def _without_dialect(document: Json) -> Json:
-    return {name: value for name, value in document.items() if name != "$schema"}
 
 
 def _sorted(shapes: Sequence[EventShape]) -> tuple[EventShape, ...]:

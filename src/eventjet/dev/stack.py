@@ -101,10 +101,6 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         ports.keep("nats", nats.port)
         # Without a folder, files are in the NATS server's temporary one and are removed with it.
         path, embedded = folder or nats.directory, list[EmbeddedServer]([nats])
-        database = f"sqlite:///{path / 'eventjet.db'}"
-        if not postgres:
-            # SQLite gives its journal the modes of the file.
-            (path / "eventjet.db").touch(0o600)
         if postgres:
             # A temporary PostgreSQL has its own folder: for root it runs as another user, who could not enter ours.
             data = None if folder is None else folder / "postgres"
@@ -112,6 +108,10 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
             ports.keep("postgres", server.port)
             embedded.append(server)
             database = server.url.replace("+psycopg", "", 1)
+        else:
+            file = path / "eventjet.db"
+            file.touch(0o600)  # SQLite gives its journal the modes of the file
+            database = f"sqlite:///{file}"
         if folder is not None:
             _make_private(folder, passable=postgres and os.geteuid() == 0)
         yield Stack(path, nats.url, database, nats.monitor_url, ports, embedded)

@@ -108,21 +108,14 @@ def check_work(report: Report, status: WorkStatus) -> None:
     name, is_projection, condition = status.name, status.kind == PROJECTION, status.condition
     label = name if is_projection else f"{status.kind} {name}"
     stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
-    if not status.declared and status.owner is not None:
-        report.note(
-            "cursor",
-            f"{label} has a cursor at position {status.position:,}, and the app does not declare it",
-            "a worker with other code handles its events now",
-            "leave it while that release runs",
-        )
-        return
     if not status.declared:
-        report.note(
-            "cursor",
-            f"{label} has a cursor at position {status.position:,}, and the app does not declare it",
-            "its events are handled by nobody; a reactor under a new name can go on there",
-            f"`eventjet cursor set NEW {status.position}`, or `eventjet cursor drop {name}`",
-        )
+        what = f"{label} has a cursor at position {status.position:,}, and the app does not declare it"
+        if status.owner is not None:
+            cost, fix = "a worker with other code handles its events now", "leave it while that release runs"
+        else:
+            cost = "its events are handled by nobody; a reactor under a new name can go on there"
+            fix = f"`eventjet cursor set NEW {status.position}`, or `eventjet cursor drop {name}`"
+        report.note("cursor", what, cost, fix)
         return
     before = len(report.findings)
     check, what, fix = _work_finding(label, status)

@@ -66,9 +66,9 @@ class CommandFailed(EventjetError):
         self.kind = kind
         self.status = status
         self.detail = detail
-        reason = detail.rstrip(".")
+        reason = f": {detail.rstrip('.')}" if detail else ""
         remedy = _REMEDIES.get(status, _NO_REMEDY)
-        super().__init__(f"The service answered {kind} ({status}): {reason}. {remedy}")
+        super().__init__(f"The service answered {kind} ({status}){reason}. {remedy}")
 
 
 class NobodyServes(NoResponders, Unreachable):

@@ -9,7 +9,7 @@ may make a commit, lose its answer, and refuse the repetition.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,6 @@ from eventjet.spark.columns import pyarrow
 
 _APP, _EVENT, _ROW, _SCHEMA = "eventjet", "eventjet.event", "eventjet.row", "eventjet.schema"
 """The applications of the transaction identifiers; their versions are the fields of the mark."""
-_ORIGIN = ("stream", "log", "content", "personal")
 _COMMIT = "eventjet.commit"
 """One more of these applications, whose version is the random number of the last commit."""
 _FIRST_LOOK = {"connect_timeout": "5s", "timeout": "10s", "max_retries": "2", "retry_timeout": "10s"}
@@ -95,7 +94,6 @@ class DeltaStore:
         if self._has_folder(f"{name}/metadata"):
             raise taken_by_another_format(self._url, name)
         deltalake = package("deltalake")
-        note = {f"eventjet.{field}": str(getattr(origin, field)) for field in _ORIGIN}
         key, *others = schema
         described = f"{origin.content or 'All events'} of {origin.stream}, kept by eventjet"
         number = secrets.randbits(63)
@@ -103,7 +101,7 @@ class DeltaStore:
             try:
                 table = deltalake.DeltaTable.create(
                     f"{self._url}/{name}",
-                    schema=pyarrow().schema([key.with_metadata(note), *others]),
+                    schema=pyarrow().schema([key.with_metadata(origin.properties()), *others]),
                     name=name,
                     description=described,
                     # Tried again behind another writer's, it would take the mark back to the beginning.
@@ -139,13 +137,12 @@ class DeltaTable:
         self.name = name
         self._url = url
         self._table = table
-        note: Mapping[str, Any] = table.schema().fields[0].metadata
-        if self._version(_APP) is None or any(f"eventjet.{field}" not in note for field in _ORIGIN):
+        origin = None if self._version(_APP) is None else Origin.read(table.schema().fields[0].metadata)
+        if origin is None:
             raise LakeRefused(
                 url, name, "eventjet did not make it", "Name another URL, or move this table to another folder."
             )
-        stream, log, content, personal = (str(note[f"eventjet.{field}"]) for field in _ORIGIN)
-        self.origin = Origin(stream, log, content, personal == "True")
+        self.origin = origin
         self.mark = self._read_mark()
 
     @property

@@ -87,8 +87,7 @@ class IcebergStore:
         location = f"{'' if '://' in self._url else 'file://'}{self._url}/{name}"
         taken = package("pyiceberg.exceptions").TableAlreadyExistsError
         properties = {
-            **{f"eventjet.{field}": str(getattr(origin, field)) for field in ("stream", "log", "personal")},
-            "eventjet.content": origin.content,
+            **origin.properties(),
             "write.parquet.compression-codec": "zstd",
             # Each commit writes the table's metadata again; the last hundred are kept.
             "write.metadata.delete-after-commit.enabled": "true",
@@ -146,17 +145,12 @@ class IcebergTable:
         self.name = name
         self._url = url
         self._table = table
-        properties: Mapping[str, str] = table.properties
-        if "eventjet.log" not in properties:
+        origin = Origin.read(table.properties)
+        if origin is None:
             raise LakeRefused(
                 url, name, "eventjet did not make it", "Name another URL, or another namespace for this table."
             )
-        self.origin = Origin(
-            properties["eventjet.stream"],
-            properties["eventjet.log"],
-            properties["eventjet.content"],
-            properties["eventjet.personal"] == "True",
-        )
+        self.origin = origin
         self.mark = self._read_mark()
 
     @property

@@ -80,7 +80,8 @@ def fold_rows(
     An event that cannot be folded raises also for a projection that quarantines, since only the database knows what was
     decided about it.
     """
-    foldings = [Folding(replace(_folded(table), on_error="stop"), ROW_VALUES, {}) for table in tables]
+    projections = [table.read_model for table in tables if table.read_model is not None]
+    foldings = [Folding(replace(resolved, on_error="stop"), ROW_VALUES, {}) for resolved in projections]
     parts: list[list[Any]] = [[] for _ in tables]
     last: RawRecord | None = None
     if position >= job.source.first:
@@ -110,11 +111,6 @@ def _batch(table: LakeTable, folding: Folding) -> Any:
             f"A value in a row of {table.name} has no place in a column of the lake: {error}. Declare the digits of "
             "its decimals, as in `Numeric(12, 2)`, at most 38."
         ) from None
-
-
-def _folded(table: LakeTable) -> Any:
-    assert table.read_model is not None
-    return table.read_model
 
 
 def _tables(app: Application, names: Sequence[str], *, personal: bool) -> list[LakeTable]:

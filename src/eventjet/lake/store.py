@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from importlib import import_module
 from pkgutil import resolve_name
@@ -35,6 +35,16 @@ class Origin:
     """The wire name of the event type, or `projection NAME`; empty for the table of all records."""
     personal: bool
     """Whether personal fields are in the table."""
+
+    def properties(self) -> dict[str, str]:
+        """Return the texts by which a table has its origin."""
+        return {f"eventjet.{name}": str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def read(cls, properties: Mapping[str, Any]) -> Origin | None:
+        """Return the origin that a table has; None where eventjet did not make it."""
+        texts = {each.name: properties.get(f"eventjet.{each.name}") for each in fields(cls)}
+        return None if None in texts.values() else cls(**{**texts, "personal": texts["personal"] == "True"})
 
 
 @dataclass(frozen=True, slots=True)

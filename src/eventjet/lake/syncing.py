@@ -344,20 +344,20 @@ def open_tables(
         job.source.check_integrity(job.log.state)
         archive = job.source.archive
         record_at = record_reader(job)
-        stored_tables = [store.table(declared.name) for declared in declared_tables]
+        tables = [(declared, store.table(declared.name)) for declared in declared_tables]
         to_widen: list[tuple[OpenTable, LakeTable]] = []
-        for declared, stored in zip(declared_tables, stored_tables, strict=True):
+        for declared, stored in tables:
             if stored is not None and _check(job, store, url, record_at, declared, stored, personal=personal):
                 to_widen.append((stored, declared))
         of_other_schema = [
             (stored, declared)
-            for declared, stored in zip(declared_tables, stored_tables, strict=True)
+            for declared, stored in tables
             if stored is not None and stored.mark.row and (stored.mark.schema or 1) != (declared.event_schema or 1)
         ]
         reads_all = bool(to_widen or of_other_schema)
         starts = [
             job.source.first if stored is None or declared.read_model or reads_all else stored.mark.position + 1
-            for declared, stored in zip(declared_tables, stored_tables, strict=True)
+            for declared, stored in tables
         ]
         if archive is not None and min(starts) <= job.source.archived:
             archive.check(min(starts), job.source.archived)
@@ -375,7 +375,7 @@ def open_tables(
         stored.append(declared.schema.empty_table(), replace(stored.mark, schema=declared.event_schema))
     origin = (job.log.stream, job.log.identity)
     opened: list[OpenForWriting] = []
-    for declared, stored in zip(declared_tables, stored_tables, strict=True):
+    for declared, stored in tables:
         if stored is None:
             start = Mark(job.source.first - 1, 0, 0, declared.event_schema)
             whose = Origin(*origin, declared.content, _has_personal(declared, personal))

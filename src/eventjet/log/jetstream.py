@@ -172,7 +172,7 @@ class JetStreamStore(EventStore):
         except asyncio.CancelledError:
             self._start(writes, log, None, deadline)
             raise
-        is_same_log = log == self.stream.identity
+        is_same_log = log == self.stream.identity and not self.stream.is_forgotten
         if isinstance(answer, outcome.Acked) and not answer.duplicate and is_same_log and self._acks_are_proved:
             return answer.position
         return await asyncio.shield(self._start(writes, log, answer, deadline))

@@ -11,6 +11,7 @@ from typing import Literal
 Kind = Literal["internal", "producer", "consumer", "server", "client"]
 
 OUTCOME = "eventjet.outcome"
+"""How a command ended: `done` with events, `nothing` recorded, `refused` by a domain error, or `failed`."""
 LOST = "eventjet.conflicts"
 APPEND_SECONDS = "eventjet.append_seconds"
 """Seconds from the start of the save until its outcome was known."""
@@ -102,5 +103,3 @@ SPANS = (COMMAND, LOAD, SNAPSHOT, BATCH, HANDLE, STEP, SERVE, REQUEST, REBUILD, 
 CONFLICTS = "eventjet.command.conflicts"
 CONFLICTS_PROMETHEUS = "eventjet_command_conflicts_total"
 CONFLICTS_HELP = "Races that commands lost, after which they decided again."
-OUTCOMES = ("done", "nothing", "refused", "failed")
-"""Outcomes of a command: it recorded events, recorded none, raised a domain error, or raised an error of eventjet."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any, Literal
 
 from eventjet.app import App
@@ -19,7 +18,7 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import process_of, timer_time
-from eventjet.operations.processes import process_class
+from eventjet.operations.processes import event_names, process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.text import counted, duration, listed, meant, utc_text
@@ -123,7 +122,7 @@ async def instances_of(
     Raises `UsageError` for a process or a stage that the app lacks, `StoreUnavailable` and `Forbidden`.
     """
     _, info = process_class(app, name)
-    types = sorted(kind.info.name for kind in app.catalog.kinds() if kind.event_type in info.events)
+    types = event_names(app, info.events)
     # The cursor is read first: what is handled meanwhile counts as open, and nothing that is open as handled.
     cursors = Cursors(client, app.name)
     stored = await cursors.find(name)
@@ -132,24 +131,25 @@ async def instances_of(
         for entry in reversed(await cursors.parked(name))
         if entry.key[0] == name and entry.parked.resolution != BLOCKED
     }
-    look = _Look(client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines)
+    reader = _InstanceReader(
+        client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines
+    )
     stages: dict[str, Stage] = {}
-    oldest: list[tuple[float, int, Instance]] = []
+    oldest: list[Instance] = []
     looked_at = matching = 0
     now = datetime.now(UTC)
-    order = count()
     subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset))
     while subjects and looked_at < looked_max:
         subjects = subjects[: looked_max - looked_at]
         for first in range(0, len(subjects), _AT_ONCE):
-            for instance in await look.at(subjects[first : first + _AT_ONCE]):
+            wanted: list[Instance] = []
+            for instance in await reader.read(subjects[first : first + _AT_ONCE]):
                 stages.setdefault(instance.stage, Stage(instance.stage)).add(instance)
                 is_stage = everything or instance.is_open if stage is None else _is_stage(instance.stage, stage)
                 if is_stage and (older_than is None or now - instance.at >= older_than):
-                    matching += 1
-                    heapq.heappush(oldest, (-instance.at.timestamp(), next(order), instance))
-                    if len(oldest) > limit:
-                        heapq.heappop(oldest)  # the youngest
+                    wanted.append(instance)
+            matching += len(wanted)
+            oldest = heapq.nsmallest(limit, [*oldest, *wanted], key=lambda each: each.at)
         looked_at += len(subjects)
         if looked_at == looked_max or offset + looked_at >= total:
             break
@@ -157,9 +157,8 @@ async def instances_of(
     if stage is not None and not any(_is_stage(each, stage) for each in (*types, *stages)):
         names = sorted({*types, *stages})
         raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, names)}Its stages are {listed(names)}.")
-    ordered = [instance for *_, instance in sorted(oldest, key=lambda entry: (-entry[0], entry[1]))]
     by_name = sorted(stages.values(), key=lambda each: each.stage)
-    return Instances(name, total, looked_at, offset, by_name, matching, ordered)
+    return Instances(name, total, looked_at, offset, by_name, matching, oldest)
 
 
 def _is_stage(name: str, stage: str) -> bool:
@@ -167,8 +166,8 @@ def _is_stage(name: str, stage: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The state of a process while its instances are looked at."""
+class _InstanceReader:
+    """Reads the instances of a process, as of one state of its cursor and of its quarantine."""
 
     client: Client
     app: str
@@ -178,7 +177,7 @@ class _Look:
     """The position of the quarantined event by the id of the instance that it blocks."""
     has_deadlines: bool
 
-    async def at(self, subjects: Sequence[str]) -> list[Instance]:
+    async def read(self, subjects: Sequence[str]) -> list[Instance]:
         """Return the instances of these subjects."""
         records = await self.client.run(reading_last_records(self.app, subjects))
         resting = [record for record in records if self._is_resting(record)] if self.has_deadlines else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -259,6 +259,11 @@ def process_class(app: App, name: str) -> tuple[Any, ProcessInfo]:
         names = [info.name for info in app.processes.values()]
         raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, names)}It has {listed(names)}.")
     return declared
+
+
+def event_names(app: App, event_types: Collection[type]) -> list[str]:
+    """Return the stored names of these event types, sorted."""
+    return sorted(kind.info.name for kind in app.catalog.kinds() if kind.event_type in event_types)
 
 
 def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:

@@ -35,10 +35,10 @@ from eventjet.operations.mirrors import POLL_S, MirrorLink, denials, mirror_link
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import run_async
 from eventjet.settings import Settings
-from eventjet.sql import migrations
-from eventjet.sql.checkpoint import Checkpoint, read_all
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
+from eventjet.sql.revisions import stored_checkpoints
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import cursors_seen
@@ -262,11 +262,8 @@ def _unknown_of_buckets(app: Application, link: MirrorLink, *, is_reached: bool)
 def _checkpoints(app: Application, settings: Settings) -> list[Checkpoint]:
     if not app.projections:
         return []
-    database = Database(settings.database)
-    with database.reaching_sync(), database.read_only("eventjet mirror") as connection:
-        if connection is None or migrations.version(connection) != migrations.HEAD:
-            return []
-        return [row for row, _ in read_all(connection) if row.app in ("", app.name) and row.state != RETIRED]
+    rows = stored_checkpoints(Database(settings.database), app.name, "eventjet mirror")
+    return [row for row in rows if row.state != RETIRED]
 
 
 # The old log.

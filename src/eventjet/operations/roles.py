@@ -90,108 +90,179 @@ def roles_of(
     `origins` has (API prefix, stream) of each source in another account or domain.
     `objects` says whether its events have large bodies, and `mirror` whether a leaf node may copy the log.
     """
-    api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
-    look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
-    read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
-    bodies = f"OBJ_{object_bucket(app)}"
-    read_bodies = tuple(f"{api}.{verb}.{bodies}" for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET") if objects)
-    write_bodies = tuple(f"$O.{object_bucket(app)}.{part}.*" for part in "CM" if objects)
-    read = (*read, *read_bodies)
-    notices = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
-    verbs = ("CREATE", "MSG.NEXT", "DELETE")
-    # With a wildcard a reader could take over a worker's consumer, or move it.
-    own_verbs = (*verbs, "INFO")
-    projection_consumers = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in own_verbs for name in durables)
-    follower_consumers = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in own_verbs for name in followers)
-    denied_consumers = (
-        *projection_consumers,
-        *follower_consumers,
-        *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)),
-    )
-    cursors, timers = cursor_bucket(app), timer_stream(app)
-    look_at_cursors = tuple(
-        f"{api}.{verb}.{state_stream}"
-        for state_stream in (f"KV_{cursors}", timers)
-        for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
-    )
-    look_at_cursors = look_at_cursors if followers else ()
-    cursor_keys = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
-    set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
-    tell = tuple(f"{public}.{name}.*" for public, name in published)
-    tell += tuple(
-        f"{api}.CONSUMER.{verb}.{inbox_stream}.{durable}" for inbox_stream, durable in received for verb in own_verbs
-    )
-    other_streams = [other for other, _ in (*published, *received)]
-    look_at_public = tuple(f"{api}.STREAM.{verb}.{other}" for verb in ("INFO", "MSG.GET") for other in other_streams)
-    acting = (
-        *read,
-        *write_bodies,
-        *look_at_cursors,
-        *cursor_keys,
-        *set_timers,
-        *follower_consumers,
-        *tell,
-        *look_at_public,
-    )
-    consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
-    consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
-    skipped = skip_subject(app, "*")
-    snapshots = (f"{api}.STREAM.MSG.GET.KV_{bucket}", f"{api}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.>")
-
-    write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.>")
+    uses = _Uses(app, durables, followers, published, received, gathered, origins, objects)
+    snapshots, skipped = snapshot_bucket(app), skip_subject(app, "*")
+    notices = (f"$JS.EVENT.ADVISORY.STREAM.*.{app}", notice_subject(app, "*"))
+    read_snapshots = (f"{_API}.STREAM.MSG.GET.KV_{snapshots}", f"{_API}.DIRECT.GET.KV_{snapshots}.$KV.{snapshots}.>")
+    write_snapshots = (f"{_API}.STREAM.INFO.KV_{snapshots}", *read_snapshots, f"$KV.{snapshots}.*.>")
 
     def role(name: str, publish: Sequence[str], subscribe: Sequence[str] = (), deny: Sequence[str] = ()) -> Role:
         return Role(name, tuple(publish), (f"_INBOX_{name}.>", *subscribe), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
-        return role(
-            name,
-            (*read, *snapshots, *write_bodies, *_writer_subjects(app, aggregate, aggregate in unique)),
-            notices,
-            [skipped],
-        )
+        subjects = _writer_subjects(app, aggregate, aggregate in unique)
+        return role(name, (*uses.read, *read_snapshots, *uses.write_bodies, *subjects), notices, [skipped])
 
-    streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()), *((bodies,) * objects))
-    mirrored = [name for name in (stream, f"KV_{cursors}", bodies) if name in streams]
-    manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
-    # A promotion asks for cursors and large bodies even where the app has none, and changes what was mirrored.
-    manage += tuple(f"{api}.STREAM.INFO.{name}" for name in (f"KV_{cursors}", timers, bodies))
-    manage += tuple(f"{api}.STREAM.UPDATE.{name}" for name in mirrored)
-    # Of all cursors: a new number of partitions deletes the cursors of the old one.
-    all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
-    manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
-    manage += (*write_bodies, *((f"{api}.STREAM.PURGE.{bodies}",) * objects))
-    manage += tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in gathered)
-    manage += tuple(f"{prefix}.STREAM.INFO.{name}" for prefix, name in origins)
-    # Probes that ask which other subscribers answer; no entity has these subjects.
-    probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
-    manage += tuple(subject for _, subject in probed)
-    lists = (f"{api}.CONSUMER.LIST.{stream}",)
+    list_consumers = _requests(("CONSUMER.LIST",), [app])
+    tell = [notice_subject(app, name) for name in _projections(durables)]
+    acting = (*uses.act, *read_snapshots, *uses.write_bodies, f"{app}.*.*", f"$KV.{snapshots}.*.>")
     # Of any JetStream domain: that of the log is not known here. The server sends what a mirror gets below $JS.M.
-    copy = [f"$JS.*.API.CONSUMER.CREATE.{name}" for name in mirrored] + [f"$JS.FC.{name}.>" for name in mirrored]
+    copy = [f"$JS.*.API.CONSUMER.CREATE.{name}" for name in uses.mirrored]
+    copy += [f"$JS.FC.{name}.>" for name in uses.mirrored]
+    other_streams = _requests(("STREAM.INFO",), uses.other_streams)
     return (
-        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, skipped))), notices),
-        role(
-            WORKER,
-            (
-                f"{api}.INFO",
-                *look,
-                *projection_consumers,
-                *(notice_subject(app, name) for name in _projections(durables)),
-            ),
-        ),
-        role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{other}" for other in other_streams)), notices),
-        role(REBUILD, (*look, *read_bodies, *consume), (), denied_consumers),
-        role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), denied_consumers),
-        *(
-            [role(ACTOR, (*acting, *snapshots, *write_bodies, f"{app}.*.*", f"$KV.{bucket}.*.>"), notices, [skipped])]
-            if followers
-            else ()
-        ),
+        role(ADMIN, list(dict.fromkeys((*uses.read, *uses.manage, *list_consumers, *uses.read_log, skipped))), notices),
+        role(WORKER, (f"{_API}.INFO", *uses.look, *uses.projection_consumers, *tell)),
+        role(READER, (*uses.read, *uses.read_cursors, *other_streams), notices),
+        role(REBUILD, (*uses.look, *uses.read_bodies, *uses.read_log), (), uses.working_consumers),
+        role(SNAPSHOTS, (*uses.look, *write_snapshots, *uses.read_log), (), uses.working_consumers),
+        *([role(ACTOR, acting, notices, [skipped])] if followers else ()),
         *([Role(MIRROR, tuple(copy), ("$JSC.>", "$JS.M.>"))] if mirror else ()),
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
+
+
+_API = "$JS.API"
+_READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+_CONSUME = ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT", "CONSUMER.DELETE")
+_OWN = (*_CONSUME, "CONSUMER.INFO")
+"""Requests about a consumer of one's own. With a wildcard a reader could take over a worker's consumer, or move it."""
+
+
+def _requests(verbs: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the subjects of these requests to JetStream's API about each of these streams or consumers."""
+    return tuple(f"{_API}.{verb}.{name}" for verb in verbs for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """The subjects that each kind of work on an app uses; the parameters are those of `roles_of`."""
+
+    app: str
+    durables: Sequence[str]
+    followers: Sequence[str]
+    published: Sequence[tuple[str, str]]
+    received: Sequence[tuple[str, str]]
+    gathered: Collection[str]
+    origins: Collection[tuple[str, str]]
+    objects: bool
+
+    @property
+    def look(self) -> tuple[str, ...]:
+        """Look at the log and read one of its events."""
+        return _requests(("STREAM.INFO", "STREAM.MSG.GET"), [self.app])
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Read events and large bodies."""
+        direct = f"{_API}.DIRECT.GET.{self.app}"
+        return (f"{_API}.INFO", *self.look, direct, f"{direct}.>", *self.read_bodies)
+
+    @property
+    def read_bodies(self) -> tuple[str, ...]:
+        return _requests(_READ, self._bodies)
+
+    @property
+    def write_bodies(self) -> tuple[str, ...]:
+        return tuple(f"$O.{object_bucket(self.app)}.{part}.*" for part in "CM" if self.objects)
+
+    @property
+    def read_cursors(self) -> tuple[str, ...]:
+        """Look at cursors and timers."""
+        return tuple(subject for name in self._states for subject in _requests(_READ, [name]))
+
+    @property
+    def read_log(self) -> tuple[str, ...]:
+        """Read the log through consumers of any name, which are denied where they are a worker's."""
+        named = f"{_API}.CONSUMER.CREATE.{self.app}.*.{stream_subjects(self.app)}"
+        return (*_requests(_CONSUME, [f"{self.app}.*"]), named)
+
+    @property
+    def projection_consumers(self) -> tuple[str, ...]:
+        return _requests(_OWN, [f"{self.app}.{name}" for name in self.durables])
+
+    @property
+    def follower_consumers(self) -> tuple[str, ...]:
+        return _requests(_OWN, [f"{self.app}.{name}" for name in self.followers])
+
+    @property
+    def working_consumers(self) -> tuple[str, ...]:
+        """The consumers of workers, which no one else may touch."""
+        filtered = [f"{self.app}.{name}.>" for name in (*self.durables, *self.followers)]
+        return (*self.projection_consumers, *self.follower_consumers, *_requests(("CONSUMER.CREATE",), filtered))
+
+    @property
+    def other_streams(self) -> list[str]:
+        """The streams of publications and inboxes."""
+        return [stream for stream, _ in (*self.published, *self.received)]
+
+    @property
+    def mirrored(self) -> list[str]:
+        """The streams of which a mirror has copies."""
+        return [self.app, *self._states[:1], *self._bodies]
+
+    @property
+    def act(self) -> tuple[str, ...]:
+        """Run reactors, processes, publications and inboxes."""
+        cursor_keys = (f"$KV.{cursor_bucket(self.app)}.{key}" for key in _keys_of(self.followers))
+        publish = (f"{stream}.{name}.*" for stream, name in self.published)
+        inboxes = [subject for stream, durable in self.received for subject in _requests(_OWN, [f"{stream}.{durable}"])]
+        return (
+            *self.read,
+            *self.write_bodies,
+            *self.read_cursors,
+            *cursor_keys,
+            *self._set_timers,
+            *self.follower_consumers,
+            *publish,
+            *inboxes,
+            *self._look_at_others,
+        )
+
+    @property
+    def manage(self) -> tuple[str, ...]:
+        """Make and change streams, move and drop cursors, promote a mirror, and ask who answers."""
+        cursors, bodies = cursor_bucket(self.app), f"OBJ_{object_bucket(self.app)}"
+        streams = [self.app, f"KV_{snapshot_bucket(self.app)}", *self._states, *self._bodies]
+        # Of all cursors: a new number of partitions deletes the cursors of the old one.
+        all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if self.followers)
+        # Probes that ask which other subscribers answer; no entity has these subjects.
+        probed = probes(self.app, ["*"], self.published, cursors=bool(self.followers), timers=False)
+        return (
+            *_requests(("STREAM.CREATE", "STREAM.INFO"), streams),
+            # A promotion asks for cursors and large bodies even where the app has none, and changes what was mirrored.
+            *_requests(("STREAM.INFO",), [f"KV_{cursors}", timer_stream(self.app), bodies]),
+            *_requests(("STREAM.UPDATE",), self.mirrored),
+            *self.read_cursors,
+            *all_cursors,
+            *self._set_timers,
+            *self._look_at_others,
+            *self.write_bodies,
+            *_requests(("STREAM.PURGE",), self._bodies),
+            *_requests(("STREAM.CREATE", "STREAM.INFO"), list(self.gathered)),
+            *(f"{prefix}.STREAM.INFO.{name}" for prefix, name in self.origins),
+            *(subject for _, subject in probed),
+        )
+
+    @property
+    def _bodies(self) -> list[str]:
+        """The stream of large bodies, where there are some."""
+        return [f"OBJ_{object_bucket(self.app)}"] if self.objects else []
+
+    @property
+    def _states(self) -> list[str]:
+        """The streams of cursors and of timers, where there are reactors or processes."""
+        return [f"KV_{cursor_bucket(self.app)}", timer_stream(self.app)] if self.followers else []
+
+    @property
+    def _set_timers(self) -> tuple[str, ...]:
+        purge = f"{_API}.STREAM.PURGE.{timer_stream(self.app)}"
+        return (timer_subject(self.app, "*", "*"), purge) if self.followers else ()
+
+    @property
+    def _look_at_others(self) -> tuple[str, ...]:
+        return _requests(("STREAM.INFO", "STREAM.MSG.GET"), self.other_streams)
 
 
 def _writer_subjects(app: str, aggregate: str, has_unique: bool) -> tuple[str, ...]:

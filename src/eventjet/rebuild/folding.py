@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ from eventjet.projections.fold import (
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.projections.state_fold import Cell, Joined, StateId
+from eventjet.rebuild.plan import Route
 from eventjet.rebuild.runs import Target
 
 ENTRIES_MAX = 50_000
@@ -172,6 +173,10 @@ class Foldings:
             for folding in self.each
             if folding.resolved.quarantines
         ]
+
+    def take_of(self, route: Route) -> Callable[[Any], None]:
+        """Return the method that folds what comes to a task by this route."""
+        return {Route.BY_KEY: self.take_keyed, Route.BY_STATE: self.take_joined}.get(route, self.take)
 
     def take(self, records: Sequence[RawRecord]) -> None:
         """Fold the next records; raises `CodecError`, `ProjectionError`, `StoreUnavailable` and `Unreachable`."""

@@ -25,6 +25,7 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import checking_same_log
 from eventjet.log.mirror import readable_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
@@ -38,6 +39,7 @@ from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.urls import shown_master
 
@@ -128,6 +130,11 @@ class Job:
     def earlier(self) -> PredecessorReader:
         """Return a reader that looks up the event before a given event of an aggregate; the caller closes it."""
         return PredecessorReader(self.log.endpoint, self.log.stream)
+
+    def check_same_log(self, checkpoint: Checkpoint) -> None:
+        """Raise `LogRolledBack` where a checkpoint was made from another past than this log's."""
+        with NatsConnection.open(Endpoint.of(self.settings)) as connection:
+            connection.run(checking_same_log(self.log.stream, checkpoint))
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
         """Return a plan from the first event to `last`, for this engine and machine; raises `LogIncomplete`."""

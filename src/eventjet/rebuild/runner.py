@@ -25,9 +25,6 @@ from eventjet import failpoints
 from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
-from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import checking_same_log
-from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -361,8 +358,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     """Tell whether the live read model was made from this log; then the shadow has to reach its position."""
     try:
         if live is not None:
-            with NatsConnection.open(Endpoint.of(job.settings)) as connection:
-                connection.run(checking_same_log(job.log.stream, live))
+            job.check_same_log(live)
     except LogRolledBack:
         return False
     return True

@@ -112,7 +112,12 @@ def renew(connection: Connection, run: str) -> None:
     """
     condition = (rebuilds.c.run == run) & (rebuilds.c.part == RUN_ITSELF)
     if connection.execute(update(rebuilds).where(condition).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
-        raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
+        raise overtaken()
+
+
+def overtaken() -> RebuildOvertaken:
+    """Return the error for a run that another process may have removed."""
+    return RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
 
 
 def release(connection: Connection, run: str) -> None:

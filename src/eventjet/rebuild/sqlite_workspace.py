@@ -21,7 +21,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
-from eventjet.errors import RebuildOvertaken
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, Target, columns_in_words, refusals
@@ -87,7 +86,7 @@ class SqliteWorkspace:
                         self._lock.unlink(missing_ok=True)
                     return
             time.sleep(_CLAIM_S)
-        raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
+        raise runs.overtaken()
 
     def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
         try:

@@ -26,10 +26,7 @@ from eventjet.domain.position import RETIRED
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
-from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import checking_same_log
-from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.columns import key_labels
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
@@ -193,8 +190,7 @@ def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[A
                     f"{resolved.name!r} has no live read model yet, so there is nothing to verify. "
                     "Start a worker, or run `eventjet rebuild`."
                 )
-            with NatsConnection.open(Endpoint.of(job.settings)) as connection:
-                connection.run(checking_same_log(job.log.stream, checkpoint))
+            job.check_same_log(checkpoint)
             await_position(job, checkpoint.position)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 import orjson
 
 from eventjet.codec.commands import arguments_of
-from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block
+from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block, number_of
 from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.decision import Served
@@ -33,7 +33,17 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent
-from eventjet.serving.service import DOMAIN, ERROR, ERROR_CODE, REUSED, TAKEN, UNAVAILABLE, UNKNOWN, command_subject
+from eventjet.serving.service import (
+    DOMAIN,
+    ERROR,
+    ERROR_CODE,
+    INTERNAL,
+    REUSED,
+    TAKEN,
+    UNAVAILABLE,
+    UNKNOWN,
+    command_subject,
+)
 from eventjet.settings import Settings
 
 S = TypeVar("S")
@@ -161,9 +171,11 @@ class Remote(Generic[S, E]):
                 if not remaining:
                     raise
             else:
-                status, kind = int(header(frame[3], ERROR_CODE) or 0), header(frame[3], ERROR) or ""
+                status = 0
+                if header(frame[3], ERROR_CODE) is not None:
+                    status = number_of(frame[3], ERROR_CODE) or INTERNAL
                 if not remaining or status not in (UNAVAILABLE, UNKNOWN):
-                    return status, kind, cast("dict[str, Any]", orjson.loads(frame[4]))
+                    return status, header(frame[3], ERROR) or "", _object_in(frame[4])
             await asyncio.sleep(_PAUSE_S)
         raise AssertionError
 
@@ -172,11 +184,16 @@ def _is_answer(frame: Frame) -> bool:
     """Return whether a message is a service's answer: others hear requests, too, and a stream acknowledges them."""
     if header(frame[3], ERROR_CODE) is not None:
         return True
+    return _object_in(frame[4]).keys() >= {"position", "version", "token", "events"}
+
+
+def _object_in(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in an answer; empty for anything else, as other libraries answer errors."""
     try:
-        answer: Any = orjson.loads(frame[4])
+        answer: Any = orjson.loads(body)
     except ValueError:
-        return False
-    return isinstance(answer, dict) and cast("dict[str, Any]", answer).keys() >= {"position", "version", "token"}
+        return {}
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
 
 
 class RemoteApp:

@@ -76,7 +76,7 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
         return Problem(CONFLICT, NotUnique.__name__, str(NotUnique(**facts, holder=None))[:_DETAIL_MAX], facts)
     kind = next((kind for kind in errors if isinstance(error, kind)), None)
     if kind is not None:
-        return Problem(DOMAIN, kind.__name__, str(error)[:_DETAIL_MAX])
+        return Problem(DOMAIN, kind.__name__, _text_of(error)[:_DETAIL_MAX])
     if isinstance(error, CommandReused):
         facts = {name: getattr(error, name) for name in (*REUSED, "arguments")}
         return Problem(INVALID, CommandReused.__name__, str(error)[:_DETAIL_MAX], facts)
@@ -91,6 +91,14 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
     if isinstance(error, StoreUnavailable):
         return Problem(UNAVAILABLE, "StoreUnavailable", "The log does not answer. Try again.")
     return Problem(INTERNAL, "Internal", "The service's log says what went wrong.")
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the message of an error of the application, without lone surrogates; empty if it cannot be printed."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except Exception:  # noqa: BLE001 - an error that cannot even be printed
+        return ""
 
 
 _log = logging.getLogger(__name__)

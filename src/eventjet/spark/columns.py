@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, cast
@@ -379,18 +379,14 @@ def _checked(kind: type, value: Any) -> Any:
     return value
 
 
-def _checker_of(kind: type) -> Callable[[Any], Any]:
-    return lambda value: _checked(kind, value)
-
-
 _LEAVES: Mapping[str, Callable[[Any], Form]] = {
-    "bool": lambda arrow: Form("boolean", arrow.bool_(), _checker_of(bool)),
-    "bytes": lambda arrow: Form("binary", arrow.binary(), _checker_of(bytes)),
-    "date": lambda arrow: Form("date", arrow.date32(), _checker_of(date)),
-    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _checker_of(datetime)),
+    "bool": lambda arrow: Form("boolean", arrow.bool_(), partial(_checked, bool)),
+    "bytes": lambda arrow: Form("binary", arrow.binary(), partial(_checked, bytes)),
+    "date": lambda arrow: Form("date", arrow.date32(), partial(_checked, date)),
+    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), partial(_checked, datetime)),
     "float": lambda arrow: Form("double", arrow.float64(), _double),
     "int": lambda arrow: Form("bigint", arrow.int64(), _integer),
-    "str": lambda arrow: Form("string", arrow.string(), _checker_of(str)),
+    "str": lambda arrow: Form("string", arrow.string(), partial(_checked, str)),
     "time": lambda arrow: Form("string", arrow.string(), lambda value: _checked(time, value).isoformat()),
     "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _duration),
     "uuid": lambda arrow: Form("string", arrow.string(), lambda value: str(_checked(UUID, value))),

@@ -59,7 +59,8 @@ def events(
     settings = settings or Settings.load()
     started = running_session(spark)
     until = _time_of(as_of)
-    first, last = _log_range(settings, application.name)
+    _, state = readable_log(settings, application.name, "eventjet-spark")
+    first, last = max(state.first, 1), state.last
     if isinstance(as_of, int):
         if not 0 <= as_of <= last:
             raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
@@ -86,11 +87,6 @@ def _time_of(as_of: datetime | int | None) -> datetime | None:
     if as_of.utcoffset() is None or as_of > datetime.now(UTC):
         raise UsageError(f"{as_of.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
     return in_utc(as_of)
-
-
-def _log_range(settings: Settings, stream: str) -> tuple[int, int]:
-    _, state = readable_log(settings, stream, "eventjet-spark")
-    return max(state.first, 1), state.last
 
 
 @lru_cache(maxsize=100)

@@ -11,7 +11,7 @@ and rows as a value, because another try would only fail again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import reduce
 from itertools import chain, groupby, islice
@@ -48,10 +48,9 @@ from eventjet.spark.shuffle_blocks import (
     CONF,
     PackByState,
     TaskFault,
-    in_windows,
+    incoming,
     packing,
     shuffled,
-    unpack,
 )
 from eventjet.spark.source import (
     LogOptions,
@@ -255,11 +254,10 @@ class FoldTask:
         loaders = [
             _TaskLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
         ]
-        takes = {Route.BY_KEY: foldings.take_keyed, Route.BY_STATE: foldings.take_joined}
-        take: Callable[[Any], None] = takes.get(self.route, foldings.take)
+        take = foldings.take_of(self.route)
         events = 0
         states: list[Sequence[Any]] = []
-        for accounted, records in self._incoming(batches):
+        for accounted, records in incoming(batches, self.route, self.read, self.partitions):
             events += accounted
             if self.route is Route.BY_STATE and records and records[0][0] is None:
                 states += [row[1:] for _, row in records]
@@ -270,13 +268,6 @@ class FoldTask:
         failpoints.reach("task.folded")
         for loader in loaders:
             yield from loader.finish(events, states)
-
-    def _incoming(self, batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
-        if self.route is Route.BY_STATE:
-            return in_windows(unpack(batches), self.partitions)
-        if self.read is None:
-            return unpack(batches)
-        return ((len(records), records) for records in self.read(batches))
 
 
 class _TaskLoader:

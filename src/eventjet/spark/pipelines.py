@@ -32,9 +32,8 @@ from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application, AppRef, loaded
-from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.rebuild.folding import Folding, fold_of
+from eventjet.rebuild.folding import Folding, Foldings, fold_of
 from eventjet.rebuild.plan import Route, route_of
 from eventjet.settings import Settings
 from eventjet.spark.columns import SCHEMA, Form, leaf, records_of
@@ -53,7 +52,7 @@ from eventjet.spark.event_rows import (
 from eventjet.spark.frames import RecordedTask, ddl_of, log_connection, process_folder
 from eventjet.spark.running import send_files, shipped
 from eventjet.spark.session import running_session
-from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByState, in_windows, packing, shuffled, unpack
+from eventjet.spark.shuffle_blocks import BLOCK_COLUMNS, CONF, PackByState, incoming, packing, shuffled
 from eventjet.spark.source import Reader, read_columns
 
 _log = logging.getLogger(__name__)
@@ -318,29 +317,13 @@ class ReadModelTask:
         app = self.app.load()
         resolved = replace(fold_of(app, self.projection), on_error="stop")
         folding = Folding(resolved, ROW_VALUES, {})
-        decode = reader(app.catalog.of_log(self.skipped), resolved)
+        take = Foldings([folding], app.catalog.of_log(self.skipped), None).take_of(self.route)
         columns = row_columns(resolved)
-        if self.route is Route.BY_STATE:
-            for _, pairs in in_windows(unpack(batches), self.partitions):
-                folding.take_entries(pairs, decode)
-            batches = iter(())
-        for records in self._incoming(batches):
-            for token, record in records:
-                folding.own_key = token
-                event = decode(record)
-                if event is not None:
-                    folding.take((event,))
+        for _, records in incoming(batches, self.route, self.read, self.partitions):
+            take(records)
             if folding.is_due():
                 yield from _row_batches(folding.drain(), columns)
-        yield from _row_batches(list(folding.rows()), columns)
-
-    def _incoming(self, batches: Iterator[Any]) -> Iterator[Iterator[tuple[str | None, Any]]]:
-        if self.read is not None:
-            for records in self.read(batches):
-                yield ((None, record) for record in records)
-            return
-        for _, records in unpack(batches):
-            yield iter(records) if self.route is Route.BY_KEY else ((None, record) for record in records)
+        yield from _row_batches(folding.drain(), columns)
 
 
 def _row_batches(rows: list[Any], columns: Mapping[str, Form]) -> Iterator[Any]:

@@ -263,6 +263,18 @@ def _position(pair: tuple[Any, RawRecord]) -> int:
     return pair[1][0]
 
 
+def incoming(
+    batches: Iterator[Any], route: Route, read: Reader | None, partitions: int
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield (number of events accounted for, records) of what a folding task gets, as `Foldings.take_of` takes them.
+
+    `read` makes records of Spark's batches; without it the batches are shuffle blocks.
+    """
+    if read is not None:
+        return ((len(records), records) for records in read(batches))
+    return in_windows(unpack(batches), partitions) if route is Route.BY_STATE else unpack(batches)
+
+
 def shuffled(packed: DataFrame, partitions: int) -> Any:
     """Return the blocks shuffled to their partitions, in the order of the log."""
     return packed.repartitionById(partitions, "partition").sortWithinPartitions("position")

@@ -21,7 +21,7 @@ from eventjet.domain.position import FAILED, PAUSE, PAUSED, RESET, RETIRED
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost, UsageError
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, locations
+from eventjet.sql import checkpoint, locations, migrations
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, ensure, lock, names_of, revisions
 from eventjet.sql.database import COMMAND, Database, dialect_of
 from eventjet.sql.dialect import Fault, TableName, TableRef
@@ -45,6 +45,14 @@ class Promoted:
 
     previous_revisions: tuple[int, ...]
     position: int
+
+
+def stored_checkpoints(database: Database, app: str, purpose: str) -> list[Checkpoint]:
+    """Return the checkpoints of an app, of all revisions; none where the database lacks eventjet's present tables."""
+    with database.reaching_sync(), database.read_only(purpose) as connection:
+        if connection is None or migrations.version(connection) != migrations.HEAD:
+            return []
+        return [row for row, _ in checkpoint.read_all(connection) if row.app in ("", app)]
 
 
 def freeze(connection: Connection, resolved: AnyResolved) -> int:

@@ -10,12 +10,17 @@ import asyncio
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeAlias
 
 import aiosqlite
+from aiosqlite.core import _STOP_RUNNING_SENTINEL  # pyright: ignore[reportPrivateUsage]
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
@@ -32,6 +37,7 @@ _SET_ASIDE_S = 2.0
 _POLL_S = 0.01
 
 _FileId: TypeAlias = tuple[int, int]
+_Queue: TypeAlias = "SimpleQueue[tuple[asyncio.Future[Any] | None, Callable[[], Any]]]"
 
 
 class FileReplaced(sqlite3.OperationalError):
@@ -104,26 +110,72 @@ def connect(url: URL) -> sqlite3.Connection:
     return connection
 
 
+class _AsyncConnection(aiosqlite.Connection):
+    """A connection that is closed whatever is cancelled or ends while it opens, works or closes.
+
+    aiosqlite loses a connection whose opening is cancelled and one whose loop ends while it works, and waits for ever
+    where a cancelled `close` or another one waits for a thread that has ended.
+    """
+
+    _tx: _Queue
+    _closed: asyncio.Future[Any] | None = None
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        self._thread = Thread(target=_work, args=(self._tx,), daemon=True)
+
+    async def _connect(self) -> _AsyncConnection:
+        opened = asyncio.get_running_loop().create_future()
+        self._tx.put_nowait((opened, self._open))
+        try:
+            await opened
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        self._connection = self._connector()  # here, in its thread, so that `close` finds it in any case
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        """Close the connection in its thread after all that is queued, and end the thread; return when, once."""
+        if self._closed is None:
+            self._closed = super().stop()  # pyright: ignore[reportUnknownMemberType]
+        return None if self._closed is None else asyncio.shield(self._closed)
+
+    async def close(self) -> None:
+        """Close the connection, and wait until its thread has ended."""
+        if (closed := self.stop()) is not None:
+            await closed
+
+
+def _work(queue: _Queue) -> None:
+    """Run the functions that are queued for a connection until it is closed, also for a loop that has ended."""
+    result: Any = None
+    while result is not _STOP_RUNNING_SENTINEL:
+        future, function = queue.get()
+        error: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001  it is the caller's
+            result, error = None, raised
+        if future is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # nobody waits for it any more
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
 async def connect_async(*arguments: Any, **options: Any) -> aiosqlite.Connection:
-    """Open a connection for SQLAlchemy; if the caller is cancelled meanwhile, close it, which aiosqlite does not."""
-    opening = asyncio.ensure_future(_opened(*arguments, **options))
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        # A second cancellation ends the waiting, and not the closing.
-        await asyncio.shield(asyncio.ensure_future(_close(opening)))
-        raise
-
-
-async def _close(opening: asyncio.Future[aiosqlite.Connection]) -> None:
-    with suppress(Exception):  # nobody waits for it any more
-        await (await opening).close()
-
-
-async def _opened(*arguments: Any, **options: Any) -> aiosqlite.Connection:
-    connection = aiosqlite.connect(*arguments, **options)
-    connection._thread.daemon = True  # pyright: ignore[reportPrivateUsage]  as SQLAlchemy sets it
-    return await connection
+    """Open a connection for SQLAlchemy."""
+    return await _AsyncConnection(partial(sqlite3.connect, *arguments, **options))
 
 
 def configure(engine: Engine) -> None:

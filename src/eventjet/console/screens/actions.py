@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from eventjet.console.access import form_of, visitor_of
+from eventjet.console.access import check_may_act, form_of, visitor_of
 from eventjet.console.actions import ACTION_ID, POSITIONS_MAX, ActionRequest, Actions
 from eventjet.console.jobs import ENDED_MAX, RUNNING_MAX, Job
 from eventjet.console.live import LiveResponse
@@ -38,8 +38,7 @@ async def act(request: Request) -> dict[str, Any] | Response:
         action_id = await actions.begin(visitor_of(request), action_request, form)
         screen = "job" if action_request.action in _JOBS else "action"
         return RedirectResponse(linker(request)(screen, id=action_id), 303)
-    if not visitor_of(request).may_act:
-        raise HTTPException(403, "You may look at this console, and not act in it.")
+    check_may_act(request)
     action_request, note = ActionRequest.of(request.query_params.multi_items()), ""
     if action_request.action in _DECISIONS and "all" in request.query_params and len(action_request.names) == 1:
         action_request, note = await _with_all_positions(request, action_request)

@@ -11,10 +11,9 @@ from starlette.requests import Request
 from eventjet.console.pages import query_number, query_text
 from eventjet.console.sources import Sources
 from eventjet.console.status_poller import StatusPoller
-from eventjet.domain.process import ProcessInfo
 from eventjet.errors import Refused, UsageError
 from eventjet.operations.instances import Instances, age_text, instances_of, remarks_on, span_of, waits_text
-from eventjet.operations.processes import Moment, Processes, ProcessView
+from eventjet.operations.processes import Moment, Processes, ProcessView, event_names
 
 _NAME_MAX = 63
 _LOOKED_MAX = 10_000
@@ -39,7 +38,10 @@ async def processes(request: Request) -> dict[str, Any]:
         "remarks": remarks_on,
         "polled": poller,
         "statuses": {status.name: status for status in poller.statuses},
-        "inputs": {info.name: _inputs(sources, info) for info in infos},
+        "inputs": {
+            info.name: event_names(sources.app, {event for listener in info.listeners for event in listener.events})
+            for info in infos
+        },
     }
 
 
@@ -70,14 +72,13 @@ async def instances(request: Request) -> dict[str, Any]:
         offset=offset,
     )
     result = await sources.attempt("The log", look, refusals=UsageError)
-    kinds = sources.app.catalog.kinds()
     return {
         "name": name,
         "stage": stage,
         "older": older,
         "everything": everything,
         "result": result,
-        "types": sorted(kind.info.name for kind in kinds if kind.event_type in info.events),
+        "types": event_names(sources.app, info.events),
         "next_offset": result.value and offset + result.value.looked_at,
         "age": age_text,
         "waits": waits_text,
@@ -107,9 +108,3 @@ async def process(request: Request) -> dict[str, Any]:
         sources.attempt("The server", now(), refusals=Refused), sources.attempt("The log", history(), refusals=Refused)
     )
     return {"name": name, "process_id": process_id, "view": view, "history": moments}
-
-
-def _inputs(sources: Sources, info: ProcessInfo) -> list[str]:
-    """Return the stored names of the events that the process's listeners take."""
-    event_types = {event for listener in info.listeners for event in listener.events}
-    return sorted(kind.info.name for kind in sources.app.catalog.kinds() if kind.event_type in event_types)
