@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
@@ -396,11 +396,13 @@ class Jet:
     async def close(self) -> None:
         """Close the database connections of this `Jet`; pending calls of `caught_up` raise `Unreachable`."""
         self._guard.check()
-        await self._waiting.close()
-        await self._checkpoints.close()
-        if self._mirror is not None and self._mirror_client is not None:
-            await self._mirror.settle()
-            await self._mirror_client.close()
+        async with AsyncExitStack() as stack:
+            # The stack closes in reverse order, and each part even if the one before it was cancelled.
+            if self._mirror is not None and self._mirror_client is not None:
+                stack.push_async_callback(self._mirror_client.close)
+                stack.push_async_callback(self._mirror.settle)
+            stack.push_async_callback(self._checkpoints.close)
+            stack.push_async_callback(self._waiting.close)
 
     def tail(
         self,

@@ -226,6 +226,34 @@ async def hanging(nats: NatsServer, timeout_s: float) -> AsyncGenerator[tuple[Po
                     os.kill(pid, signal.SIGCONT)
 
 
+async def test_a_connection_whose_close_is_cancelled_closes_that_of_its_database(
+    eventjet_nats: NatsServer, eventjet_database: str
+) -> None:
+    app = App(fresh_name(), aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
+    create_tables(Database(eventjet_database).sync_engine(), app.projections.values())
+    tasks = asyncio.all_tasks()
+    connecting = app.connect(servers=eventjet_nats.url, database=eventjet_database)
+    jet = await connecting.__aenter__()
+    await jet.init()
+    waiter = asyncio.create_task(jet.caught_up("balances", position=1, timeout_s=LONG_S))
+
+    async def is_connected() -> bool:
+        return bool(execute(eventjet_database, f"{_BACKENDS} and datname = current_database()"))
+
+    await eventually(is_connected, "a connection to the database")
+    closing = asyncio.create_task(connecting.__aexit__(None, None, None))
+    await asyncio.sleep(0)  # now it waits for the query to end
+    closing.cancel()
+    await asyncio.wait({closing, waiter})
+    assert closing.cancelled()
+    assert isinstance(waiter.exception(), Unreachable)
+
+    async def is_closed() -> bool:
+        return not await is_connected() and asyncio.all_tasks() == tasks
+
+    await eventually(is_closed, "no connection and no task")
+
+
 _BACKENDS = "select pid from pg_stat_activity where application_name = 'eventjet caught_up'"
 
 

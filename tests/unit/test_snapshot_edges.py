@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -22,6 +22,7 @@ from eventjet.commands import Repository
 from eventjet.commands.loading import Snapshots
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
+from eventjet.jetstream.client import Client
 from eventjet.log.memory import MemoryStore
 from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 
@@ -290,3 +291,21 @@ def test_a_snapshot_is_not_used_after_members_of_an_enum_swapped_their_values() 
     assert same.decode(value) is not None
     after, _ = codec("CLOSED", "OPEN", "FROZEN")
     assert after.decode(value) is None
+
+
+class SilentClient:
+    """A client whose server never answers."""
+
+    async def ask(self, _: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_no_task_writes_snapshots_after_a_cancelled_close() -> None:
+    snapshots = KeyValueSnapshots("bucket", cast("Client", SilentClient()))
+    snapshots.keep("tally", "t-1", lambda: b"a snapshot")
+    closing = asyncio.create_task(snapshots.close())
+    await asyncio.sleep(0)  # now it waits for the queue
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

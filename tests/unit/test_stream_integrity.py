@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from eventjet.errors import LogIncomplete, StoreUnavailable
 from eventjet.jetstream.api import StreamState, stream_info
-from eventjet.log.integrity import FIRST, MISSING, check_integrity, missing_range
+from eventjet.jetstream.client import Client
+from eventjet.log.integrity import FIRST, MISSING, StreamIdentity, check_integrity, missing_range
+from eventjet.log.topology import IDENTITY, stream_config
 
 
 def stream(
@@ -70,3 +73,31 @@ def test_an_answer_of_a_stream_without_a_leader_is_refused() -> None:
     assert stream_info_of({"name": "east", "leader": "n1", "replicas": replicas[1:]}).name == "bank"
     # The stream gets its second replica, and only the first one has its messages.
     assert stream_info_of({"name": "east", "replicas": replicas[:1], "desired": {"replicas": replicas}}).name == "bank"
+
+
+class AdvisedClient:
+    """A client whose server may announce a change of the stream before it answers a question that came earlier."""
+
+    def __init__(self) -> None:
+        self.on_lost: list[Callable[[], object]] = []
+        self.is_changing = False
+
+    async def serve(self, _: str, handler: Callable[[Any], object]) -> None:
+        self._handler = handler
+
+    async def run(self, _: object) -> StreamState:
+        if self.is_changing:
+            self._handler(None)
+        return StreamState("bank", 1, 9, 9, 0, 0, 0, {IDENTITY: "first"}, stream_config("bank", 1))
+
+
+async def test_a_look_that_is_older_than_an_announced_change_does_not_count() -> None:
+    client = AdvisedClient()
+    identity = StreamIdentity("bank", cast("Client", client))
+    assert await identity.confirm()
+    client.is_changing = True
+    await identity.look()
+    assert identity.is_forgotten
+    assert not await identity.confirm()
+    client.is_changing = False
+    assert await identity.confirm()

@@ -133,6 +133,8 @@ class StreamIdentity:
         self._client = client
         self._state: StreamState | None = None
         self._looked_at = float("-inf")
+        self._forgets = 0
+        """How often `_forget` was called."""
         self._look: asyncio.Task[StreamState] | None = None
         self._listens = False
         self._may_look = True
@@ -223,7 +225,7 @@ class StreamIdentity:
         if not self._listens:
             self._listens = True
             await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._forget())
-        asked_at = time.monotonic()
+        asked_at, forgets = time.monotonic(), self._forgets
         try:
             state = await self._client.run(reading_log_state(self._stream))
         except LogUnusable:
@@ -233,6 +235,7 @@ class StreamIdentity:
             self._may_look = False
             raise
         self._may_look = True
+        is_current = forgets == self._forgets  # else the stream changed while the answer was on its way
         previous, self._state = self._state, state
         missing = missing_range(state)
         if previous is not None and (_is_another(previous, state) or missing != self.missing_range):
@@ -242,7 +245,8 @@ class StreamIdentity:
         self.missing_range = missing
         self.aggregates = frozenset(noted_aggregates(state.metadata))
         self._warn(() if self._is_mirror else drifts_of(state))
-        self._looked_at = asked_at
+        if is_current:
+            self._looked_at = asked_at
         return state
 
     async def close(self) -> None:
@@ -268,6 +272,7 @@ class StreamIdentity:
     def _forget(self) -> None:
         """Let nothing remembered of the log count any more: the stream may have other events at the same positions."""
         self._looked_at = float("-inf")
+        self._forgets += 1
         for callback in self.on_changed:
             callback()
 

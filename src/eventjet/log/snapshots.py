@@ -243,13 +243,15 @@ class KeyValueSnapshots:
         """Write the queued snapshots, for `CLOSE_S` at most, and drop the rest."""
         if self._task is None:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._queue.join()
-        self.dropped += self._queue.qsize()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._queue.join()
+        finally:  # also if this is cancelled
+            self.dropped += self._queue.qsize()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
 
     async def _run(self) -> None:
         while True:

@@ -162,9 +162,14 @@ class Waiting:
         task, self._task = self._task, None
         if task is not None:
             # A query that is cancelled while it connects leaves a connection that nobody closes.
-            await asyncio.wait({task}, timeout=_LAST_QUERY_S)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            try:
+                await asyncio.wait({task}, timeout=_LAST_QUERY_S)
+            except asyncio.CancelledError:
+                await asyncio.wait({task}, timeout=_LAST_QUERY_S)
+                raise
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _wait(self, waiter: _Waiter) -> None:
         await asyncio.wait({waiter.done}, timeout=max(0.0, waiter.timeout_s))
