@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from eventjet.errors import UsageError
 from eventjet.nats.endpoint import Endpoint
@@ -85,7 +86,7 @@ def test_an_unset_variable_beside_eventjet_dev_suggests_its_environment(
     assert database.unreachable(missing).remedy == f"EVENTJET_DATABASE {hint}"
     assert unreachable_remedy(endpoint, [ConnectionRefusedError()]) == f"EVENTJET_SERVERS {hint}"
     assert Database(f"sqlite:///{tmp_path}/read.db").unreachable(missing).remedy == "Run `eventjet init`."
-    with create_engine("sqlite:///eventjet.db").connect() as connection:
+    with create_engine("sqlite:///eventjet.db", poolclass=NullPool).connect() as connection:
         assert unusable(connection, "it is old", "Upgrade it.").remedy == f"EVENTJET_DATABASE {hint}"
     monkeypatch.setenv("EVENTJET_DATABASE", settings.database)
     assert database.unreachable(missing).remedy == "Run `eventjet init`."
