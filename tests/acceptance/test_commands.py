@@ -117,6 +117,9 @@ def test_tail_shows_the_last_events_or_begins_at_a_position(bank: Program, ready
     last = [json.loads(line) for line in bank("tail", "--json").out.splitlines()]
     assert [event["position"] for event in last] == list(range(6, 16))
     events = [json.loads(line) for line in bank("tail", "--json", "--from", "14").out.splitlines()]
+    beyond = bank("tail", "--from", "9999")
+    assert (beyond.status, beyond.out) == (0, "")
+    assert "There is nothing to show: the log ends at position " in beyond.err
     assert [event["position"] for event in events] == [14, 15]
     for options, positions in [
         (("--limit", "2"), [14, 15]),

@@ -39,7 +39,7 @@ def app(empty: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
         del sys.modules[name]
 
 
-def _exports(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:
+def _exports(process: subprocess.Popen[str], folder: Path, until: str = "ready") -> dict[str, str]:
     """Return what a shell reads from the file that `dev` names, once it is ready. Nothing printed has a password."""
     exports: dict[str, str] = {}
     assert process.stdout is not None
@@ -49,7 +49,7 @@ def _exports(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:
             for export in (folder / line[2:].strip()).read_text(encoding="utf-8").splitlines():
                 name, _, value = export.removeprefix("export ").partition("=")
                 exports[name] = value.strip("'")
-        if line.startswith("ready"):
+        if line.startswith(until):
             return exports
     raise AssertionError(process.communicate(timeout=_END_S))
 
@@ -331,6 +331,27 @@ def _watched(url: str) -> HTTPResponse:
     stream = urlopen(f"{url}live/overview", timeout=_END_S)
     assert stream.readline().startswith(b"retry:")
     return stream
+
+
+@pytest.mark.parametrize("options", [(), ("--reload",)])
+def test_what_another_shell_is_told_to_use_is_there_at_once(
+    app: Program, ended_processes: Keep, options: tuple[str, ...]
+) -> None:
+    process = app.start("dev", *options)
+    ended_processes(process)
+    exports = _exports(process, app.folder, until=". ")
+
+    async def version() -> int:
+        bank: Any = load_app("bank:bank", app.folder)
+        (account,) = bank.aggregates
+        async with bank.connect(servers=exports["EVENTJET_SERVERS"]) as jet:
+            return (await jet.repository(account).execute("a-1", account.open, "ada")).version
+
+    assert asyncio.run(version()) == 1
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode in {0, 130}, errors
+    assert "CancelledError" not in errors
 
 
 @pytest.mark.parametrize("options", [(), ("--reload",)])

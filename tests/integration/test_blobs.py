@@ -62,6 +62,17 @@ async def chunks_stored(jet: Jet) -> int:
     return await client_of(jet).ask(messages_of(bucket.stream, bucket.chunk_subject("*")))
 
 
+async def test_a_body_is_not_saved_in_place_of_a_folder(
+    jet: Jet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = await jet.blobs.put(b"content")
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, ".", ""):
+        with pytest.raises(OSError, match=r"(?i)directory|busy|exists"):
+            await jet.blobs.save(blob, folder)
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_body_is_stored_with_its_event_and_read_by_its_digest(jet: Jet, tmp_path: Path) -> None:
     file = tmp_path / "scan.pdf"
     file.write_bytes(LARGE)

@@ -172,6 +172,15 @@ async def test_the_log_is_read_from_a_position_or_time(jet: Jet) -> None:
     assert (last.data, last.version, last.aggregate) == (Withdrawn(amount=Decimal(1)), 3, "account")
 
 
+@pytest.mark.parametrize("position", [2**63 - 1, 2**64, 10**30])
+async def test_a_log_has_nothing_at_a_position_beyond_all_numbers_of_the_server(jet: Jet, position: int) -> None:
+    await jet.repository(Account).execute("a", Account.open, "ada")
+    assert [event async for event in jet.tail(position=position)] == []
+    assert len([event async for event in jet.tail(until=position)]) == 1
+    assert await jet.store.at(position) is None
+    assert await jet.store.records_from(position, 10) == []
+
+
 async def test_metadata_is_stored_with_the_events(jet: Jet) -> None:
     accounts = jet.repository(Account)
     with with_metadata(Metadata(correlation="conv 1", extra={"channel": "web"})):

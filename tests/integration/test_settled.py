@@ -137,7 +137,7 @@ async def test_a_process_that_does_not_settle_is_reported_with_its_reason(
         await jet.settled(Wish, "w", until=lambda wish: wish.stage == "given", timeout_s=PATIENT_S)
         error = await not_settled()
         assert (error.version, error.last_event) == (2, "wish.given")
-        assert error.reason.startswith("it waits for its deadline expired at 2")
+        assert error.reason.startswith("it waits for its deadline, expired, at 2")
         assert "has not begun" in str(await not_settled("other"))
         await wishes.execute("n", Wish.make, "nobody", 60)
         await eventually(lambda: cursors.parked("wish"))
@@ -149,7 +149,7 @@ async def test_a_process_that_does_not_settle_is_reported_with_its_reason(
 async def test_settled_works_in_memory_with_a_world(clinic: App) -> None:
     async with world(clinic, now=datetime(2030, 1, 1, tzinfo=UTC)) as test_world:
         await test_world.jet.repository(Wish).execute("w", Wish.make, "ada", 60)
-        waits = "has not settled: it waits for its deadline expired at 2030-01-01T01:00:00Z"
+        waits = "has not settled: it waits for its deadline, expired, at 2030-01-01T01:00:00Z"
         with pytest.raises(NotSettled, match=waits):
             await test_world.jet.settled(Wish, "w", timeout_s=5)
         await test_world.pass_time(timedelta(hours=1))

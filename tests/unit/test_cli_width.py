@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +14,7 @@ from rich.cells import cell_len
 
 from eventjet.cli.log import line
 from eventjet.cli.main import app, commands_of, main
-from eventjet.cli.output import Fields, show
+from eventjet.cli.output import Fields, show, warn_in_notes
 from eventjet.cli.quarantine import event_blocks, list_blocks
 from eventjet.cli.setup import unused_blocks
 from eventjet.cli.status import doctor_blocks, status_blocks
@@ -137,3 +139,20 @@ def test_doctor(printed: Callable[[], str]) -> None:
 def test_help(command: str, printed: Callable[[], str]) -> None:
     assert main([*command.split(), "--help"]) == 0
     fits(printed(), command)
+
+
+def test_a_warning_of_a_command_without_a_log_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)  # restored after the test
+    warn_in_notes()
+    last_resort = logging.lastResort
+    assert last_resort is not None
+    last_resort.handle(logging.LogRecord("eventjet", logging.WARNING, "", 0, "%s, " * 20, ("a reason",) * 20, None))
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines) > 1, max(map(len, lines)) <= WIDTH) == (True, True)
+    try:
+        raise ValueError("x" * 100)
+    except ValueError:
+        last_resort.handle(logging.LogRecord("eventjet", logging.ERROR, "", 0, "it failed", (), sys.exc_info()))
+    assert capsys.readouterr().err.splitlines()[-1] == f"ValueError: {'x' * 100}"

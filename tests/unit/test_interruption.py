@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
-from eventjet.cli.running import finished, interruptible
+from eventjet.cli import running
+from eventjet.cli.running import finished, interruptible, run_until_stopped
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -47,6 +49,20 @@ def test_a_signal_interrupts_before_the_work_and_is_ignored_during_the_clean_up(
     with interruptible(60) as interruption:
         interruption.ignore_signals()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_before_the_workers_take_it_ends_them_and_is_no_fault_of_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "tune_gc", lambda: None)  # it is for a process of its own
+    nowhere: Any = None  # no app is needed where nothing is to be run
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await run_until_stopped(nowhere, [], lambda _: None)
+
+    with interruptible(60) as interruption, pytest.raises(KeyboardInterrupt):
+        interruption.run(work())
 
 
 def test_work_that_does_not_end_is_terminated() -> None:

@@ -58,6 +58,20 @@ async def test_a_function_or_a_method_of_another_class_can_decide() -> None:
         assert execution.state.balance == Decimal(3)
 
 
+def test_what_is_no_decision_is_refused_in_a_test_as_on_a_server() -> None:
+    mistakes: list[Any] = ["open", Account.open(Account(), "ada"), Account().open]
+    for mistake in mistakes:
+        with pytest.raises(UsageError, match=r"A decision is given as a function.*Account\.open"):
+            scenario(Account).when(mistake)
+
+
+async def test_an_id_that_is_missing_is_not_to_be_written_as_text() -> None:
+    nothing: Any = None
+    async with BANK.in_memory() as jet:
+        with pytest.raises(Refused, match=r"The id None was refused: it is not text\. Give the id\.$"):
+            await jet.repository(Account).load(nothing)
+
+
 async def test_a_type_error_within_a_decision_passes_through() -> None:
     def decide(account: Account) -> Opened:
         return Opened(owner=len(5))  # type: ignore[arg-type]

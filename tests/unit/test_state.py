@@ -198,6 +198,19 @@ def test_a_fold_that_changes_its_state_fails_in_a_scenario() -> None:
         scenario(Parcel).given(Seen(place="here"))
 
 
+def test_a_fold_that_assigns_to_its_state_is_told_to_return_another() -> None:
+    @aggregate("door")
+    class Door:
+        place: str = ""
+
+        def evolve(self, event: Seen) -> Door:
+            self.place = event.place  # type: ignore[misc]  # pyright: ignore  the mistake
+            return self
+
+    with pytest.raises(DefinitionError, match=r"FrozenInstanceError for Seen.*Return replace\(self, …\)"):
+        scenario(Door).given(Seen(place="here"))
+
+
 def test_a_decision_that_changes_its_state_fails_in_a_scenario_even_if_it_raises() -> None:
     def meddle(parcel: Parcel, error: Exception | None) -> Seen:
         counts: Any = parcel.seen

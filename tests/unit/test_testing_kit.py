@@ -169,6 +169,12 @@ async def test_an_event_that_cannot_be_stored_fails_every_test() -> None:
         scenario(Visit).when(Visit.book, LATE, lost.opens).then(lost)
 
 
+def test_a_time_without_a_zone_is_refused_with_the_way_to_give_it_one() -> None:
+    naive = LATE.replace(tzinfo=None)
+    with pytest.raises(AssertionError, match=r"slot: a datetime needs a time zone, as datetime\.now\(UTC\) has one"):
+        scenario(Visit).when(Visit.book, naive).then(Booked(slot=LATE))
+
+
 def test_a_time_that_its_zone_has_twice_equals_itself_in_utc() -> None:
     """Python never calls such times of two zones equal (PEP 495)."""
     twice = datetime(2026, 10, 25, 2, 30, tzinfo=LATE.tzinfo, fold=1)

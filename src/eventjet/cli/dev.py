@@ -85,8 +85,8 @@ def dev(
 
 
 async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
-    if not reload:
-        await prepare_here(at)
+    # Prepare first with `reload` too, whose worker does it again: what another shell is told to use is there.
+    await prepare_here(at)
     settings = at.settings.shown()
     note(f"NATS at {settings['servers']}, {settings['database']}")
     note("In another shell:")

@@ -106,6 +106,8 @@ def tail(
                 printed += 1
                 if printed == limit:
                     return
+            if not printed:
+                note(f"There is nothing to show: the log ends at position {log.last}.")
 
     run_async(read())
 

@@ -28,7 +28,7 @@ from eventjet.cli.log import history, skip, tail
 from eventjet.cli.mirror import mirror
 from eventjet.cli.new import new
 from eventjet.cli.objects import objects
-from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
+from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note, warn_in_notes
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.schema import schema
 from eventjet.cli.setup import db, init, nats_config
@@ -220,6 +220,7 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # What goes to files and pipes is written on Windows in a code page that lacks most letters.
             stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
+    warn_in_notes()
     sys.exit(main(sys.argv[1:]))
 
 

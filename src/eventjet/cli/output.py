@@ -273,3 +273,19 @@ def log_to_stderr(how: LogFormat) -> None:
     handler.setFormatter(logs.JsonLines() if _is_json_log else text)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("eventjet").setLevel(logging.INFO)
+
+
+class _Notes(logging.Handler):
+    """A handler that prints what is logged as prose that fits the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.exc_info:
+            print(text, file=sys.stderr, flush=True)  # a traceback has lines of its own
+        else:
+            note(text)
+
+
+def warn_in_notes() -> None:
+    """Print warnings as notes where no log is set up. `logging` itself would print each as one long line."""
+    logging.lastResort = _Notes(logging.WARNING)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eventjet.cli.output import INTERRUPTED, note
 from eventjet.cli.target import AppTarget
 from eventjet.errors import UnexpectedExit
-from eventjet.runtime import run_async, tune_gc
+from eventjet.runtime import is_cancelled, run_async, tune_gc
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -273,6 +273,8 @@ async def run_until_stopped(
         try:
             await running
         except asyncio.CancelledError as error:
+            if is_cancelled(error):
+                raise  # a signal came before the handler of this block was there
             if not stop.is_set():
                 raise UnexpectedExit.instead_of(error) from error
         finally:

@@ -127,7 +127,7 @@ def _reads(convert: Callable[[str], Any]) -> Callable[[str], bool]:
 def datetime_to_json(value: datetime) -> str:
     """Return a datetime as RFC 3339 text in UTC; raises `ValueError` for a datetime without a zone."""
     if value.tzinfo is None:
-        raise ValueError("a datetime needs a time zone")
+        raise ValueError("a datetime needs a time zone, as datetime.now(UTC) has one")
     return utc_text(value)
 
 

@@ -105,7 +105,7 @@ class Blobs:
                 await asyncio.to_thread(_write, target, chunk)
             return
         path = Path(target)
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        unfinished = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         try:
             with unfinished.open("xb") as file:
                 async for chunk in self.chunks(blob):

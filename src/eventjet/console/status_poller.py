@@ -116,7 +116,7 @@ class Poll(Generic[T]):
 class StatusPoller:
     """The newest known status of one console's app; each part has its value, its age and why nothing newer is known."""
 
-    def __init__(self, sources: Sources, monitoring: Sequence[str] = ()) -> None:
+    def __init__(self, sources: Sources, monitoring: Sequence[str]) -> None:
         """Prepare a poller; `monitoring` are checked URLs of the servers' monitoring endpoints."""
         self.monitoring = tuple(monitoring)
         self.statuses: list[WorkStatus] = []

@@ -43,9 +43,7 @@ def check_platform(component: str) -> None:
 class ServerProcess:
     """A running server and its supervisor."""
 
-    def __init__(
-        self, component: str, program: Program, log: Path | None, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, component: str, program: Program, log: Path | None, environ: Mapping[str, str] | None) -> None:
         """Start a program under a supervisor.
 
         `component` names the program in errors. `log` takes the output of both; without it, standard error does.

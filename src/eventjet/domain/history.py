@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -129,7 +129,11 @@ def evolved(state: S, event: Any) -> S:
         private = is_private(state.__class__) or is_private(event.__class__)
         reason = "" if private else next(iter(str(raised).splitlines()), "")
         fault = f"{name}.evolve raised {type(raised).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
-        remedy = "It takes every event in any state: return self where nothing changes"
+        remedy = (
+            "Return replace(self, …), which is another state"
+            if isinstance(raised, FrozenInstanceError)
+            else "It takes every event in any state: return self where nothing changes"
+        )
         raise DefinitionError([f"{fault}. {remedy}"]) from error
     if type(after) is not type(state):
         returned = "None" if after is None else f"a {type(after).__qualname__}"

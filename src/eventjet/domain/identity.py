@@ -30,7 +30,8 @@ _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 def encode_id(aggregate_id: str) -> str:
     """Return the token of an id; raises `Refused` if it is not text, is empty, too long, or has a NUL or surrogate."""
     if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
-        raise Refused(f"The id {aggregate_id!r}", "it is not text", "Give it as text, for instance str(…).")
+        remedy = "Give the id" if aggregate_id is None else "Give it as text, for instance str(…)"
+        raise Refused(f"The id {aggregate_id!r}", "it is not text", f"{remedy}.")
     # A member of a str Enum equals its text but prints as something else: take the text.
     aggregate_id = str.__str__(aggregate_id)
     if _PLAIN.fullmatch(aggregate_id) and len(aggregate_id) <= ENCODED_MAX:

@@ -61,6 +61,8 @@ _TIME = b"\r\nNats-Time-Stamp: "
 _BLOCK_END = b"\r\n\r\n"
 _FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
 """The earliest and the latest start time of a request: the server counts 64-bit nanoseconds, and others would wrap."""
+_POSITION_MAX = 2**63 - 1
+"""Where the server is asked for a greater position: it counts with 64 bits, and has nothing there either."""
 LAG_S = 0.1
 """Pause between two requests to replicas that lag behind the leader."""
 LAGS_MAX = 30
@@ -303,12 +305,12 @@ def waiting_consumers(stream: str) -> Request[list[str]]:
 
 def message_at(stream: str, position: int) -> Request[RawRecord | None]:
     """Read the record at a position; None when there is none."""
-    return _message(stream, {"seq": position}, lambda record: record[0] == position)
+    return _message(stream, {"seq": min(position, _POSITION_MAX)}, lambda record: record[0] == position)
 
 
 def next_message(stream: str, position: int, subject: str = ">") -> Request[RawRecord | None]:
     """Read the first record at or after a position whose subject matches; None when there is none."""
-    query = {"seq": max(position, 1), "next_by_subj": subject}
+    query = {"seq": min(max(position, 1), _POSITION_MAX), "next_by_subj": subject}
     return _message(stream, query, lambda record: record[0] >= position and _matches(record, subject))
 
 
@@ -377,7 +379,8 @@ def direct_page(
 ) -> Request[tuple[int, int] | None]:
     """Read a page of up to `count` messages, about `size` bytes, from a position on; results in `end_of_page`."""
     what = f"The history of {subject}" if subject else f"The log from position {position}"
-    query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
+    start = {"seq": min(position, _POSITION_MAX), **({"next_by_subj": subject} if subject else {})}
+    query = {**start, "batch": count, "max_bytes": size}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
 
 

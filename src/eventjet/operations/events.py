@@ -73,7 +73,7 @@ def event_view(
     return event | {name: optional[name] for name in order if optional.get(name) is not None}
 
 
-def header_view(record: RawRecord, skipped: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+def header_view(record: RawRecord, skipped: Mapping[int, str]) -> dict[str, Any]:
     """Return what `event_view` does without the body, from subject and headers alone: quick for bodies of any size."""
     event, optional = _header_fields(record, skipped)
     return event | {name: value for name, value in optional.items() if value is not None}
@@ -284,7 +284,7 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
     )
 
 
-async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Effects:
+async def effects_of(store: EventStore, record: RawRecord, after: int) -> Effects:
     """Return the events after `after`, of the next 2,000, whose cause is this event, its command or an effect."""
     begin = max(after, record[0]) + 1
     root = Node(record)

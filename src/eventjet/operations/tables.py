@@ -152,35 +152,31 @@ def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[
     return frozenset(column.key for column in table.columns if private and column.key not in key)
 
 
-def table_page(
-    connection: Connection, placed: PlacedTable, *, after: str = "", start: str = "", limit: int = PAGE_ROWS
-) -> TablePage:
+def table_page(connection: Connection, placed: PlacedTable, *, after: str, start: str) -> TablePage:
     """Return the rows after a key, or with a first key column from `start` on; raises `UsageError` for no key."""
     dialect = dialect_of(connection)
     columns, key = list(placed.table.columns), placed.key
-    query = page_query(placed, dialect, after=after, start=start, limit=limit)
+    query = page_query(placed, dialect, after=after, start=start)
     try:
         rows = connection.execute(query).all()
     except (ProgrammingError, DataError) as error:
         reason = next(iter(str(error.orig).splitlines()), "it cannot be read")
         raise unusable(connection, f"{placed.name}: {reason}", "Rebuild the read model, or alter the table.") from None
     page_rows: list[tuple[str | None, Sequence[str]]] = []
-    for row in rows[:limit]:
+    for row in rows[:PAGE_ROWS]:
         by_column = dict(zip(columns, row, strict=True))
         values = tuple(_text(column, by_column[column], placed, dialect) for column in columns)
         page_rows.append((_key_json([(column, by_column[column]) for column in key], dialect), values))
-    last_key = page_rows[-1][0] if page_rows and len(rows) > limit else None
+    last_key = page_rows[-1][0] if page_rows and len(rows) > PAGE_ROWS else None
     return TablePage(
         tuple(column.name for column in columns), tuple(column.name for column in key), page_rows, last_key
     )
 
 
-def page_query(
-    placed: PlacedTable, dialect: Dialect, *, after: str, start: str, limit: int
-) -> Select[*tuple[Any, ...]]:
-    """Return the query for a page, with one row more than `limit`, which says whether there is a next page."""
+def page_query(placed: PlacedTable, dialect: Dialect, *, after: str, start: str) -> Select[*tuple[Any, ...]]:
+    """Return the query for a page, with one row more than it shows, which says whether there is a next page."""
     key = placed.key
-    query = select(*(_selected(column, placed) for column in placed.table.columns)).limit(limit + 1)
+    query = select(*(_selected(column, placed) for column in placed.table.columns)).limit(PAGE_ROWS + 1)
     if not key:
         return query
     raw = [sa.type_coerce(column, NullType()) for column in key]

@@ -76,7 +76,7 @@ def is_settled(folded: FoldedState[Any], until: Callable[[Any], bool] | None) ->
 def waits_for(folded: FoldedState[Any], record: RawRecord | None) -> str:
     """Return in words what an instance waits for by its own functions."""
     if record is None:
-        return "it has no events, so it has not begun"
+        return "it has no events"
     step: Step[Any, Any] | None = own_copy(folded.state).step()
     if step is not None:
         return f"its next step is not taken yet: {step.request}"
@@ -85,7 +85,7 @@ def waits_for(folded: FoldedState[Any], record: RawRecord | None) -> str:
     if not deadlines:
         return "it rests, without a step and a deadline"
     at, decision = deadlines[0]
-    return f"it waits for its deadline {decision} at {at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"it waits for its deadline, {decision}, at {at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def not_settled(

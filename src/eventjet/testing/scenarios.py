@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.leaves import in_utc
 from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
-from eventjet.domain.decision import decided_on
+from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy, state_faults
@@ -44,7 +44,11 @@ class Given(Generic[S, E]):
     def when(
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> When[S, E]:
-        """Make one decision; an error that it raises is kept for `then_raises`."""
+        """Make one decision; an error that it raises is kept for `then_raises`.
+
+        Raises `UsageError` for what is no decision function.
+        """
+        check_decision(decide, type(self.state))
         name = str(getattr(decide, "__qualname__", decide))
         state = own_copy(self.state)
         with left_as_they_are(name, state):
