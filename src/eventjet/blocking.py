@@ -314,7 +314,8 @@ class _Opened:
         self._connect = connect
         self.loop: asyncio.AbstractEventLoop
         self.jet: Jet
-        threading.Thread(target=self._run, name="eventjet", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="eventjet", daemon=True)
+        self._thread.start()
         try:
             wait((self._connected, self._ended), return_when=FIRST_COMPLETED)
         finally:
@@ -326,14 +327,15 @@ class _Opened:
         """Close the connection; raises what that raises."""
         self.loop.call_soon_threadsafe(self._stop.set)
         self._ended.result()
+        self._thread.join()
 
     def _run(self) -> None:
         try:
             run_async(self._serve())
         except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(None)
+            # Python 3.12 starts no thread at its exit, and a loop that has an executor would end it by one.
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     async def _serve(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -341,6 +343,7 @@ class _Opened:
             if self._connected.set_running_or_notify_cancel():
                 self._connected.set_result(None)
                 await self._stop.wait()
+        self._ended.set_result(None)
 
 
 def _refuse_in_loop(opened: _Opened | None) -> None:

@@ -340,12 +340,14 @@ def test_a_connection_may_be_forked_only_before_its_first_use(eventjet_nats: Nat
 def test_a_process_that_closes_no_connection_ends_without_a_warning(eventjet_nats: NatsServer) -> None:
     done = program(
         """
+        import os
         from tests.integration.test_blocking import fresh_name, withdrawn_has_a_reason
         from eventjet import App
         from eventjet.examples.bank.account import Account
         from eventjet.examples.bank.app import bank
         app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
-        jet = app.connect_blocking()
+        # A thread looks a name up.
+        jet = app.connect_blocking(servers=os.environ["EVENTJET_SERVERS"].replace("127.0.0.1", "localhost"))
         jet.init()
         jet.repository(Account).execute("a", Account.open, "ada")
         events = jet.tail(follow=True)
