@@ -132,6 +132,28 @@ async def test_a_save_that_reaches_a_recreated_log_is_reported(nats: NatsServer,
         assert (done.state.owner, done.state.balance) == ("eve", 11)
 
 
+async def test_a_transaction_decides_on_states_of_one_log(
+    nats: NatsServer, app: App, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with app.connect(settings) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        await accounts.execute("a", Account.open, "ada")
+        await accounts.execute("a", Account.deposit, Decimal(100))
+        load = accounts.executor.load
+
+        async def load_while_the_log_is_recreated(aggregate_id: str, *options: Any) -> Any:
+            state = await load(aggregate_id, *options)
+            if state.state.owner == "ada":
+                await recreate_log(nats, app, settings, "eve", 1)
+            return state
+
+        monkeypatch.setattr(accounts.executor, "load", load_while_the_log_is_recreated)
+        withdrawal = accounts.decide("a", Account.withdraw, Decimal(50))
+        with pytest.raises(InsufficientFunds):
+            await jet.transact(withdrawal, accounts.decide("b", Account.deposit, Decimal(50)))
+
+
 class SlowFile(io.BytesIO):
     """A file whose second reading waits."""
 

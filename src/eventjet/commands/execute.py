@@ -135,9 +135,14 @@ async def execute(
         if span is not None:
             span.conflicts, attributes = lost_races, span.attributes
         # 1. load
+        log = ""
         states: list[FoldedState[Any]] = []
         for plan in plans:
-            states.append(await plan.executor.load(plan.aggregate_id, lost_races > 0, staleness_max))  # noqa: PERF401  a comprehension that awaits is a coroutine
+            state = await plan.executor.load(plan.aggregate_id, lost_races > 0, staleness_max)
+            if states and log != store.identity:  # the states before are of a log that was replaced
+                return Conflict(plan.executor.subject(plan.aggregate_id), state.position)
+            log = store.identity
+            states.append(state)
         # 2. recorded earlier?
         if plans[0].command_id is not None:
             earlier = await recorded_earlier(plans, states)
