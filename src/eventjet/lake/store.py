@@ -43,7 +43,7 @@ class Origin:
     @classmethod
     def read(cls, properties: Mapping[str, Any]) -> Origin | None:
         """Return the origin that a table has; None where eventjet did not make it."""
-        texts = {each.name: properties.get(f"eventjet.{each.name}") for each in fields(cls)}
+        texts: dict[str, Any] = {each.name: properties.get(f"eventjet.{each.name}") for each in fields(cls)}
         return None if None in texts.values() else cls(**{**texts, "personal": texts["personal"] == "True"})
 
 
