@@ -333,7 +333,7 @@ class _Opened:
         try:
             run_async(self._serve())
         except BaseException as error:  # noqa: BLE001  it is raised where somebody waits for it
-            # Python 3.12 starts no thread at its exit, and a loop that has an executor would end it by one.
+            # Python 3.12 starts no thread while it exits, and a loop needs one to shut its executor down.
             if not self._ended.done():
                 self._ended.set_exception(error)
 

@@ -85,7 +85,7 @@ def dev(
 
 
 async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
-    # Prepare first with `reload` too, whose worker does it again: what another shell is told to use is there.
+    # Also with `reload`, whose worker prepares again: another shell may at once use what the notes below name.
     await prepare_here(at)
     settings = at.settings.shown()
     note(f"NATS at {settings['servers']}, {settings['database']}")

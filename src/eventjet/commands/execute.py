@@ -115,7 +115,7 @@ class Decision(Generic[S, E]):
     blobs: Sequence[tuple[str, Blob]] = ()
     """The blobs in the events as the decision returned them, each with the field that refers to it."""
     log: str = ""
-    """The identity of the log when the decision was made; empty if it was not known."""
+    """The identity of the log when the decision was made; empty where it was not read yet."""
 
 
 async def execute(
@@ -511,7 +511,7 @@ async def append(
     """Append the events of decisions and of the claims that they move, all of them or nothing.
 
     The content of blobs is stored first. The duration of a successful append, in seconds, is put into `attributes`. A
-    conflict is returned and not raised, as is a log that is another since a decision was made. Raises what else
+    conflict is returned and not raised, also where the log was replaced after a decision was made. Raises what else
     `EventStore.append` and `store_blobs` raise, `NotUnique` and `UniqueNotBuilt`.
     """
     claim_count = 0

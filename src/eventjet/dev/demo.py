@@ -35,8 +35,8 @@ from eventjet.jet import Jet
 
 _APP = f"{demo_bank.__name__}:bank"
 _PROJECTION = demo_bank.balances.name
-_COMMAND_S = 900.0
-"""Seconds until a command, or the worker's catch-up, is taken to hang. A busy machine needs many times a minute."""
+_STEP_S = 900.0
+"""Seconds until a command, or the worker's catch-up, is taken to hang. On a busy machine a step takes minutes."""
 _POLL_S = 0.1
 TASKS = 64
 """Commands in flight at once."""
@@ -134,8 +134,8 @@ class Demo:
         while reached < last:
             if not worker.running:
                 raise DemoFailed("worker", f"it ended: {worker.tail()}")
-            if time.monotonic() - began > _COMMAND_S:
-                reason = f"it is at position {reached} of {last} after {_COMMAND_S:g} s: {worker.tail()}"
+            if time.monotonic() - began > _STEP_S:
+                reason = f"it is at position {reached} of {last} after {_STEP_S:g} s: {worker.tail()}"
                 raise DemoFailed("worker", reason)
             try:
                 await jet.caught_up(_PROJECTION, position=last, timeout_s=0.3)
@@ -217,12 +217,12 @@ class DemoCommand(ServerProcess):
     async def finished(self, step: _Step = lambda _name, _done, _total: None, statuses: tuple[int, ...] = (0,)) -> str:
         """Wait for the end of the command and return its output, without the lines of progress, which `step` gets."""
         output: list[str] = []
-        deadline = time.monotonic() + _COMMAND_S
+        deadline = time.monotonic() + _STEP_S
         try:
             while self.running:
                 output += self._printed(step)
                 if time.monotonic() > deadline:
-                    raise DemoFailed(self._name, f"it was not done within {_COMMAND_S:g} s")
+                    raise DemoFailed(self._name, f"it was not done within {_STEP_S:g} s")
                 await asyncio.sleep(_POLL_S)
         except BaseException:
             self.kill()

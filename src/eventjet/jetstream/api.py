@@ -62,7 +62,7 @@ _BLOCK_END = b"\r\n\r\n"
 _FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
 """The earliest and the latest start time of a request: the server counts 64-bit nanoseconds, and others would wrap."""
 _POSITION_MAX = 2**63 - 1
-"""Where the server is asked for a greater position: it counts with 64 bits, and has nothing there either."""
+"""The position to ask the server for in place of a greater one: it counts with 64 bits, and has nothing at either."""
 LAG_S = 0.1
 """Pause between two requests to replicas that lag behind the leader."""
 LAGS_MAX = 30

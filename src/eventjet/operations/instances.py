@@ -142,14 +142,14 @@ async def instances_of(
     while subjects and looked_at < looked_max:
         subjects = subjects[: looked_max - looked_at]
         for first in range(0, len(subjects), _AT_ONCE):
-            wanted: list[Instance] = []
+            matches: list[Instance] = []
             for instance in await reader.read(subjects[first : first + _AT_ONCE]):
                 stages.setdefault(instance.stage, Stage(instance.stage)).add(instance)
                 is_stage = everything or instance.is_open if stage is None else _is_stage(instance.stage, stage)
                 if is_stage and (older_than is None or now - instance.at >= older_than):
-                    wanted.append(instance)
-            matching += len(wanted)
-            oldest = heapq.nsmallest(limit, [*oldest, *wanted], key=lambda each: each.at)
+                    matches.append(instance)
+            matching += len(matches)
+            oldest = heapq.nsmallest(limit, [*oldest, *matches], key=lambda each: each.at)
         looked_at += len(subjects)
         if looked_at == looked_max or offset + looked_at >= total:
             break

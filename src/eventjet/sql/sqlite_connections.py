@@ -138,13 +138,13 @@ class _AsyncConnection(aiosqlite.Connection):
         self._connection = self._connector()  # here, in its thread, so that `close` finds it in any case
 
     def stop(self) -> asyncio.Future[Any] | None:
-        """Close the connection in its thread after all that is queued, and end the thread; return when, once."""
+        """Close the connection in its thread after all that is queued; return a future that is done afterwards."""
         if self._closed is None:
             self._closed = super().stop()  # pyright: ignore[reportUnknownMemberType]
         return None if self._closed is None else asyncio.shield(self._closed)
 
     async def close(self) -> None:
-        """Close the connection, and wait until its thread has ended."""
+        """Close the connection, and wait for that."""
         if (closed := self.stop()) is not None:
             await closed
 
