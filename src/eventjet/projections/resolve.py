@@ -30,6 +30,8 @@ KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""Tell functions whose call returns no row, key or list of them."""
 _KEYS_CACHED = 65_536
 """Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
 
@@ -178,6 +180,11 @@ class _Resolving:
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
         self.faults += name_faults(declared.name, declared.revision)
+        self.faults += [
+            f"{shown_name(function)} is async or a generator; write a plain `def`"
+            for function in (self.function, *self.plain_keys)
+            if any(is_of_kind(function) for is_of_kind in _NOT_PLAIN)
+        ]
         events = self._events()
         row_type = None
         try:
