@@ -69,7 +69,7 @@ class ProcessView:
     """Its next step as text, as `step_text` has it; None where it waits."""
     deadlines: Sequence[dict[str, str]] = ()
     """`at` and `decision` of each deadline, earliest first."""
-    parked: dict[str, Any] | None = None
+    quarantined: dict[str, Any] | None = None
     """`position` and `reason` of the quarantined event that blocks it; None where nothing does."""
     paused: bool = False
     """Whether all processes of its type are paused."""
@@ -140,10 +140,10 @@ class Processes:
         view.version = number_of(last[3], VERSION) or 0
         stored_cursor = await self._cursors.find(self.name)
         view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
-        entries = await self._cursors.parked(self.name)
-        waiting = [entry.parked for entry in entries if entry.key == (self.name, process_id)]
+        entries = await self._cursors.quarantined(self.name)
+        waiting = [entry.event for entry in entries if entry.key == (self.name, process_id)]
         head = next((event for event in waiting if event.resolution != BLOCKED), None)
-        view.parked = None if head is None else {"position": head.position, "reason": head.reason}
+        view.quarantined = None if head is None else {"position": head.position, "reason": head.reason}
         try:
             state = (await self._runner.state(process_id)).state
         except DefinitionError as error:  # of the application's `evolve`

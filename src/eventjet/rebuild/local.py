@@ -47,10 +47,10 @@ class LocalEngine:
         parts: list[Part] = []
 
         def load_rows(
-            target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Quarantined]
+            target: Target, rows: Iterable[Sequence[Any]], events: int, quarantined: Sequence[Quarantined]
         ) -> None:
             count = load_part(target, len(parts), rows)
-            parts.append(Part(target.projection, events, count, parked, of_states=target.of_states))
+            parts.append(Part(target.projection, events, count, quarantined, of_states=target.of_states))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
             foldings = Foldings(foldings_of(job.app, targets), job.catalog, earlier)
@@ -70,7 +70,7 @@ class LocalEngine:
         total, loaded = sum(map(len, foldings.each)), 0
         with watch.phase("load"):
             for target, folding in pairs:
-                load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.parked)
+                load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.quarantined)
                 loaded += len(folding)
                 if target.states is not None:
                     load_rows(target.states, folding.state_rows(), 0, ())

@@ -75,7 +75,7 @@ class Part:
     projection: str
     events: int
     rows: int
-    parked: Sequence[Quarantined] = ()
+    quarantined: Sequence[Quarantined] = ()
     """Events that the projection quarantined."""
     of_states: bool = False
     """Whether the rows are those of the table of states."""

@@ -29,7 +29,7 @@ from eventjet.findings import Finding, Level
 from eventjet.jetstream.reader import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.columns import key_labels
-from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
+from eventjet.projections.fold import BlockedAggregates, Fold, QuarantiningFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -275,15 +275,15 @@ def _fold_onto(
     if not resolved.quarantines:
         fold = Fold(_only_live_keys(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
-    parking = ParkingFold(resolved, codec)
+    fold = QuarantiningFold(resolved, codec)
     blocked = BlockedAggregates(resolutions=resolutions)
 
-    def fold_or_park(rows: Rows, event: Any) -> Rows:
-        folded = parking(rows, [event], blocked)
+    def fold_or_quarantine(rows: Rows, event: Any) -> Rows:
+        folded = fold(rows, [event], blocked)
         blocked.aggregates.update(folded.blocked)
         return folded.changed
 
-    return fold_or_park
+    return fold_or_quarantine
 
 
 def _joined_onto(fold: Fold) -> Callable[[Rows, Any], Rows]:

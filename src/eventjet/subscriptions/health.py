@@ -144,14 +144,14 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
         return [
             (metrics.FOLLOWER_POSITION, follower, status.position),
             (metrics.FOLLOWER_LAG, follower, status.lag_events),
-            (metrics.FOLLOWER_QUARANTINED, follower, status.parked),
+            (metrics.FOLLOWER_QUARANTINED, follower, status.quarantined),
             (metrics.HAS_CURSOR, follower, int(status.owner == owner)),
         ]
     labels = (status.name, str(status.revision))
     gauges: list[Sample] = [
         (metrics.POSITION, labels, status.position),
         (metrics.LAG_EVENTS, labels, status.lag_events),
-        (metrics.QUARANTINED, labels, status.parked),
+        (metrics.QUARANTINED, labels, status.quarantined),
         (metrics.HAS_LEASE, labels, int(status.owner == owner)),
         *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]

@@ -33,7 +33,7 @@ from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.database import is_about_data
 from eventjet.subscriptions.context import Session, WorkerContext, WorkerOptions
 from eventjet.subscriptions.lease import Lease, Promotion
-from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
+from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_quarantined
 from eventjet.subscriptions.reader import EventReader, Source
 from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, opened, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
@@ -325,7 +325,7 @@ class _FoldCommitter:
         else:
             await writing
         took_s = time.perf_counter() - began
-        log_parked(self._checkpoint.name, prepared.changes.quarantine)
+        log_quarantined(self._checkpoint.name, prepared.changes.quarantine)
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:
