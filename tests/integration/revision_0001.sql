@@ -44,7 +44,7 @@ CREATE TABLE eventjet_quarantine (
     reason TEXT DEFAULT '' NOT NULL,
     traceback TEXT DEFAULT '' NOT NULL,
     payload BYTEA,
-    quarantined_at DOUBLE PRECISION NOT NULL,
+    parked_at DOUBLE PRECISION NOT NULL,
     resolved_at DOUBLE PRECISION,
     PRIMARY KEY (projection, revision, position)
 );
