@@ -50,9 +50,9 @@ from eventjet.codec.leaves import (
 )
 from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import complete, is_event
-from eventjet.domain.personal import is_private
+from eventjet.domain.personal import field_hint, is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
-from eventjet.text import cut, shown
+from eventjet.text import cut, listed, shown
 
 
 class BodyCodec:
@@ -80,17 +80,12 @@ class BodyCodec:
             read_value = self.decode(body)
             fault = _difference(value, read_value, exact)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            reason = cut(faults_of(error)) or type(error).__name__
-            if isinstance(error, PydanticSerializationError):
-                reason = f"{self._field_without_json(value)}{_WRAPPED.sub('', reason)}"
-            raise UnencodableEvent(value, reason) from None
+            raise UnencodableEvent(value, self._reason(value, error)) from None
         if fault is not None:
             path, reason, read_part = fault
             hidden = is_private(cast("type[Any]", type(value)))
-            message = (
-                reason
-                or f"it would be read back as {f'another {type(read_part).__name__}' if hidden else shown(read_part)}"
-            )
+            part_text = f"another {type(read_part).__name__}" if hidden else shown(read_part)
+            message = reason or f"it would be read back as {part_text}"
             raise UnencodableEvent(value, f"{path.removeprefix('.')}: {message}" if path else message)
         return body, read_value
 
@@ -101,13 +96,29 @@ class BodyCodec:
         except (PydanticSerializationError, UnicodeEncodeError, ValueError, RecursionError):
             return self.read_back(value)[0]  # which raises the error in words
 
+    def _reason(self, value: Any, error: Exception) -> str:
+        """Return why a value cannot be stored; without what code of the application says of a personal field."""
+        cls = cast("type[Any]", type(value))
+        if isinstance(error, ValidationError):
+            names = {next(iter(detail["loc"]), "") for detail in error.errors(include_url=False, include_input=False)}
+        else:
+            names = {self._field_without_json(value)}
+        if is_private(cls) and ("" in names or any(is_private(field_hint(cls, str(name))) for name in names)):
+            reason = f"{type(error).__name__}, and what it says is not shown, since it may be personal"
+            return f"{listed(map(str, filter(None, names)))}: {reason}" if names != {""} else reason
+        reason = cut(faults_of(error)) or type(error).__name__
+        if not isinstance(error, PydanticSerializationError):
+            return reason
+        (name,) = names
+        return f"{name}: {_WRAPPED.sub('', reason)}" if name else _WRAPPED.sub("", reason)
+
     def _field_without_json(self, value: Any) -> str:
-        """Return the first field that cannot be written, as `amount: `; empty if it is not known."""
+        """Return the first field that cannot be written; empty if it is not known."""
         for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():
             try:
                 self._serializer.to_json(value, include={name}, warnings=False)
             except PydanticSerializationError:
-                return f"{name}: "
+                return name
         return ""
 
     def text(self, value: Any) -> str:
