@@ -229,7 +229,7 @@ class ShadowWriter:
             for records in ahead:
                 self._write(records)
                 failpoints.reach("rebuild.batch_read")
-                watch.tell(phase, self.position - start, total)
+                watch.report(phase, self.position - start, total)
 
     def _write(self, records: list[RawRecord]) -> None:
         self.decode.expect(records)

@@ -320,7 +320,7 @@ def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> _
         for pair in _pair_rows(live, expected, codec):
             comparison.rows += pair[0] is not None
             if comparison.rows % _REPORT_EVERY == 0:
-                job.watch.tell("compare", comparison.rows, 0)
+                job.watch.report("compare", comparison.rows, 0)
             if not are_equal(*pair, codec):
                 comparison.differences += 1
                 if len(first_pairs) < EXAMPLES_MAX:
@@ -442,7 +442,7 @@ def _compare_table(connection: Connection, pair: Pair, numbered: Collection[Colu
     """Compare the rows of one table; `numbered` are the columns that the database fills from sequences."""
     live, expected = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
-    watch.tell("compare", rows, 0)
+    watch.report("compare", rows, 0)
     compared = [column.key for column in expected.columns if not _is_generated(column, numbered)]
     key = [column.key for column in expected.primary_key.columns]
     if not set(key) <= set(compared):

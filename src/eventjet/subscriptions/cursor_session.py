@@ -137,7 +137,7 @@ class ReactionSubscription(Subscription):
             refusal = stored.cursor.refusal_of(revision)
             if refusal and silent and self._refused_at != stored.sequence:  # nobody else works on it either
                 self._refused_at = stored.sequence
-                logs.WAITS.tell(_log, name=self.name, reason=refusal)
+                logs.WAITS.log(_log, name=self.name, reason=refusal)
             return None
         if not (self.assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)):
             return None
@@ -149,7 +149,7 @@ class ReactionSubscription(Subscription):
             except CursorFenced:
                 return None  # another process took it first
             undo.pop_all()
-        logs.TOOK_CURSOR.tell(_log, name=self.name, position=stored.cursor.position)
+        logs.TOOK_CURSOR.log(_log, name=self.name, position=stored.cursor.position)
         failpoints.reach("cursor.taken")
         return CursorSession(self, stored, release_requested)
 
@@ -257,7 +257,7 @@ class CursorSession:
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
             raise_ended(keeping)
             if not drained.done():
-                logs.HANDLER_CUT_OFF.tell(_log, name=self._subscription.name)
+                logs.HANDLER_CUT_OFF.log(_log, name=self._subscription.name)
             await self._executor.close()
             await self.write(owned=False)
         finally:
@@ -307,7 +307,7 @@ class CursorSession:
         self._pause_reason = None if reason is None else waiting_since(time_text(), reason)
         self._executor.changed.set()
         if self._pause_reason is not None:
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
+            logs.WAITS.log(_log, name=self._handler.declaration.name, reason=self._pause_reason)
 
     @property
     def _waking(self) -> tuple[int, int] | None:
@@ -358,7 +358,7 @@ class CursorSession:
         to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
         for event in (entry.event for entry in to_write if entry.event.resolution == QUARANTINED):
-            logs.QUARANTINED.tell(
+            logs.QUARANTINED.log(
                 _log,
                 name=cursor.name,
                 position=event.position,
@@ -498,7 +498,7 @@ class CursorSession:
     def _log_failed_try(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
-        logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
+        logs.TRY_FAILED.log(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
 
     def _note_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
         what = f"position {position:,}" if position else f"the deadline of {key[1]!r}"
@@ -506,7 +506,7 @@ class CursorSession:
         if self._wait_reasons.get(key) != reason:
             self._wait_reasons[key] = reason
             self._executor.changed.set()
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=reason)
+            logs.WAITS.log(_log, name=self._handler.declaration.name, reason=reason)
 
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
@@ -580,7 +580,7 @@ class CursorSession:
 
     def _drop(self, entry: QuarantinedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
-        logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
+        logs.DROPPED.log(_log, name=name, position=entry.position, stream=stream)
         self._to_write.append(entry.resolved(DROPPED))
         self._executor.changed.set()
 

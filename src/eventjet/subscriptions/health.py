@@ -231,7 +231,7 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     try:
         bound_host, bound_port = server.server_address[:2]
         display_host = f"[{bound_host!s}]" if server.address_family == socket.AF_INET6 else str(bound_host)
-        logs.HTTP.tell(_log, address=f"{display_host}:{bound_port}")
+        logs.HTTP.log(_log, address=f"{display_host}:{bound_port}")
         yield str(bound_host), bound_port
     finally:
         await asyncio.to_thread(server.shutdown)
@@ -269,7 +269,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as it is called
-        logs.REQUEST_BROKE_OFF.tell(_log, client=client_address)
+        logs.REQUEST_BROKE_OFF.log(_log, client=client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

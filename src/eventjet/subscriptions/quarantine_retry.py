@@ -179,4 +179,4 @@ def log_quarantined(name: str, quarantine: QuarantineChanges | None, how: str = 
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        logs.QUARANTINED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
+        logs.QUARANTINED.log(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
