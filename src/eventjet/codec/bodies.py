@@ -12,7 +12,7 @@ serializer, built from the class's core schema with the leaves replaced by those
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
@@ -37,6 +37,7 @@ from pydantic_core import (
     to_jsonable_python,
 )
 
+from eventjet.codec.aliases import fields_of
 from eventjet.codec.json import check_numbers, dump_json
 from eventjet.codec.leaves import (
     LEAVES,
@@ -120,6 +121,26 @@ class BodyCodec:
             except PydanticSerializationError:
                 return name
         return ""
+
+    def default_faults(self, name: str) -> list[str]:
+        """Return, as sentences about the class `name`, the defaults of its fields that could not be stored."""
+        definitions = self.schema.get("definitions", [])
+        cls_schema = self.schema["schema"] if self.schema["type"] == "definitions" else self.schema
+        faults: list[str] = []
+        for field_name, field in fields_of(cls_schema["schema"]):
+            node = field["schema"]
+            if node["type"] != "default" or "default" not in node:
+                continue
+            value, schema = node["default"], core_schema.definitions_schema(node["schema"], definitions)
+            try:
+                BodyCodec(object, schema).read_back(value)
+            except UnencodableEvent as error:
+                reason = error.reason.removeprefix("it: ")
+                faults.append(
+                    f"{name}.{field_name} has the default {shown(value)}, which could not be stored: {reason}; give "
+                    "another"
+                )
+        return faults
 
     def text(self, value: Any) -> str:
         """Return a value as JSON in the profile, without checking that it can be read back."""
@@ -236,6 +257,8 @@ def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], e
     """Compare two mappings with their order, since a state's methods may depend on it."""
     if len(value) != len(read_value):
         return "", "", read_value
+    if isinstance(value, defaultdict) and value.default_factory is not cast("Any", read_value).default_factory:
+        return "", "its default_factory would be another; give a dict", read_value
     difference = _first_difference(value, read_value, exact) or _first_difference(
         value.values(), read_value.values(), exact
     )
@@ -245,6 +268,8 @@ def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], e
 def _difference_of_items(value: Sequence[Any], read_value: Sequence[Any], exact: bool) -> _Fault | None:
     if len(value) != len(read_value):
         return "", "", read_value
+    if isinstance(value, deque) and value.maxlen != cast("Any", read_value).maxlen:
+        return "", f"its maxlen {value.maxlen} would be lost; give a deque without one", read_value
     difference = _first_difference(value, read_value, exact)
     return difference and (f"[{difference[0]}]{difference[1][0]}", *difference[1][1:])
 

@@ -18,7 +18,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.position import PAUSED
-from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of, step_of
 from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
@@ -198,7 +198,7 @@ class Processes:
 
     def _step(self, state: Any, faults: list[str]) -> str | None:
         """Return the next step from a state as text; None where it waits, or its function fails."""
-        step = self._answer("step", own_copy(state).step, faults)
+        step = self._answer("step", lambda: step_of(state), faults)
         return None if step is None else step_text(step)
 
     def _deadlines(self, state: Any, at: datetime, faults: list[str]) -> list[dict[str, str]]:
