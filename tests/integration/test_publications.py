@@ -300,7 +300,7 @@ def test_all_faults_of_publications_are_reported_together() -> None:
         "is async or a generator; return the public events",
         "its stream 'a.b' is not a stream's name",
         "its source is empty",
-        "takes Changed, which no aggregate folds",
+        "takes Changed, which no aggregate of the app folds; list its aggregate",
         "int is not an event",
         "lights is not a publication",
     ):

@@ -89,10 +89,10 @@ async def _run(
     async with at.jet() as jet:
         with progress() as show:
             for cls, owner, constraint in constrained:
-                claims, tell = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")
+                claims, shown = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")
                 repairs = keep_shared is not None
                 reports.append(
-                    await check_claims(claims, constraint, tell, repairs=repairs, keep_shared=bool(keep_shared))
+                    await check_claims(claims, constraint, shown, repairs=repairs, keep_shared=bool(keep_shared))
                 )
     return reports
 

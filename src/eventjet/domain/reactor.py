@@ -19,11 +19,18 @@ from zlib import crc32
 
 from typing_extensions import TypeVar
 
-from eventjet.domain.aggregate import AggregateType, check_name, event_info
+from eventjet.domain.aggregate import AggregateType, check_name, event_info, is_count
 from eventjet.domain.decision import Committed
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import (
+    is_called_with,
+    is_plain,
+    recorded_events_of,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
 from eventjet.errors import DefinitionError
 
 S = TypeVar("S")
@@ -154,13 +161,14 @@ class Reactor(Generic[E_contra, D_contra]):
         """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
         handle = self.handle
         faults = _handler_faults(self, "event")
-        if self.revision < 1:
-            faults.append(f"its revision is {self.revision}; give 1 or more")
-        if not 1 <= self.partitions <= PARTITIONS_MAX:
-            faults.append(f"it has {self.partitions} partitions; give 1 to {PARTITIONS_MAX}")
+        if not is_count(self.revision):
+            faults.append(f"its revision is {self.revision!r}; give a whole number, 1 or more")
+        if not is_count(self.partitions) or self.partitions > PARTITIONS_MAX:
+            faults.append(f"it has {self.partitions!r} partitions; give a whole number, 1 to {PARTITIONS_MAX}")
         try:
             faults += [
-                f"{shown_name(handle)} takes {shown_name(event)}, which no aggregate of the app folds"
+                f"{shown_name(handle)} takes {shown_name(event)}, which no aggregate of the app folds; list its "
+                "aggregate in `aggregates`"
                 for event in self.events
                 if not is_known(event)
             ]
@@ -177,7 +185,7 @@ def _handler_faults(declared: Any, argument: str) -> list[str]:
         faults.append(
             f"{shown_name(handle)} is not an `async def`; call code that blocks in it with `asyncio.to_thread`"
         )
-    if len(inspect.signature(handle).parameters) != 2:
+    if not is_called_with(handle, 2):
         faults.append(f"{shown_name(handle)} does not take ({argument}, reaction)")
     return faults
 
@@ -191,8 +199,10 @@ def start_faults(start: Any) -> list[str]:
 
 def retry_faults(retry: Retry, on_error: Any) -> list[str]:
     """Return the faults of a retry policy and of `on_error`."""
+    if not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+        return [f"its retry is {retry!r}; give a Retry(…)"]
     faults: list[str] = []
-    if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
+    if not is_count(retry.tries) or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
         faults.append(f"its retry is {retry}; give at least one try, and finite seconds above 0")
     for field_name in ("passing", "never"):
         kinds: Any = getattr(retry, field_name)
@@ -469,7 +479,7 @@ class Publication(Generic[E_contra]):
         """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
         translate = self.translate
         faults = start_faults(self.start)
-        if inspect.iscoroutinefunction(translate) or inspect.isgeneratorfunction(translate):
+        if not is_plain(translate):
             faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
         if _STREAM.fullmatch(self.stream) is None:
             faults.append(f"its stream {self.stream!r} is not a stream's name")
@@ -478,7 +488,9 @@ class Publication(Generic[E_contra]):
         try:
             unknown = [event for event in self.events if not is_known(event)]
             faults += [
-                f"{shown_name(translate)} takes {shown_name(event)}, which no aggregate folds" for event in unknown
+                f"{shown_name(translate)} takes {shown_name(event)}, which no aggregate of the app folds; list its "
+                "aggregate in `aggregates`"
+                for event in unknown
             ]
             for event in self.public:
                 event_info(event)

@@ -128,8 +128,8 @@ async def instances_of(
     stored = await cursors.find(name)
     blocked = {
         entry.key[1]: entry.position
-        for entry in reversed(await cursors.parked(name))
-        if entry.key[0] == name and entry.parked.resolution != BLOCKED
+        for entry in reversed(await cursors.quarantined(name))
+        if entry.key[0] == name and entry.event.resolution != BLOCKED
     }
     reader = _InstanceReader(
         client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines

@@ -18,7 +18,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.position import PAUSED
-from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of, step_of
 from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
@@ -69,7 +69,7 @@ class ProcessView:
     """Its next step as text, as `step_text` has it; None where it waits."""
     deadlines: Sequence[dict[str, str]] = ()
     """`at` and `decision` of each deadline, earliest first."""
-    parked: dict[str, Any] | None = None
+    quarantined: dict[str, Any] | None = None
     """`position` and `reason` of the quarantined event that blocks it; None where nothing does."""
     paused: bool = False
     """Whether all processes of its type are paused."""
@@ -140,10 +140,10 @@ class Processes:
         view.version = number_of(last[3], VERSION) or 0
         stored_cursor = await self._cursors.find(self.name)
         view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
-        entries = await self._cursors.parked(self.name)
-        waiting = [entry.parked for entry in entries if entry.key == (self.name, process_id)]
+        entries = await self._cursors.quarantined(self.name)
+        waiting = [entry.event for entry in entries if entry.key == (self.name, process_id)]
         head = next((event for event in waiting if event.resolution != BLOCKED), None)
-        view.parked = None if head is None else {"position": head.position, "reason": head.reason}
+        view.quarantined = None if head is None else {"position": head.position, "reason": head.reason}
         try:
             state = (await self._runner.state(process_id)).state
         except DefinitionError as error:  # of the application's `evolve`
@@ -198,7 +198,7 @@ class Processes:
 
     def _step(self, state: Any, faults: list[str]) -> str | None:
         """Return the next step from a state as text; None where it waits, or its function fails."""
-        step = self._answer("step", own_copy(state).step, faults)
+        step = self._answer("step", lambda: step_of(state), faults)
         return None if step is None else step_text(step)
 
     def _deadlines(self, state: Any, at: datetime, faults: list[str]) -> list[dict[str, str]]:

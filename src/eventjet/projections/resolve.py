@@ -14,10 +14,11 @@ from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import is_count
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
+from eventjet.domain.subscription import is_plain, recorded_events_of, resolved_hint, shown_name
 from eventjet.errors import DefinitionError, RowRefused
 from eventjet.projections.by_state import Joins, joins_of
 from eventjet.projections.columns import key_check, key_type, way_out_of
@@ -160,8 +161,8 @@ def name_faults(name: str, revision: int) -> list[str]:
     faults: list[str] = []
     if not _NAME.fullmatch(name):
         faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
-    if revision < 1:
-        faults.append(f"its revision is {revision}; revisions start at 1")
+    if not is_count(revision):
+        faults.append(f"its revision is {revision!r}; give a whole number, 1 or more")
     return faults
 
 
@@ -178,6 +179,12 @@ class _Resolving:
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
         self.faults += name_faults(declared.name, declared.revision)
+        keys = declared.keys if isinstance(declared, Projection) else None
+        self.faults += [
+            f"{shown_name(function)} is async or a generator; write a plain `def`"
+            for function in (self.function, *self.plain_keys, keys)
+            if not is_plain(function)
+        ]
         events = self._events()
         row_type = None
         try:

@@ -226,7 +226,7 @@ class Workers:
                 raise [_logged_end(task) for task in ended][-1]
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
-                logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
+                logs.CUT_OFF.log(_log, name=task.get_name(), seconds=drain_s)
             # A failure while stopping must not look like a clean end.
             failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
             if errors := [_logged_end(task) for task in failed]:
@@ -240,7 +240,7 @@ def _logged_end(task: asyncio.Task[Any]) -> BaseException:
     error = None if task.cancelled() else task.exception()
     if error is None:
         error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
-    logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
+    logs.TASK_ENDED.log(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
     return error
 
 
@@ -291,12 +291,12 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
         state = connection.run(reading_log_state(app.name))
         identity = identity_of(state)
         for drift in drifts_of(state):
-            logs.LOG_DRIFTED.tell(_log, drift=drift, remedy=drift.remedy)
+            logs.LOG_DRIFTED.log(_log, drift=drift, remedy=drift.remedy)
         aggregates = app.catalog.aggregates
         if state.subjects <= LISTED_MAX:
             unknown = connection.run(unknown_aggregates(app.name, aggregates), LIST_S)
         else:
             unknown = connection.run(noted_unknown(state, aggregates))
         for error in (*unknown, *unknown_events(connection, state, app.catalog)):
-            logs.LOG_UNREADABLE.tell(_log, reason=error)
+            logs.LOG_UNREADABLE.log(_log, reason=error)
     return identity
