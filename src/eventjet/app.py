@@ -160,10 +160,12 @@ class App:
         inboxes = [reactor for reactor in reactors if isinstance(reactor, Inbox)]
         log_reactors = [reactor for reactor in reactors if not isinstance(reactor, Inbox)]
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(log_reactors, self.catalog, faults)
-        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
+        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(name, inboxes, faults)
         if not faults:
             faults += deps_faults(deps, [*self.reactors.values(), *self.inboxes.values()])
-        self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
+        self.publications: Mapping[str, Publication[Any]] = checked_publications(
+            name, publications, self.catalog, faults
+        )
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         subscription_names = {
             "process": [info.name for info in self.processes.values()],
