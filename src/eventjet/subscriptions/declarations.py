@@ -306,6 +306,11 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
                 "another `name`"
             )
         served_names.add((command.aggregate, command.name))
+        faults += [
+            f"{where}: its error {error!r} is not a class of exceptions"
+            for error in command.errors
+            if not (isinstance(error, type) and issubclass(error, Exception))  # pyright: ignore[reportUnnecessaryIsInstance]
+        ]
         try:
             arguments_of(command.decide)
             checked_names(command.decide, command.ignoring)
