@@ -18,7 +18,7 @@ from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults, is_count
 from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.decision import Served
-from eventjet.domain.personal import decisions_are_private, is_private
+from eventjet.domain.personal import decisions_are_private, is_private, takes_personal
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.reactor import Inbox, Publication, Reactor
 from eventjet.domain.state import state_faults
@@ -178,6 +178,7 @@ class App:
             raise DefinitionError(faults)
         types = [*self.aggregates, *(inbox.type for inbox in self.inboxes.values())]
         self.catalog.is_private |= any(map(is_private, types)) or any(map(decisions_are_private, self.aggregates))
+        self.catalog.is_private |= any(takes_personal(command.decide) for command in self.served)
 
     def connect(
         self,
