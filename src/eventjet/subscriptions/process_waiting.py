@@ -117,12 +117,12 @@ async def _obstacle(
     name = info.name
     try:
         stored = await cursors.find(name)
-        entries = await cursors.parked(name)
+        entries = await cursors.quarantined(name)
     except EventjetError:
         return None
     if stored is None:
         return "it has no cursor: run `eventjet init`"
-    blocking = next((entry.parked for entry in entries if entry.key == (name, process_id)), None)
+    blocking = next((entry.event for entry in entries if entry.key == (name, process_id)), None)
     if blocking is not None and blocking.resolution == QUARANTINED:
         reason = " ".join(blocking.reason.split()).rstrip(".")
         return f"its event at position {blocking.position} is quarantined ({reason}): `eventjet quarantine show {name}`"
