@@ -18,7 +18,7 @@ from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults, is_count
 from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.decision import Served
-from eventjet.domain.personal import decisions_are_private, is_private
+from eventjet.domain.personal import decisions_are_private, is_private, takes_personal
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.reactor import Inbox, Publication, Reactor
 from eventjet.domain.state import state_faults
@@ -160,10 +160,12 @@ class App:
         inboxes = [reactor for reactor in reactors if isinstance(reactor, Inbox)]
         log_reactors = [reactor for reactor in reactors if not isinstance(reactor, Inbox)]
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(log_reactors, self.catalog, faults)
-        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
+        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(name, inboxes, faults)
         if not faults:
             faults += deps_faults(deps, [*self.reactors.values(), *self.inboxes.values()])
-        self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
+        self.publications: Mapping[str, Publication[Any]] = checked_publications(
+            name, publications, self.catalog, faults
+        )
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         subscription_names = {
             "process": [info.name for info in self.processes.values()],
@@ -176,6 +178,7 @@ class App:
             raise DefinitionError(faults)
         types = [*self.aggregates, *(inbox.type for inbox in self.inboxes.values())]
         self.catalog.is_private |= any(map(is_private, types)) or any(map(decisions_are_private, self.aggregates))
+        self.catalog.is_private |= any(takes_personal(command.decide) for command in self.served)
 
     def connect(
         self,

@@ -346,13 +346,21 @@ def test_all_faults_of_inboxes_are_reported_together() -> None:
     @inbox("strange", stream="s", subject="s.>")
     async def strange(message: Incoming[Desk], to: Reaction) -> None: ...
 
+    own: Any = inbox("own", stream="orders", subject="orders..>")(strange.handle)
+    gathered: Any = inbox("gathered", stream="all.", subject="a.>.b", sources=["orders"])(strange.handle)
     with pytest.raises(DefinitionError) as caught:
-        App("orders", aggregates=[Order], reactors=[bad, strange, strange])
+        App("orders", aggregates=[Order], reactors=[bad, strange, strange, own, gathered])
     for part in (
         "the inbox's name 'Bad' is not",
         "is not an `async def`",
         "does not take (message, reaction)",
-        "name both without blanks",
+        "inbox 'Bad': its stream '' is not a stream's name",
+        "inbox 'Bad': its subject 'a b' is not one; write it as in payments.captured.*",
+        "inbox 'own': the stream 'orders' is the app's own log, whose events a reactor takes; name another stream",
+        "inbox 'own': its subject 'orders..>' is not one",
+        "inbox 'gathered': the stream 'orders' is the app's own log",
+        "inbox 'gathered': its stream 'all.' is not a stream's name",
+        "inbox 'gathered': its subject 'a.>.b' is not one",
         "give at least one try",
         "write what it takes, as in `message: Incoming[PaymentCaptured]`",
         "two inboxes are called 'strange'",

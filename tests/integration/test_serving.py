@@ -502,7 +502,7 @@ def test_all_faults_of_served_commands_are_reported_together() -> None:
 
     declarations = [
         served(Purse, Purse.many),
-        served(Purse, Purse.pay),
+        served(Purse, Purse.pay, Overdrawn("x")),  # type: ignore[arg-type]
         served(Purse, Purse.tip),
         served(Purse, Purse.fill, ignoring=("when",)),
         served(Purse, Purse.take, name="fill"),
@@ -514,6 +514,7 @@ def test_all_faults_of_served_commands_are_reported_together() -> None:
         App("purses", aggregates=[Purse], served=declarations)  # type: ignore[arg-type]
     for part in (
         "Purse.many takes *amounts, which cannot be served, since arguments travel by name: take a parameter",
+        "served Purse.pay: its error Overdrawn('x') is not a class of exceptions",
         "Purse.pay takes amount, /, which cannot be served",
         "Purse.tip.amount has the default 0, which could not be stored: a Decimal travels as a string",
         "Purse.fill has no argument 'when' that could be ignored",

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, RootMode
 from sqlalchemy import Column, MetaData, String, Table
 from typing_extensions import TypeAliasType, TypedDict
 
-from eventjet import App, Personal, aggregate, event, upcaster
+from eventjet import App, Personal, aggregate, event, served, upcaster
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.reasons import reason_of, traceback_of
@@ -396,6 +396,33 @@ def test_a_personal_parameter_of_a_decision_is_recognised() -> None:
     assert decisions_are_private(Person)
     assert is_private(parameter_hint(Person.join, "email"))
     assert not is_private(parameter_hint(Person.evolve, "event")) or is_private(Joined)
+
+
+class Leaves:
+    def leave(self, reason: Personal[str]) -> Left:
+        return Left()
+
+
+def change_plan(person: Visitor, email: Personal[str]) -> Left:
+    return Left()
+
+
+@aggregate("visitor")
+class Visitor:
+    def evolve(self, event: Left) -> Visitor:
+        return self
+
+
+@aggregate("visitor")
+class LeavingVisitor(Leaves):
+    def evolve(self, event: Left) -> LeavingVisitor:
+        return self
+
+
+def test_a_personal_parameter_of_an_inherited_or_a_served_decision_makes_an_app_private() -> None:
+    assert not App("visits", aggregates=[Visitor]).catalog.is_private
+    assert App("visits", aggregates=[LeavingVisitor]).catalog.is_private
+    assert App("visits", aggregates=[Visitor], served=[served(Visitor, change_plan)]).catalog.is_private
 
 
 def test_a_parameter_with_an_unresolvable_annotation_is_hidden() -> None:

@@ -303,6 +303,22 @@ def test_a_step_or_a_deadline_that_is_something_else_is_refused() -> None:
     assert (step_of(Alarm()), step_of(Transfer())) == (None, None)
 
 
+def test_what_is_no_decision_or_no_error_is_refused_where_it_is_given() -> None:
+    request = do(Account, "a-1", Account.open, "ada")
+    for give in (
+        lambda: do(Account, "a-1", "open"),  # type: ignore[arg-type]
+        lambda: request.then(Asked),  # type: ignore[arg-type]
+        lambda: request.then_with(Asked()),  # type: ignore[arg-type]
+        lambda: after(timedelta(1), Asked()),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(
+            UsageError, match=r"(Asked|class (Asked|str)) is given where a decision belongs. Give a func"
+        ):
+            give()
+    with pytest.raises(UsageError, match=r"`refused` is given ValueError\('x'\) as its error. Give a class"):
+        request.then(Alarm.ring).refused(ValueError("x"), Alarm.ring)  # type: ignore[arg-type]
+
+
 def test_a_deadline_without_a_time_is_refused_where_it_is_made() -> None:
     with pytest.raises(ValueError, match="2030-01-01 is no datetime with a time zone"):
         at(date(2030, 1, 1), Alarm.ring)  # type: ignore[arg-type]

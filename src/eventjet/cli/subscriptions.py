@@ -14,7 +14,7 @@ from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, 
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
 from eventjet.runtime import run_async
-from eventjet.text import counted, cut_values, listed, meant, utc_text
+from eventjet.text import counted, cut_values, listed, suggestion, utc_text
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
@@ -288,7 +288,8 @@ def drop_cursor(
     if not cursors:
         names = [undeclared.name for undeclared in undeclared_cursors(at)]
         raise UsageError(
-            f"There is no cursor {name!r}. {meant(name, names)}Those that the app no longer declares: {listed(names)}."
+            f"There is no cursor {name!r}. {suggestion(name, names)}"
+            f"Those that the app no longer declares: {listed(names)}."
         )
     for stored in cursors:
         if stored.cursor.owner is not None and not stored.has_lost_owner:

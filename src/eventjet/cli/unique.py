@@ -14,7 +14,7 @@ from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, 
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
 from eventjet.runtime import run_async
-from eventjet.text import counted, listed, meant
+from eventjet.text import counted, listed, suggestion
 
 if TYPE_CHECKING:
     from eventjet.app import App
@@ -104,7 +104,7 @@ def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tupl
         names = [constraint.name for constraint in info.unique]
         if not names or (name is not None and name not in names):
             has = f"It has {listed(names)}." if names else "It has none; declare one with `@unique`."
-            near = meant(name or "", names)
+            near = suggestion(name or "", names)
             raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {near}{has}")
         return [(cls, aggregate, constraint) for constraint in names if name in (None, constraint)]
     return [(cls, info.name, constraint.name) for cls, info in app.aggregates.items() for constraint in info.unique]

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 from eventjet.domain.subscription import raw_annotations
 from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -209,7 +209,7 @@ def _constructor(cls: Any) -> Callable[..., None]:
             if not unknown:
                 raise
             names = [field.name for field in fields(cls) if field.init]
-            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], names)}"
+            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {suggestion(unknown[0], names)}"
             faults = "".join(f"{fault}. " for fault in field_faults(cls))
             raise TypeError(f"{reason}{faults}Its fields: {listed(names)}.") from None
 

@@ -114,13 +114,13 @@ def field_hint(cls: type, name: str) -> Any:
 
 
 def decisions_are_private(cls: type) -> bool:
-    """Return whether a method of a class has a parameter that is personal, or may be."""
-    for function in vars(cls).values():
-        if not isinstance(function, types.FunctionType):
-            continue
-        if any(is_private(parameter_hint(function, name)) for name in raw_annotations(function) if name != "return"):
-            return True
-    return False
+    """Return whether a method of a class, inherited or its own, has a parameter that is personal, or may be."""
+    return any(takes_personal(function) for _, function in inspect.getmembers(cls, inspect.isfunction))
+
+
+def takes_personal(function: Any) -> bool:
+    """Return whether a function has a parameter that is personal, or may be."""
+    return any(is_private(parameter_hint(function, name)) for name in raw_annotations(function) if name != "return")
 
 
 def parameter_hint(function: Any, name: str) -> Any:

@@ -16,6 +16,7 @@ from eventjet.domain.aggregate import AggregateType, aggregate, check_name
 from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 
 C = TypeVar("C")
@@ -47,11 +48,23 @@ class Outcome(Generic[S_co, E_co]):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A decision with its arguments; calls are equal when decision and arguments are equal."""
+    """A decision with its arguments; calls are equal when decision and arguments are equal.
+
+    Raises `UsageError` for a decision that is no function, such as an event or its class.
+    """
 
     decide: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        decide: Any = self.decide
+        if isinstance(decide, type) or not callable(decide):
+            name = shown_name(decide) if isinstance(decide, type) else f"an object of the class {type(decide).__name__}"
+            raise UsageError(
+                f"{name} is given where a decision belongs. Give a function that is called with the state, such as "
+                "`Account.withdraw`, and its arguments after it."
+            )
 
     @classmethod
     def of(cls, decide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -124,7 +137,14 @@ class Step(Generic[S_co, E_co]):
     def refused(
         self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | Sequence[E2] | None], /
     ) -> Step[S, E | E2]:
-        """Add what the process decides when the other aggregate's decision raises this domain error."""
+        """Add what the process decides when the other aggregate's decision raises this domain error.
+
+        Raises `UsageError` for what is no class of exceptions.
+        """
+        if not (isinstance(error, type) and issubclass(error, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"`refused` is given {error!r} as its error. Give a class of exceptions, then the decision."
+            )
         refusals = (*self.refusals, (error, Call(decide)))
         return cast("Any", Step(self.request, self.done, refusals, self.takes_outcome))
 

@@ -49,6 +49,8 @@ Start: TypeAlias = Literal["new", "beginning"] | int
 PARTITIONS_MAX = 64
 """Limit of a reactor's partitions: each partition reads all events of the reactor and skips those of the others."""
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SUBJECT = re.compile(r"(?:(?!>\.)[^\s.]+\.)*[^\s.]+")
+"""A subject to listen to: no blank, no empty token, and `>` only as the last one."""
 _LISTS = (list, tuple, Sequence)
 
 
@@ -375,11 +377,15 @@ class Inbox(Generic[T_contra, D_contra]):
             )
         return typing.get_args(hint)[0]
 
-    def faults(self) -> list[str]:
-        """Return the faults of this declaration, each as a sentence."""
+    def faults(self, app: str) -> list[str]:
+        """Return the faults of this declaration in the app of this name, each as a sentence."""
         faults = _handler_faults(self, "message")
-        if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
-            faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
+        if not _is_match(_STREAM, self.stream):
+            faults.append(f"its stream {self.stream!r} is not a stream's name")
+        if app in (self.stream, *(source.stream for source in self.sources if not source.prefix)):
+            faults.append(f"the stream {app!r} is the app's own log, whose events a reactor takes; name another stream")
+        if not _is_match(_SUBJECT, self.subject):
+            faults.append(f"its subject {self.subject!r} is not one; write it as in payments.captured.*")
         faults += _source_faults(self.stream, self.sources)
         try:
             _ = self.type
@@ -388,11 +394,15 @@ class Inbox(Generic[T_contra, D_contra]):
         return faults
 
 
+def _is_match(form: re.Pattern[str], text: Any) -> bool:
+    return isinstance(text, str) and form.fullmatch(text) is not None
+
+
 def _source_faults(stream: str, sources: Sequence[Source]) -> list[str]:
     """Return the faults of the sources of an inbox's stream."""
     faults: list[str] = []
     for source in sources:
-        if _STREAM.fullmatch(source.stream) is None:
+        if not _is_match(_STREAM, source.stream):
             faults.append(f"its source {source.stream!r} is not a stream's name")
         if source.domain and source.api:
             faults.append(f"its source {source.stream!r} has a domain and an api; give one of them")
@@ -475,14 +485,18 @@ class Publication(Generic[E_contra]):
             events |= dict.fromkeys(event for event in members if event is not Ellipsis)
         return tuple(events)
 
-    def faults(self, is_known: Callable[[type], bool]) -> list[str]:
-        """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
+    def faults(self, app: str, is_known: Callable[[type], bool]) -> list[str]:
+        """Return the faults of this declaration in the app of this name, which folds the known events, as sentences."""
         translate = self.translate
         faults = start_faults(self.start)
         if not is_plain(translate):
             faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
-        if _STREAM.fullmatch(self.stream) is None:
+        if not _is_match(_STREAM, self.stream):
             faults.append(f"its stream {self.stream!r} is not a stream's name")
+        if self.stream == app:
+            faults.append(
+                f"the stream {app!r} is the app's own log, which public events are not for; name another stream"
+            )
         if not self.source:
             faults.append("its source is empty; name a URI, as CloudEvents want it")
         try:

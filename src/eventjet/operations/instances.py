@@ -21,7 +21,7 @@ from eventjet.log.timers import process_of, timer_time
 from eventjet.operations.processes import event_names, process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.text import counted, duration, listed, meant, utc_text
+from eventjet.text import counted, duration, listed, suggestion, utc_text
 
 LOOKED_MAX = 100_000
 """The most instances that one call looks at by default."""
@@ -156,7 +156,7 @@ async def instances_of(
         subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset + looked_at))
     if stage is not None and not any(_is_stage(each, stage) for each in (*types, *stages)):
         names = sorted({*types, *stages})
-        raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, names)}Its stages are {listed(names)}.")
+        raise UsageError(f"{name!r} has no stage {stage!r}. {suggestion(stage, names)}Its stages are {listed(names)}.")
     by_name = sorted(stages.values(), key=lambda each: each.stage)
     return Instances(name, total, looked_at, offset, by_name, matching, oldest)
 

@@ -41,7 +41,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.text import cut_values, listed, meant, utc_text
+from eventjet.text import cut_values, listed, suggestion, utc_text
 
 T = TypeVar("T")
 
@@ -257,7 +257,9 @@ def process_class(app: App, name: str) -> tuple[Any, ProcessInfo]:
     declared = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
     if declared is None:
         names = [info.name for info in app.processes.values()]
-        raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, names)}It has {listed(names)}.")
+        raise UsageError(
+            f"The app {app.name!r} has no process {name!r}. {suggestion(name, names)}It has {listed(names)}."
+        )
     return declared
 
 
@@ -294,7 +296,9 @@ async def deadlines_waiting(
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
-        raise UsageError(f"{name!r} is not a process with deadlines. {meant(name, names)}There are: {listed(names)}.")
+        raise UsageError(
+            f"{name!r} is not a process with deadlines. {suggestion(name, names)}There are: {listed(names)}."
+        )
     waiting: list[tuple[str, TimerSet]] = []
     for process in names if name is None else [name]:
         # Read in this order, a timer that fires in between is in both lists, rather than in none.

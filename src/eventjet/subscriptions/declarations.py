@@ -187,12 +187,12 @@ def checked_reactors(
     return reactors
 
 
-def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
+def checked_inboxes(app: str, declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
     """Return the inboxes by name; mistakes in their definitions are appended to `faults`."""
     inboxes: dict[str, Inbox[Any, Any]] = {}
     for inbox in declared:
         faults += _name_faults("inbox", inbox.name, inboxes)
-        inbox_faults = inbox.faults()
+        inbox_faults = inbox.faults(app)
         if not inbox_faults:
             try:
                 IncomingDecoder(inbox.type, "")
@@ -270,7 +270,7 @@ def _is_instance(actual: Any, expected: Any) -> bool:
 
 
 def checked_publications(
-    declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
+    app: str, declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Publication[Any]]:
     """Return the publications by name; mistakes in their definitions are appended to `faults`."""
     publications: dict[str, Publication[Any]] = {}
@@ -279,7 +279,7 @@ def checked_publications(
             faults.append(f"{shown_name(publication)} is not a publication: decorate it with `@publication(…)`")
             continue
         faults += _name_faults("publication", publication.name, publications)
-        publication_faults = publication.faults(catalog.__contains__)
+        publication_faults = publication.faults(app, catalog.__contains__)
         publication_faults = publication_faults or Catalog(publication.public).faults()
         faults += [f"publication {publication.name!r}: {fault}" for fault in publication_faults]
         publications[publication.name] = publication
@@ -306,6 +306,11 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
                 "another `name`"
             )
         served_names.add((command.aggregate, command.name))
+        faults += [
+            f"{where}: its error {error!r} is not a class of exceptions"
+            for error in command.errors
+            if not (isinstance(error, type) and issubclass(error, Exception))  # pyright: ignore[reportUnnecessaryIsInstance]
+        ]
         try:
             arguments_of(command.decide)
             checked_names(command.decide, command.ignoring)

@@ -483,7 +483,7 @@ class PublicationHandler(EventHandler):
                 if messages:
                     failpoints.reach("publication.before")
                     await self._stream.publish(messages, event.position)
-                    failpoints.reach("publication.told")
+                    failpoints.reach("publication.stored")
 
         return (publication.name, ""), publish
 

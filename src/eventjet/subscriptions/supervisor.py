@@ -42,7 +42,7 @@ from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.projection_session import ProjectionSubscription
 from eventjet.subscriptions.retry import end
 from eventjet.subscriptions.status import StatusReader
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +69,8 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     all_names = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
     for name in names:
         if name not in all_names and not any(declaration.name == name for declaration in declared):
-            raise UsageError(
-                f"The app {app.name!r} has no {name!r} to work on. {meant(name, all_names)}It has {listed(all_names)}."
-            )
+            near = suggestion(name, all_names)
+            raise UsageError(f"The app {app.name!r} has no {name!r} to work on. {near}It has {listed(all_names)}.")
     chosen = set(names) or set(all_names)
     projection_names = [name for name in app.projections if name in chosen]
     followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & chosen]
