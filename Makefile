@@ -81,9 +81,11 @@ $(clients)/.installed: tests/clients/package.json | setup
 shake: compiled
 	$(bin)/python -m tests.stalls --busy 2 $(if $(SEED),--seed $(SEED)) -- $(quick)
 
-# Once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again.
+# Once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again. pytest compiles its modules in
+# its own way, for the messages of failed assertions; a module that cannot be collected is reported by the tests.
 compiled: setup
 	$(bin)/python -m compileall -q src tests examples
+	PYTHONDONTWRITEBYTECODE= $(bin)/python -m pytest --collect-only -qq >/dev/null || true
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)

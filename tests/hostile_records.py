@@ -22,7 +22,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.jetstream.api import direct_record
 from eventjet.operations.events import event_view, stored_json
-from eventjet.projections.fold import Offered, Offering, parked_for
+from eventjet.projections.fold import Offered, Offering, quarantined_for
 
 _NUMBERS = st.one_of(
     st.integers(-5, 2**70).map(str),
@@ -117,8 +117,11 @@ def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) ->
     offer = outcome(Offering(catalog, only), record)
     assert isinstance(offer, Offered | UnknownEvent | None)
     if isinstance(offer, Offered) and offer.error is not None:
-        parked = parked_for(offer, offer.error, private=False)
-        assert "\0" not in f"{parked.aggregate}{parked.aggregate_id}{parked.event_id}{parked.event_type}"
+        quarantined = quarantined_for(offer, offer.error, private=False)
+        assert (
+            "\0"
+            not in f"{quarantined.aggregate}{quarantined.aggregate_id}{quarantined.event_id}{quarantined.event_type}"
+        )
     assert lasting((*record[:3], lasting(record)[2], record[4])) == lasting(record)
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
         event = event_view(cast("Any", _OfCatalog(catalog)), record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields, replace
@@ -16,14 +15,14 @@ from sqlalchemy import Table
 from eventjet.blocking import BlockingJet
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
-from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults
+from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults, is_count
 from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.decision import Served
-from eventjet.domain.personal import decisions_are_private, is_private
+from eventjet.domain.personal import decisions_are_private, is_private, takes_personal
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.reactor import Inbox, Publication, Reactor
 from eventjet.domain.state import state_faults
-from eventjet.domain.subscription import folded_events, shown_name
+from eventjet.domain.subscription import folded_events, is_plain, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
@@ -161,10 +160,12 @@ class App:
         inboxes = [reactor for reactor in reactors if isinstance(reactor, Inbox)]
         log_reactors = [reactor for reactor in reactors if not isinstance(reactor, Inbox)]
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(log_reactors, self.catalog, faults)
-        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
+        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(name, inboxes, faults)
         if not faults:
             faults += deps_faults(deps, [*self.reactors.values(), *self.inboxes.values()])
-        self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
+        self.publications: Mapping[str, Publication[Any]] = checked_publications(
+            name, publications, self.catalog, faults
+        )
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         subscription_names = {
             "process": [info.name for info in self.processes.values()],
@@ -177,6 +178,7 @@ class App:
             raise DefinitionError(faults)
         types = [*self.aggregates, *(inbox.type for inbox in self.inboxes.values())]
         self.catalog.is_private |= any(map(is_private, types)) or any(map(decisions_are_private, self.aggregates))
+        self.catalog.is_private |= any(takes_personal(command.decide) for command in self.served)
 
     def connect(
         self,
@@ -320,15 +322,17 @@ def _aggregates(classes: Sequence[Any], faults: list[str]) -> dict[Any, Aggregat
         if info.name == CLAIMS:
             faults.append(f"the aggregate's name {CLAIMS!r} is eventjet's own; give it another")
         if names.setdefault(info.name, cls) is not cls:
-            faults.append(f"two aggregates are called {info.name!r}")
+            faults.append(f"two aggregates are called {info.name!r}; give one another name")
+        if not is_count(info.revision):
+            faults.append(f"the revision of {info.name!r} is {info.revision!r}; give a whole number, 1 or more")
         faults += [
-            f"{cls.__qualname__}.{field.name} has no default, so there is no initial state"
+            f"{cls.__qualname__}.{field.name} has no default, so there is no initial state; give it one"
             for field in fields(cls)
             if field.default is MISSING and field.default_factory is MISSING
         ]
         if not callable(getattr(cls, "evolve", None)):
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
-        elif inspect.iscoroutinefunction(cls.evolve) or inspect.isgeneratorfunction(cls.evolve):
+        elif not is_plain(cls.evolve):
             faults.append(f"{shown_name(cls.evolve)} is async or a generator; write a plain `def`")
         faults += [*field_faults(cls), *state_faults(cls)]
         faults += unique_faults(info.name, info.unique, is_name)
@@ -369,7 +373,7 @@ def _catalog(
     catalog = Catalog(owned, [step for step in upcasters if isinstance(step, Upcaster)], *retired)  # pyright: ignore[reportUnnecessaryIsInstance]
     faults.extend(catalog.faults())
     faults += [
-        f"the aggregate {name!r} is both declared and retired"
+        f"the aggregate {name!r} is both declared and retired; take it out of one list"
         for name in dict.fromkeys(retired[1])
         if name in owned.values()
     ]
@@ -380,8 +384,11 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
     for cls, info in aggregates.items():
         if info.snapshot_every is None:
             continue
-        if info.snapshot_every < 1:
-            faults.append(f"snapshot_every of {info.name!r} is {info.snapshot_every}; give 1 or more, or leave it out")
+        if not is_count(info.snapshot_every):
+            faults.append(
+                f"snapshot_every of {info.name!r} is {info.snapshot_every!r}; give a whole number, 1 or more, or leave "
+                "it out"
+            )
         try:
             faults.extend(SnapshotCodec[Any](cls).faults())
         except DefinitionError as error:
@@ -399,7 +406,7 @@ def _projections(
             continue
         name = projection.name
         if name in names:
-            faults.append(f"two projections are called {name!r}")
+            faults.append(f"two projections are called {name!r}; give one another name")
         names.add(name)
         try:
             is_sql = isinstance(projection, SqlProjection)

@@ -24,7 +24,7 @@ _STEPS = {
     "timer": "before_set set before_clear",
     "due": "before stored",
     "reaction": "before stored",
-    "publication": "before told",
+    "publication": "before stored",
     "takeover": "moved committed",
     "rebuild": "planned claimed announced shadow_made engine_started batch_read part_begun rows_copied part_loaded "
     "loaded keys_made indexed caught_up before_swap inside_swap after_swap dropped",

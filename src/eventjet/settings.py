@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict, cast
 
 from eventjet.errors import UsageError
-from eventjet.text import meant
+from eventjet.text import suggestion
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
@@ -203,7 +203,7 @@ def _overridden(settings: Settings, overrides: Mapping[str, object]) -> Settings
     for name, value in overrides.items():
         if name not in kinds:
             raise UsageError(
-                f"There is no setting {name!r}. {meant(name, kinds)}Known settings: {', '.join(sorted(kinds))}."
+                f"There is no setting {name!r}. {suggestion(name, kinds)}Known settings: {', '.join(sorted(kinds))}."
             )
         if value is not None:
             values[name] = _parse(name, kinds[name], value) if isinstance(value, str) else value

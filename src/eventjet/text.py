@@ -98,7 +98,7 @@ def listed(names: Iterable[str], limit: int = NAMED_MAX) -> str:
     return (", ".join(distinct[:limit]) or "none") + (f" and {remaining:,} more" if remaining > 0 else "")
 
 
-def meant(name: str, names: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str]) -> str:
     """Return `Did you mean 'balances'? `, with a blank at its end; empty if no known name is similar."""
     matches = get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
     return f"Did you mean {matches[0]!r}? " if matches else ""

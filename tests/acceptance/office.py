@@ -167,7 +167,7 @@ class Office:
             time.sleep(0.1)
         return result
 
-    def parked(self, name: str, count: int) -> list[Any]:
+    def quarantined(self, name: str, count: int) -> list[Any]:
         """Return the quarantined events, once there are so many."""
 
         def look() -> list[Any]:

@@ -27,7 +27,7 @@ def test_upgrade_prints_its_changes_and_needs_no_app(bank: Program) -> None:
     assert upgrade.status == 0
     assert "created  table eventjet_projection" in upgrade.out
     again = json.loads(bank("db", "upgrade", "--json").out)
-    assert (again["before"], again["after"], again["tables"], again["columns"]) == ("0002", "0002", [], [])
+    assert (again["before"], again["after"], again["tables"], again["columns"]) == ("0003", "0003", [], [])
     with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
         connection.execute("update eventjet_alembic_version set version_num = '0999'")
     newer = bank("db", "upgrade")

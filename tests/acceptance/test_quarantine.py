@@ -93,7 +93,7 @@ def test_quarantined_events_are_listed_shown_retried_and_dropped(bank: Program, 
     assert all(len(line) <= 80 for line in listed.out.splitlines())
     assert "ValueError: no 666" in " ".join(listed.out.split())
     (first, second) = json.loads(bank("quarantine", "list", "--json").out)
-    assert (first["position"], first["blocked"], first["resolution"]) == (3, 2, "parked")
+    assert (first["position"], first["blocked"], first["resolution"]) == (3, 2, "quarantined")
     assert (second["aggregate"], second["aggregate_id"], second["blocked"]) == ("account", "a-2", 1)
     text = bank("quarantine", "show", "balances", "3").out
     assert '{"amount": "666"}' in text
@@ -101,7 +101,7 @@ def test_quarantined_events_are_listed_shown_retried_and_dropped(bank: Program, 
     entry = json.loads(bank("quarantine", "show", "balances", "4", "--json").out)
     assert (entry["resolution"], entry["blocked_by"], entry["payload"]) == ("blocked", 3, None)
     status = json.loads(bank("status", "--json").out)
-    assert [projection["parked"] for projection in status if projection["name"] == "balances"] == [2]
+    assert [projection["quarantined"] for projection in status if projection["name"] == "balances"] == [2]
     assert "2 events quarantined" in bank("status").out
 
     with books.working(last):
@@ -143,7 +143,7 @@ def test_a_drop_asks_first(bank: Program, books: Books) -> None:
     with books.working(last):
         pass
     command = [sys.executable, "-P", "-m", "eventjet.cli", "quarantine", "drop", "balances", "2", "--timeout", "0"]
-    for answer, status, resolution in (("n\n", 1, "parked"), ("y\n", 0, "dropped")):
+    for answer, status, resolution in (("n\n", 1, "quarantined"), ("y\n", 0, "dropped")):
         done = subprocess.run(
             command, cwd=bank.folder, env=dict(bank.environ), input=answer, capture_output=True, text=True, timeout=60
         )

@@ -22,7 +22,7 @@ def test_garbage_is_skipped_and_its_aggregate_goes_on(bank: Program) -> None:
         assert refused.status == 2
         assert reason in " ".join(refused.err.split())
     report = json.loads(bank("skip", str(last), "--reason", "a stray answer", "--yes", "--json").out)
-    assert report == {"position": last, "void": True, "recorded": True}
+    assert report == {"position": last, "skipped": True, "recorded": True}
     assert "was skipped already" in bank("skip", str(last), "--reason", "again", "--yes").out
     assert "skipped: a stray answer" in " ".join(bank("history", "account", "a-1").out.split())
     assert "unreadable" not in bank("tail").out
@@ -32,8 +32,8 @@ def test_garbage_is_skipped_and_its_aggregate_goes_on(bank: Program) -> None:
     assert "Events are skipped: 1 finding" in sound.out
     again = "account.a-1", block("account.deposited", version=1), b'{"amount":"1"}'
     forged = append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [again])
-    voided = bank("skip", str(forged), "--reason", "a version that was there before", "--yes")
-    assert voided.status == 0, voided.err
+    skipped = bank("skip", str(forged), "--reason", "a version that was there before", "--yes")
+    assert skipped.status == 0, skipped.err
     Bank(bank).deposit("a-1", 3)
     refused = bank("skip", str(last + 1), "--reason", "no", "--yes")
     assert "stays" in " ".join(refused.err.split())
@@ -52,7 +52,9 @@ def test_an_event_of_a_renamed_aggregate_is_not_skipped(bank: Program) -> None:
     assert "give it its name back, whatever its class is called: @aggregate('account')" in refused.message()
     assert bank("skip", str(stray), "--reason", "a stray answer", "--yes").status == 0
     file.write_text(file.read_text().replace('@aggregate("konto")', '@aggregate("account")'))
-    assert [event.get("void") for event in json.loads(bank("history", "account", "a-1", "--json").out)].count(None) == 2
+    assert [event.get("skipped") for event in json.loads(bank("history", "account", "a-1", "--json").out)].count(
+        None
+    ) == 2
 
 
 def test_an_event_that_only_this_release_refuses_is_skipped_with_a_warning(bank: Program) -> None:

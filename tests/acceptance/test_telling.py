@@ -63,7 +63,7 @@ def test_a_retry_that_times_out_says_so_and_stays_listed(office: Office) -> None
     office("init")
     with office.working():
         office.execute("Box", "b", "fill", 1)
-        office.parked("letters", 1)
+        office.quarantined("letters", 1)
     waiting = office("quarantine", "retry", "letters", "1", "--timeout", "0.3")
     assert waiting.status == 1
     assert "1: to be tried again" in waiting.out
@@ -99,8 +99,8 @@ def test_a_quarantined_event_is_shown_as_it_is_stored(office: Office) -> None:
     with office.working():
         position = office.execute("Box", "b", "fill", 7)
         send(f"{stream}.a", cloud)
-        office.parked("letters", 1)
-        (rung,) = office.parked("post", 1)
+        office.quarantined("letters", 1)
+        (rung,) = office.quarantined("post", 1)
     assert (rung["event_type"], rung["position"]) == ("message", 1)
     entry = office.json("quarantine", "show", "letters", str(position))
     assert (entry["payload"], entry["event_type"], entry["missing"]) == ({"n": 7}, "box.filled", None)
@@ -154,12 +154,12 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
         office.execute("Trip", name, "begin", name)
     office.breaks()
     process = office.json("process", "show", "trip", "a")
-    assert {key: process[key] for key in ("process", "id", "version", "step", "parked")} == {
+    assert {key: process[key] for key in ("process", "id", "version", "step", "quarantined")} == {
         "process": "trip",
         "id": "a",
         "version": 1,
         "step": None,
-        "parked": None,
+        "quarantined": None,
     }
     assert process["state"] == {"name": "a", "at": "2030-01-01T00:00:00Z", "weight": "2.50"}
     assert process["deadlines"] == [
@@ -176,7 +176,7 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
     assert (nobody.status, nobody.out, nobody.err) == (1, "", "There are no events of trip nobody.\n")
 
 
-def test_a_process_that_is_parked_or_paused_says_so(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_quarantined_or_paused_says_so(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "Retry", handlers.Retry)  # restored at the end, whatever the app's module sets
     office.declare("processes=[Trip]")
     office("init")
@@ -187,11 +187,11 @@ def test_a_process_that_is_parked_or_paused_says_so(office: Office, monkeypatch:
     source.write_text(text.replace("\napp = App(", f"\n{fewer}"), encoding="utf-8")
     with office.working():
         position = office.execute("Trip", "step", "begin", "step")
-        office.parked("trip", 1)
+        office.quarantined("trip", 1)
         office("pause", "trip")
     process = office.json("process", "show", "trip", "step")
     assert process["step"] == 'box b: take("2.50")'
-    assert process["parked"] == {"position": position, "reason": "LookupError: no box"}
+    assert process["quarantined"] == {"position": position, "reason": "LookupError: no box"}
     lines = flat(office("process", "show", "trip", "step").out)
     see = f"see `eventjet quarantine show trip {position}`"
     assert f"waits behind the quarantined event at position {position}: LookupError: no box; {see}" in lines
@@ -259,7 +259,7 @@ def test_an_undeclared_cursor_is_reported_and_dropped(office: Office) -> None:
     assert (declared.status, "The app declares 'letters'" in declared.message()) == (2, True)
     with office.working():
         office.execute("Box", "b", "fill", 1)
-        office.parked("letters", 1)
+        office.quarantined("letters", 1)
         office.declare("processes=[Trip]")
         refused = office("cursor", "drop", "letters", "--yes")
         assert (refused.status, "is at 'letters', and was seen" in refused.message()) == (2, True)
@@ -270,7 +270,7 @@ def test_an_undeclared_cursor_is_reported_and_dropped(office: Office) -> None:
     office.eventually(lambda: [row for row in office.json("status") if row["lost_owner"] and row["name"] == "letters"])
     unanswered = office("cursor", "drop", "letters")
     assert (unanswered.status, "Nothing was removed" in unanswered.message()) == (2, True)
-    assert office.json("cursor", "drop", "letters", "--yes") == {"name": "letters", "position": 1, "parked": 1}
+    assert office.json("cursor", "drop", "letters", "--yes") == {"name": "letters", "position": 1, "quarantined": 1}
     assert office.json("init")["undeclared"] == []
     assert office("cursor", "drop", "letters", "--yes").status == 2
     office.declare("reactors=[letters], processes=[Trip]")

@@ -82,11 +82,11 @@ def odd_batches(codec: RowCodec) -> list[list[Changes]]:
     fit = [[codec.normalise(row) for row in rows] for rows in (full, bare)]
     changed = [codec.normalise(replace(row, amount=Decimal(n), kind=None, tags=None)) for n, row in enumerate(full)]
     keys = [codec.key(row) for rows in fit for row in rows]
-    park = [Quarantined(n, "account", odd, f"e-{n}", "account.opened", QUARANTINED, odd, odd, b'\0"') for n in (1, 2)]
+    events = [Quarantined(n, "account", odd, f"e-{n}", "account.opened", QUARANTINED, odd, odd, b'\0"') for n in (1, 2)]
     first = [Changes(inserts=fit[0][:1], upserts=fit[1][:2]), Changes(inserts=fit[0][1:]), Changes(upserts=fit[1][2:])]
     second = [Changes(upserts=changed[:1]), Changes(upserts=changed[1:], deletions=keys[5:]), Changes()]
     third = [Changes(deletions=keys[:1]), Changes(deletions=keys[1:2]), Changes(deletions=keys[2:5])]
-    return [[replace(first[0], quarantine=QuarantineChanges(park)), *first[1:]], second, third]
+    return [[replace(first[0], quarantine=QuarantineChanges(events)), *first[1:]], second, third]
 
 
 def whole(shares: list[Changes]) -> Changes:
@@ -180,8 +180,8 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         with engine.begin() as connection:
             lease = self.lease(connection, table)
-            parked = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
-            changes = Changes(inserts=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
+            quarantined = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
+            changes = Changes(inserts=[Row("a", 0)], quarantine=QuarantineChanges([quarantined]))
             for epoch, after in ((lease.epoch + 1, 0), (lease.epoch - 1, 0), (lease.epoch, 1)):
                 mark = (lease.name, lease.revision, epoch, after)
                 assert not statements.write(connection, (2, "e-2", 60.0, *mark), changes)

@@ -68,7 +68,7 @@ class Mixture:
     events: int
     bad: int
     entities: int
-    parked: dict[int, str] = field(default_factory=dict[int, str])
+    quarantined: dict[int, str] = field(default_factory=dict[int, str])
     """Position → kind of each bad event."""
     behind: set[int] = field(default_factory=set[int])
     rows: dict[str, Total] = field(default_factory=dict[str, Total])
@@ -95,7 +95,7 @@ class Mixture:
                 kind = KINDS[kinds % len(KINDS)]
                 kinds += 1
                 blocked.add(entity)
-                self.parked[position] = kind
+                self.quarantined[position] = kind
                 yield entity, *_bad(kind, f"{self.seed}-{position}")
                 continue
             before = self.rows.get(entity)

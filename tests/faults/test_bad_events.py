@@ -62,15 +62,16 @@ def test_bad_events_are_quarantined_once_and_all_others_applied(
     worker.ended_well()
     rows, entries = state_of(database)
     resolutions = {row.position: row.resolution for row in entries}
-    kinds = Counter(mixture.parked.values())
+    kinds = Counter(mixture.quarantined.values())
     sys.stdout.write(
         f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
-        f"{sum(way == 'parked' for way in resolutions.values()):,} parked, {len(entries) - len(resolutions)} twice, "
+        f"{sum(way == 'quarantined' for way in resolutions.values()):,} quarantined, "
+        f"{len(entries) - len(resolutions)} twice, "
         f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
         f"killed on the way; memory at most {max(peaks):.0f} MB\n"
     )
     assert len(entries) == len(resolutions)
-    assert resolutions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "blocked")
-    assert all(row.reason for row in entries if row.resolution == "parked")
+    assert resolutions == dict.fromkeys(mixture.quarantined, "quarantined") | dict.fromkeys(mixture.behind, "blocked")
+    assert all(row.reason for row in entries if row.resolution == "quarantined")
     assert rows == mixture.rows
     assert max(peaks) < MEMORY_MAX_MB

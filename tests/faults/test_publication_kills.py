@@ -30,7 +30,7 @@ PATIENT_S = 900.0
 POINTS = [
     f"{name}:{action}:{count}"
     for name, action, count in itertools.product(
-        ("publication.before", "publication.told", "cursor.before_write"), ("kill", "stop"), (1, 7)
+        ("publication.before", "publication.stored", "cursor.before_write"), ("kill", "stop"), (1, 7)
     )
 ]
 

@@ -37,9 +37,9 @@ def wary(row: Balance | None, event: Recorded[Any]) -> Balance | None:
     return balances.fold(row, event)
 
 
-PARKING = resolve(replace(balances, on_error="quarantine"), CATALOG)
-PARKING = replace(PARKING, declared=replace(PARKING.declared, fold=wary))  # type: ignore[arg-type]
-MENDED = replace(PARKING, declared=replace(PARKING.declared, fold=balances.fold))  # type: ignore[arg-type]
+QUARANTINING = resolve(replace(balances, on_error="quarantine"), CATALOG)
+QUARANTINING = replace(QUARANTINING, declared=replace(QUARANTINING.declared, fold=wary))  # type: ignore[arg-type]
+MENDED = replace(QUARANTINING, declared=replace(QUARANTINING.declared, fold=balances.fold))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def expected(
     dropped: Iterable[int] = (),
 ) -> tuple[list[Balance], dict[int, str]]:
     """Return the expected rows, and the resolutions by position, by a plain loop over the log."""
-    decode = Decoder(CATALOG, PARKING.events)
-    codec = RowCodec(PARKING.table, PARKING.row_type, POSTGRES)
+    decode = Decoder(CATALOG, QUARANTINING.events)
+    codec = RowCodec(QUARANTINING.table, QUARANTINING.row_type, POSTGRES)
     rows: dict[str, Any] = {}
     blocked_subjects: set[bytes] = set()
     resolutions: dict[int, str] = {}
@@ -119,7 +119,7 @@ def expected(
                 row = fold(rows.get(event.aggregate_id), event)
                 rows[event.aggregate_id] = None if row is None else codec.normalise(row)
             except (Poisoned, RowRefused, CodecError):
-                resolutions[position] = "blocked" if subject in blocked_subjects else "parked"
+                resolutions[position] = "blocked" if subject in blocked_subjects else "quarantined"
                 blocked_subjects.add(subject)
     return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id), resolutions
 
@@ -135,7 +135,7 @@ def quarantine_rows(connection: Connection, name: str = "balances", revision: in
 def state_of(ledger: Ledger) -> tuple[list[Any], list[QuarantineRow]]:
     """Return the rows of the read model and of the quarantine."""
     with reading(ledger.settings.database) as connection:
-        return rows_of(connection, PARKING), quarantine_rows(connection)
+        return rows_of(connection, QUARANTINING), quarantine_rows(connection)
 
 
 def resolutions(rows: Iterable[QuarantineRow]) -> dict[int, str]:

@@ -159,7 +159,7 @@ def test_each_upgrade_leaves_the_other_tables_alone(application: Application) ->
         application.read(lambda connection, table=table: connection.execute(text(f"drop table {table}")))
     output = application.eventjet("db", "upgrade")
     assert "created  table eventjet_alembic_version" in output
-    assert "at revision 0002 (before: none)" in output
+    assert "at revision 0003 (before: none)" in output
     assert "(was there already)" in application.eventjet("db", "upgrade")
     assert application.read(lambda connection: connection.scalar(text("select name from customers"))) == "ada"
     assert application.read(lambda connection: connection.scalar(text("select version_num from alembic_version")))

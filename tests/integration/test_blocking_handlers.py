@@ -65,7 +65,7 @@ def calls(tmp_path: Path) -> Path:
 
 async def quarantined_entry(cursors: Cursors) -> QuarantinedEntry:
     """Wait for the entry in quarantine, and return it."""
-    (entry,) = await eventually(lambda: cursors.parked("strike"))
+    (entry,) = await eventually(lambda: cursors.quarantined("strike"))
     return entry
 
 
@@ -94,7 +94,7 @@ async def test_a_try_that_blocks_beyond_its_timeout_counts_for_each_owner_of_the
             await until(lambda: NAMED.search(first.logged() + second.logged()) is not None)
         assert (await cursors.read("strike")).cursor.tries == ()
     assert entry.tries == TRIES
-    assert "strike, the handler of 'strike', blocked the event loop" in entry.parked.reason
+    assert "strike, the handler of 'strike', blocked the event loop" in entry.event.reason
     # On a machine that starves both workers a try may be repeated after a takeover.
     assert TRIES <= len(calls.read_text().split()) <= 2 * TRIES
 
@@ -112,7 +112,7 @@ async def test_a_handler_that_blocks_and_returns_in_time_is_called_once(
             await jet.repository(Bell).execute("c", Bell.ring, 0)
             await eventually(lambda: is_idle(cursors, jet))
             await until(lambda: NAMED.search(first.logged() + second.logged()) is not None)
-        assert await cursors.parked("strike") == []
+        assert await cursors.quarantined("strike") == []
     assert sorted(calls.read_text().split()) == ["b", "c"]
 
 
@@ -134,7 +134,7 @@ async def test_a_try_counts_though_its_worker_is_killed_while_it_blocks(
                 await eventually(is_counted)
         with workers(settings, name, calls, 60.0):
             entry = await quarantined_entry(cursors)
-    assert (entry.tries, "in each of its tries" in entry.parked.reason) == (TRIES, True)
+    assert (entry.tries, "in each of its tries" in entry.event.reason) == (TRIES, True)
     assert calls.read_text().split() == ["b"] * TRIES
 
 

@@ -146,12 +146,12 @@ async def test_an_inbox_over_two_apps_knows_the_origin_of_each_event(settings: S
         async with working(app, settings):
             await until(lambda: len(ear.by_position()) == 4)
 
-            async def is_parked() -> str:
+            async def is_quarantined() -> str:
                 assert jet.client is not None
-                parked = await cursor_control.listed(Cursors(jet.client, jet.name), "news")
-                return parked[0].reason if parked else ""
+                quarantined = await cursor_control.listed(Cursors(jet.client, jet.name), "news")
+                return quarantined[0].reason if quarantined else ""
 
-            assert "its type 'port.sunk' is none of port.landed, town.rang" in await eventually(is_parked)
+            assert "its type 'port.sunk' is none of port.landed, town.rang" in await eventually(is_quarantined)
         assert await heard(jet) == 13
         origins = {(message.id, message.position): message.origin for message in ear.received}
         identities = {origin.stream: origin.made for origin in origins.values() if origin is not None}

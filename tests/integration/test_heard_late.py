@@ -113,8 +113,8 @@ async def wait_for_quarantine(jet: Jet, condition: Callable[[dict[int, str]], bo
     """Wait until the condition holds for the resolutions of the open entries, by position."""
 
     async def holds() -> bool:
-        entries = await cursors_of(jet).parked("purse")
-        return condition({entry.position: entry.parked.resolution for entry in entries})
+        entries = await cursors_of(jet).quarantined("purse")
+        return condition({entry.position: entry.event.resolution for entry in entries})
 
     await eventually(holds)
 
@@ -141,7 +141,7 @@ async def test_a_retried_event_is_handled_though_later_events_were_handled(
         await pay(jet, "b", 4)
         await wait_for_heard(jet, 1, 2, 3, 4)
         # A second retry, as after a crash before the cursor was written, does not handle the event again.
-        (entry,) = await cursors_of(jet).parked("purse", resolved=True)
+        (entry,) = await cursors_of(jet).quarantined("purse", resolved=True)
 
         async def retry_again() -> bool:
             stored = await cursors_of(jet).read("purse")

@@ -168,12 +168,12 @@ async def test_messages_that_cannot_be_decoded_are_quarantined_and_the_others_ar
             entries = await cursor_control.listed(cursors, "payments")
             return entries if len(entries) == 2 else []
 
-        parked = await eventually(both)
-        assert all("it cannot be decoded" in entry.reason for entry in parked)
-        await cursor_control.drop(cursors, "payments", [entry.position for entry in parked])
+        quarantined = await eventually(both)
+        assert all("it cannot be decoded" in entry.reason for entry in quarantined)
+        await cursor_control.drop(cursors, "payments", [entry.position for entry in quarantined])
 
         async def none() -> bool:
-            return not await cursors.parked("payments")
+            return not await cursors.quarantined("payments")
 
         await eventually(none)
         await send(jet, app, "o1", {"order": "o1", "cents": 1})
@@ -190,13 +190,13 @@ async def test_cloud_events_without_an_id_are_quarantined_and_not_treated_as_dup
         await send(jet, app, order, cloud(cast("str", name), order, 5))
     async with working(app, settings):
 
-        async def all_parked() -> list[Any]:
+        async def all_quarantined() -> list[Any]:
             entries = await cursor_control.listed(cursors, "payments")
             return entries if len(entries) == 4 else []
 
-        parked = await eventually(all_parked)
+        quarantined = await eventually(all_quarantined)
         await until(lambda: list(desk.by_position()) == [5])
-    assert ["each CloudEvent needs text of its own" in entry.reason for entry in parked] == [True] * 4
+    assert ["each CloudEvent needs text of its own" in entry.reason for entry in quarantined] == [True] * 4
     assert desk.by_position()[5].id == "7"
 
 
@@ -220,10 +220,10 @@ async def test_a_cloud_event_of_another_type_is_quarantined_though_its_fields_fi
             await is_paid(jet, 8)
             cursors = Cursors(jet.client, jet.name)
 
-            async def parked() -> list[Any]:
+            async def quarantined() -> list[Any]:
                 return [entry.reason for entry in await cursor_control.listed(cursors, "payments")]
 
-            (reason,) = await eventually(parked)
+            (reason,) = await eventually(quarantined)
     assert "its type 'order.refunded' is none of order.paid" in reason
 
 
@@ -282,14 +282,14 @@ async def test_quarantined_messages_of_a_deleted_stream_are_dropped(
         await send(jet, app, "o2", {"order": "o2"})
 
         async def both() -> bool:
-            return len(await cursors.parked("payments")) == 2
+            return len(await cursors.quarantined("payments")) == 2
 
         await eventually(both)
-        first, second = await cursors.parked("payments")
-        assert first.parked.reason == (
+        first, second = await cursors.quarantined("payments")
+        assert first.event.reason == (
             "it cannot be decoded: DecodeError: JSON is malformed: invalid character (byte 4)"
         )
-        assert second.parked.reason == "it cannot be decoded: ValidationError: cents: Field required"
+        assert second.event.reason == "it cannot be decoded: ValidationError: cents: Field required"
     await jet.client.api(f"STREAM.DELETE.{stream}")
     await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
     for order in ("o1", "o2", "o3"):
@@ -303,7 +303,7 @@ async def test_quarantined_messages_of_a_deleted_stream_are_dropped(
     async with working(app, settings):
         await until(lambda: sorted(desk.by_position()) == [1, 2, 3])
     assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [4, 4, 4]
-    assert await cursors.parked("payments") == []
+    assert await cursors.quarantined("payments") == []
 
 
 async def test_a_worker_follows_a_recreated_stream_once_its_cursor_is_moved(
@@ -346,13 +346,21 @@ def test_all_faults_of_inboxes_are_reported_together() -> None:
     @inbox("strange", stream="s", subject="s.>")
     async def strange(message: Incoming[Desk], to: Reaction) -> None: ...
 
+    own: Any = inbox("own", stream="orders", subject="orders..>")(strange.handle)
+    gathered: Any = inbox("gathered", stream="all.", subject="a.>.b", sources=["orders"])(strange.handle)
     with pytest.raises(DefinitionError) as caught:
-        App("orders", aggregates=[Order], reactors=[bad, strange, strange])
+        App("orders", aggregates=[Order], reactors=[bad, strange, strange, own, gathered])
     for part in (
         "the inbox's name 'Bad' is not",
         "is not an `async def`",
         "does not take (message, reaction)",
-        "name both without blanks",
+        "inbox 'Bad': its stream '' is not a stream's name",
+        "inbox 'Bad': its subject 'a b' is not one; write it as in payments.captured.*",
+        "inbox 'own': the stream 'orders' is the app's own log, whose events a reactor takes; name another stream",
+        "inbox 'own': its subject 'orders..>' is not one",
+        "inbox 'gathered': the stream 'orders' is the app's own log",
+        "inbox 'gathered': its stream 'all.' is not a stream's name",
+        "inbox 'gathered': its subject 'a.>.b' is not one",
         "give at least one try",
         "write what it takes, as in `message: Incoming[PaymentCaptured]`",
         "two inboxes are called 'strange'",

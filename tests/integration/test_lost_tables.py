@@ -115,7 +115,7 @@ async def test_a_reset_of_a_running_projection_ends_its_lease_and_its_quarantine
         epoch = checkpoint_of(book).epoch
         book.execute(
             "insert into eventjet_quarantine (projection, revision, position, aggregate, aggregate_id, resolution,"
-            " parked_at) values ('balances', 1, 3, 'ledger', 'a-1', 'dropped', 0)"
+            " quarantined_at) values ('balances', 1, 3, 'ledger', 'a-1', 'dropped', 0)"
         )
         reset(book.where, book.projections["balances"])
         await book.caught_up(last, book.projections["balances"])

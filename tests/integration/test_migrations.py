@@ -65,6 +65,22 @@ def test_the_first_revision_creates_its_original_tables() -> None:
     assert written == Path(__file__).with_name("revision_0001.sql").read_text()
 
 
+def test_parked_events_of_an_older_eventjet_are_quarantined(engine: Engine) -> None:
+    row = "'balances', 1, {}, 'account', 'ada', '{}', 7.5"
+    columns = "projection, revision, position, aggregate, aggregate_id, resolution"
+    with engine.begin() as connection:
+        migrations.upgrade(connection)
+        connection.execute(text("alter table eventjet_quarantine rename column quarantined_at to parked_at"))
+        for position, resolution in ((1, "parked"), (2, "blocked")):
+            values = row.format(position, resolution)
+            connection.execute(text(f"insert into eventjet_quarantine ({columns}, parked_at) values ({values})"))
+        connection.execute(text("update eventjet_alembic_version set version_num = '0002'"))
+        assert migrations.upgrade(connection).after == migrations.HEAD
+        upgraded = "select position, resolution, quarantined_at from eventjet_quarantine order by position"
+        assert connection.execute(text(upgraded)).all() == [(1, "quarantined", 7.5), (2, "blocked", 7.5)]
+    assert differences(engine) == []
+
+
 def test_an_undeclared_column_is_a_difference(engine: Engine) -> None:
     with engine.begin() as connection:
         migrations.upgrade(connection)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,10 @@ def await_leaderless(server: NatsServer, stream: str) -> None:
     raise AssertionError(f"{stream} still has a leader")
 
 
-async def test_a_mirror_without_a_leader_is_not_taken_for_a_log(clusters: Clusters) -> None:
+async def test_a_mirror_without_a_leader_is_not_taken_for_a_log(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion, "ELECTION_S", 0.5)
     end = await create_mirrored_log(clusters)
     for server in clusters.west[1:]:
         server.kill()
@@ -115,14 +119,46 @@ async def test_a_mirror_without_a_leader_is_not_taken_for_a_log(clusters: Cluste
     ):
         with pytest.raises(StoreError, match=r"the stream has no leader, and what a replica says may be old. .*west1"):
             await asyncio.to_thread(call)
+    monkeypatch.setattr(promotion, "ELECTION_S", PATIENT_S)
     await asyncio.to_thread(start_all, clusters.west)
     async with bank.connect(clusters.settings) as jet:  # nothing was sealed
         result = await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
     assert (await asyncio.to_thread(promotion.promote, bank, clusters.settings)).end == result.position == end + 1
 
 
-async def test_the_mirror_of_a_log_without_a_leader_can_be_promoted(clusters: Clusters) -> None:
+async def test_a_promotion_waits_for_the_election_of_leaders(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that just chooses its leader is alive: it is sealed, and not taken for gone."""
+    monkeypatch.setattr(promotion, "ELECTION_S", PATIENT_S)
+    end = await create_mirrored_log(clusters)
+    for server in (*clusters.west[1:], *clusters.east[1:]):
+        server.kill()
+    for servers in (clusters.west, clusters.east):
+        await asyncio.to_thread(await_leaderless, servers[0], APP)
+    leaderless, run = set[NatsConnection](), NatsConnection.run
+
+    def noting(connection: NatsConnection, *arguments: Any, **options: Any) -> Any:
+        try:
+            return run(connection, *arguments, **options)
+        except StoreUnavailable:
+            leaderless.add(connection)
+            raise
+
+    monkeypatch.setattr(NatsConnection, "run", noting)
+    promoting = asyncio.create_task(asyncio.to_thread(promotion.promote, bank, clusters.settings))
+    for count, servers in enumerate((clusters.west, clusters.east), start=1):
+        await asyncio.to_thread(until, lambda: promoting.done() or len(leaderless) == count)  # noqa: B023
+        await asyncio.to_thread(start_all, servers)
+    promoted = await promoting
+    assert (promoted.end, promoted.log_last, promoted.sealed) == (end, end, True)
+
+
+async def test_the_mirror_of_a_log_without_a_leader_can_be_promoted(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The remaining server may still send heartbeats to the mirror, so the user declares the log lost."""
+    monkeypatch.setattr(promotion, "ELECTION_S", 0.5)
     end = await create_mirrored_log(clusters)
     for server in clusters.east[1:]:
         server.kill()

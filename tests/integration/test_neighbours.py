@@ -395,10 +395,10 @@ async def test_a_reactor_waits_for_a_full_log_and_quarantines_nothing(town: Town
 
     async with working(town.app, town.settings):
         await eventually(says_why)
-        assert (await town.of("echo")).parked == 0
+        assert (await town.of("echo")).quarantined == 0
         await town.edit(town.app.name, max_msgs=-1)
         await eventually(lambda: town.is_done("echo"))
-        assert (await town.of("echo")).parked == 0
+        assert (await town.of("echo")).quarantined == 0
     assert [recorded.data for recorded in await town.jet.repository(Tower).history("all")] == [
         Counted(bell="b", n=1),
         Counted(bell="b", n=2),
@@ -458,11 +458,11 @@ async def test_a_reactor_that_cannot_quarantine_an_event_names_the_setting_of_it
             assert "is quarantined" not in caplog.text
             await jet.client.ask(update_stream({**state.config, "allow_atomic": True}))
 
-            async def has_parked() -> bool:
+            async def has_quarantined() -> bool:
                 work_status = (await status(app, settings))[0]
-                return work_status.parked == 1 and work_status.reason is None
+                return work_status.quarantined == 1 and work_status.reason is None
 
-            await eventually(has_parked)
+            await eventually(has_quarantined)
     assert caplog.text.count("is quarantined") == 1
 
 

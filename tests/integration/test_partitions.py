@@ -138,7 +138,7 @@ async def test_a_quarantined_event_belongs_to_its_partition(app: App, jet: Jet, 
         await ring(jet, 1, 2)
 
         async def quarantined_counts() -> list[int]:
-            counts = [len(await cursors_of(jet).parked(name)) for name in PARTS]
+            counts = [len(await cursors_of(jet).quarantined(name)) for name in PARTS]
             return counts if sum(counts) == 2 else []
 
         assert await eventually(quarantined_counts) == [2 * (part == number) for part in range(4)]
@@ -158,7 +158,7 @@ async def test_init_changes_the_number_of_partitions_at_one_common_position(
         await until(lambda: all(town.order(bell) == [1, 2, 3] for bell in BELLS[3:]))
 
         async def are_quarantined() -> bool:
-            return sum([len(await cursors_of(jet).parked(name)) for name in PARTS]) == 6
+            return sum([len(await cursors_of(jet).quarantined(name)) for name in PARTS]) == 6
 
         await eventually(are_quarantined)
     await wait_idle(app, jet, settings)
@@ -169,7 +169,7 @@ async def test_init_changes_the_number_of_partitions_at_one_common_position(
         assert (await new_jet.init()).cursors == ()
         cursors = cursors_of(new_jet)
         assert sorted(work_status.name for work_status in await status(new_app, settings)) == names
-        keys_by_cursor = {name: [entry.key for entry in await cursors.parked(name)] for name in names}
+        keys_by_cursor = {name: [entry.key for entry in await cursors.quarantined(name)] for name in names}
         assert sum(len(keys) for keys in keys_by_cursor.values()) == 6
         declared = declarations_of(new_app)
         assert all(declared[name].has(key) for name, keys in keys_by_cursor.items() for key in keys)

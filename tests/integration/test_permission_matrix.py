@@ -80,7 +80,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     "snapshots of one type": ({"snapshots", *WRITERS, "writer_account"}, ["$KV.bank_snapshots.account.a"]),
     "snapshots of another type": ({"snapshots", *WRITERS, "writer_transfer"}, ["$KV.bank_snapshots.transfer.a"]),
     "cursors": (ACTS, [f"$KV.bank_cursors.c.{name}" for name in FOLLOWERS]),
-    "parked events": (ACTS, [f"$KV.bank_cursors.q.{name}.7" for name in FOLLOWERS]),
+    "quarantined events": (ACTS, [f"$KV.bank_cursors.q.{name}.7" for name in FOLLOWERS]),
     "workers of a divided reactor": ({"actor"}, ["$KV.bank_cursors.w.echo.x"]),
     "cursors of what the app no longer has": ({"admin"}, ["$KV.bank_cursors.c.alien", "$KV.bank_cursors.q.alien.7"]),
     "other keys and buckets": (

@@ -253,7 +253,7 @@ async def test_an_error_of_new_code_is_retried_and_blocks_no_other_process(name:
             await eventually(lambda: stands_at(jet, 4))
             await jet.repository(parcel).execute("d", parcel.send)
             await eventually(lambda: stands_at(jet, 5))
-        assert await cursors.parked("parcel") == []  # the next try succeeded
+        assert await cursors.quarantined("parcel") == []  # the next try succeeded
 
 
 @pytest.mark.parametrize("stuck", [1, 20])

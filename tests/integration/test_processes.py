@@ -338,12 +338,12 @@ async def test_a_failing_step_is_quarantined_and_succeeds_in_a_later_retry(
         await jet.repository(Egg).execute("c", Egg.lay, "c", 66)
 
         async def all_three() -> bool:
-            return len(await cursors.parked("egg")) == 3
+            return len(await cursors.quarantined("egg")) == 3
 
         await eventually(all_three)
-        reasons = {entry.parked.aggregate_id: entry.parked.reason for entry in await cursors.parked("egg")}
+        reasons = {entry.event.aggregate_id: entry.event.reason for entry in await cursors.quarantined("egg")}
         assert "recorded nothing of its own, so it would be done for ever" in reasons["a"]
-        tries = {entry.parked.aggregate_id: entry.tries for entry in await cursors.parked("egg")}
+        tries = {entry.event.aggregate_id: entry.tries for entry in await cursors.quarantined("egg")}
         assert tries == {"a": 1, "b": 2, "c": 1}  # a permanent failure is not tried again
         assert reasons["c"] == "PermanentFailure: there is no pot"
         assert reasons["b"] == "PotBroken: hard"
@@ -351,7 +351,7 @@ async def test_a_failing_step_is_quarantined_and_succeeds_in_a_later_retry(
         (entry,) = [entry for entry in await cursor_control.listed(cursors, "egg") if entry.aggregate_id == "b"]
         await cursor_control.retry(cursors, "egg", [entry.position])
         assert await wait_ended(jet, "b") == ["boiled"]
-    quarantined = [(entry.parked.aggregate_id, entry.parked.resolution) for entry in await cursors.parked("egg")]
+    quarantined = [(entry.event.aggregate_id, entry.event.resolution) for entry in await cursors.quarantined("egg")]
     assert quarantined == [("a", QUARANTINED), ("c", QUARANTINED)]
     assert (await jet.repository(Pot).load("p")).used == 1
 

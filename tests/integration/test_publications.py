@@ -288,6 +288,17 @@ async def test_init_reports_an_unusable_public_stream_and_creates_the_rest(
         assert topology.cursors == (("lights", 0),)
 
 
+def test_a_publication_into_the_log_of_its_app_is_refused() -> None:
+    @publication("lights", stream="lamps", source="/lamps")
+    def lights(event: Recorded[Switched]) -> None:
+        return None
+
+    with pytest.raises(
+        DefinitionError, match="the stream 'lamps' is the app's own log, which public events are not for"
+    ):
+        App("lamps", aggregates=[Lamp], publications=[lights])
+
+
 def test_all_faults_of_publications_are_reported_together() -> None:
     @publication("Bad", stream="a.b", source="")
     async def bad(event: Recorded[Changed]) -> int:
@@ -300,7 +311,7 @@ def test_all_faults_of_publications_are_reported_together() -> None:
         "is async or a generator; return the public events",
         "its stream 'a.b' is not a stream's name",
         "its source is empty",
-        "takes Changed, which no aggregate folds",
+        "takes Changed, which no aggregate of the app folds; list its aggregate",
         "int is not an event",
         "lights is not a publication",
     ):

@@ -40,7 +40,7 @@ from tests.integration.projecting import (
     Opened,
     database_with,
 )
-from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, expected, mixed, resolutions, state_of
+from tests.integration.quarantined import BAD, MENDED, QUARANTINING, bad_records, expected, mixed, resolutions, state_of
 from tests.logs import block, stored
 from tests.tables import reading
 
@@ -54,8 +54,8 @@ def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: 
     url = f"sqlite:///{tmp_path}/read.db"
     if request.param == "postgresql":
         url = str(request.getfixturevalue("eventjet_database"))
-    database_with(url, PARKING, MOVEMENTS)
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url), projections={"balances": PARKING})
+    database_with(url, QUARANTINING, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url), projections={"balances": QUARANTINING})
     ledger.create()
     return ledger
 
@@ -101,11 +101,11 @@ async def wait_settled(ledger: Ledger) -> None:
 def assert_as_by_hand(ledger: Ledger, last: int, **options: Any) -> None:
     """Assert that rows and quarantine equal those of a fold of one event at a time."""
     rows, quarantine = state_of(ledger)
-    by_hand, parked = expected(ledger, last, **options)
+    by_hand, quarantined = expected(ledger, last, **options)
     assert rows == by_hand
     assert {
-        event.position: event.resolution for event in quarantine if event.resolution in ("parked", "blocked")
-    } == parked
+        event.position: event.resolution for event in quarantine if event.resolution in ("quarantined", "blocked")
+    } == quarantined
 
 
 async def test_bad_events_of_every_kind_are_quarantined_and_the_others_are_projected(ledger: Ledger) -> None:
@@ -116,7 +116,7 @@ async def test_bad_events_of_every_kind_are_quarantined_and_the_others_are_proje
         status = await ledger.status()
         assert status.reason is None
         assert status.state in ("active", "building")
-        assert status.parked == sum(event.resolution == "parked" for event in state_of(ledger)[1]) > 10
+        assert status.quarantined == sum(event.resolution == "quarantined" for event in state_of(ledger)[1]) > 10
         epoch = epoch_of(ledger)
         last = ledger.append_raw(mixed(300, seed=6))
         await ledger.caught_up(last)
@@ -139,7 +139,7 @@ async def test_the_quarantine_keeps_reason_traceback_and_payload(ledger: Ledger)
     assert reasons["column"].startswith("balances.owner cannot hold 'xxx")
     assert "ValueError" in reasons["version"]
     assert all(
-        event.reason and "\n" not in event.reason for event in quarantine.values() if event.resolution == "parked"
+        event.reason and "\n" not in event.reason for event in quarantine.values() if event.resolution == "quarantined"
     )
     details = in_transaction(ledger, lambda connection: verdict.shown(connection, "balances", 1, positions["poison"]))
     assert details is not None
@@ -181,7 +181,7 @@ def test_a_search_finds_letters_in_upper_or_lower_case_beyond_ascii(ledger: Ledg
     in_transaction(ledger, search)
 
 
-def parked(*positions: int) -> list[Quarantined]:
+def quarantined(*positions: int) -> list[Quarantined]:
     """Events that each block an aggregate of their own."""
     return [
         Quarantined(position, "ledger", f"b-{position}", "id", "ledger.added", QUARANTINED, "no", "", None)
@@ -191,8 +191,8 @@ def parked(*positions: int) -> list[Quarantined]:
 
 async def test_pages_leave_out_no_event_that_another_revision_quarantined(ledger: Ledger) -> None:
     def insert(connection: Connection) -> None:
-        verdict.insert_events(connection, "balances", 1, parked(10, 20, 30, 40))
-        verdict.insert_events(connection, "balances", 2, parked(5, 20, 35))
+        verdict.insert_events(connection, "balances", 1, quarantined(10, 20, 30, 40))
+        verdict.insert_events(connection, "balances", 2, quarantined(5, 20, 35))
 
     in_transaction(ledger, insert)
     quarantine = Quarantine(CommandConnections(ledger, ledger.settings), "balances")  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ async def test_pages_leave_out_no_event_that_another_revision_quarantined(ledger
 def test_the_outcomes_of_more_events_than_a_statement_has_parameters(ledger: Ledger) -> None:
     def decide(connection: Connection) -> None:
         ensure(connection, "balances", 1)
-        verdict.insert_events(connection, "balances", 1, parked(3, 5, 9))
+        verdict.insert_events(connection, "balances", 1, quarantined(3, 5, 9))
         assert verdict.retry(connection, "balances", 1, None) == [3, 5, 9]
         verdict.drop(connection, "balances", 1, [5])
         outcomes = verdict.outcomes(connection, "balances", 1, range(70_000))
@@ -241,8 +241,10 @@ async def test_batches_of_any_size_give_the_same_rows_and_the_same_quarantine(le
         for table in ("balances", "eventjet_quarantine", "eventjet_projection"):
             in_transaction(ledger, lambda connection, table=table: connection.execute(text(f"delete from {table}")))
     assert states[0] == states[1] == states[2]
-    parked = {event.aggregate_id: event.resolution for event in states[0][1] if event.aggregate_id.startswith("t-")}
-    assert parked == ({"t-1": "blocked", "t-2": "parked"} if rule == "of the database" else {})
+    quarantined = {
+        event.aggregate_id: event.resolution for event in states[0][1] if event.aggregate_id.startswith("t-")
+    }
+    assert quarantined == ({"t-1": "blocked", "t-2": "quarantined"} if rule == "of the database" else {})
 
 
 async def test_an_event_on_a_foreign_subject_is_quarantined_under_its_subject(ledger: Ledger) -> None:
@@ -263,7 +265,7 @@ async def test_an_event_on_a_foreign_subject_is_quarantined_under_its_subject(le
     rows, quarantine = state_of(ledger)
     assert [row.account_id for row in rows] == ["a-1"]
     assert rows[0].events == 1
-    assert [event.resolution for event in quarantine] == ["parked"] * 5 + ["blocked"] * 5
+    assert [event.resolution for event in quarantine] == ["quarantined"] * 5 + ["blocked"] * 5
     assert [event.aggregate_id for event in quarantine[:3]] == subjects[:3]
     assert {event.aggregate for event in quarantine} == {"?"}
 
@@ -278,7 +280,7 @@ async def test_an_event_of_a_newer_schema_waits_for_a_newer_deploy_and_is_not_qu
     async with ledger.working(options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
     status = await ledger.status()
-    assert (status.position, status.owner, status.parked) == (1, None, 0)
+    assert (status.position, status.owner, status.quarantined) == (1, None, 0)
     assert status.state in ("building", "active")
     assert "schema 2" in str(status.reason)
 
@@ -289,9 +291,9 @@ async def test_a_quarantined_event_is_tried_once(ledger: Ledger, tmp_path: Path)
     def count_tries(row: Any, event: Any) -> Any:
         if isinstance(event.data, Added) and event.data.amount == BAD:
             tries.append(event.position)
-        return PARKING.declared.fold(row, event)  # type: ignore[union-attr]
+        return QUARANTINING.declared.fold(row, event)  # type: ignore[union-attr]
 
-    counting = deployed_with(ledger, replace(PARKING, declared=replace(PARKING.declared, fold=count_tries)))  # type: ignore[arg-type]
+    counting = deployed_with(ledger, replace(QUARANTINING, declared=replace(QUARANTINING.declared, fold=count_tries)))  # type: ignore[arg-type]
     bad = [counting.append([(f"a-{number}", Added(amount=BAD))]) for number in range(20)]
     for seed in range(3):
         last = counting.append(history(30, seed=seed))
@@ -309,7 +311,7 @@ async def test_a_restarted_worker_still_blocks_quarantined_aggregates(ledger: Le
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
     assert_as_by_hand(ledger, last)
-    assert resolutions(state_of(ledger)[1]) == {2: "parked", 3: "blocked", 5: "blocked"}
+    assert resolutions(state_of(ledger)[1]) == {2: "quarantined", 3: "blocked", 5: "blocked"}
 
 
 async def test_a_corrected_handler_takes_the_quarantined_event_and_those_behind_it(ledger: Ledger) -> None:
@@ -338,13 +340,13 @@ async def test_a_retry_that_fails_is_quarantined_again_with_its_new_reason(ledge
     def fail_otherwise(row: Any, event: Any) -> Any:
         raise LookupError("not yet")
 
-    other = deployed_with(ledger, replace(PARKING, declared=replace(PARKING.declared, fold=fail_otherwise)))  # type: ignore[arg-type]
+    other = deployed_with(ledger, replace(QUARANTINING, declared=replace(QUARANTINING.declared, fold=fail_otherwise)))  # type: ignore[arg-type]
     before = state_of(ledger)[1]
     async with other.working(options=QUICK):
         retry(ledger)
         await wait_settled(ledger)
     after = state_of(ledger)[1]
-    assert resolutions(after) == resolutions(before) == {1: "parked", 2: "parked", 3: "blocked", 4: "blocked"}
+    assert resolutions(after) == resolutions(before) == {1: "quarantined", 2: "quarantined", 3: "blocked", 4: "blocked"}
     assert after[0] == before[0]
     assert (after[1].reason, after[1].payload) == ("LookupError: not yet", bad_records()["poison"][1])
 
@@ -362,7 +364,7 @@ async def test_a_quarantined_event_is_logged_with_the_first_line_of_its_reason(
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
         # The line is logged after the commit: a reader may see the rows before it.
-        await eventually(has_logged, "the line of what was parked")
+        await eventually(has_logged, "the line of what was quarantined")
         assert logged_lines() == ["balances: the event at position 2 is quarantined: Poisoned: no 666"]
         caplog.clear()
         retry(ledger)
@@ -375,13 +377,13 @@ async def test_a_later_event_that_fails_in_a_retry_is_quarantined_and_earlier_on
     last = ledger.append([("a-1", Added(amount=Decimal(1))), ("a-1", Added(amount=BAD)), ("a-1", Opened(owner="ada"))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
-    newer = deployed_with(ledger, PARKING, Catalog([Opened, Added, Closed, Noted], retired=["ledger.stranger"]))
+    newer = deployed_with(ledger, QUARANTINING, Catalog([Opened, Added, Closed, Noted], retired=["ledger.stranger"]))
     async with newer.working(options=QUICK):
         retry(ledger, [1])
         await wait_settled(ledger)
     rows, quarantine = state_of(ledger)
     assert rows == [Balance("a-1", None, Decimal("1.00"), 1, 2)]
-    assert resolutions(quarantine) == {1: "retried", 3: "parked", 4: "blocked"}
+    assert resolutions(quarantine) == {1: "retried", 3: "quarantined", 4: "blocked"}
 
 
 async def test_a_retry_that_the_database_refuses_is_quarantined_again(ledger: Ledger) -> None:
@@ -397,7 +399,7 @@ async def test_a_retry_that_the_database_refuses_is_quarantined_again(ledger: Le
         await wait_settled(ledger)
     rows, quarantine = state_of(ledger)
     assert [(row.account_id, row.amount) for row in rows] == [("a-1", 0), ("a-2", BAD + 1)]
-    assert resolutions(quarantine) == {2: "retried", 4: "parked", 5: "blocked"}
+    assert resolutions(quarantine) == {2: "retried", 4: "quarantined", 5: "blocked"}
     assert quarantine[1].reason.startswith(("UniqueViolation", "IntegrityError"))
 
 
@@ -408,7 +410,7 @@ async def test_a_dropped_event_is_skipped_and_the_rest_is_applied(ledger: Ledger
         await ledger.caught_up(last)
         drop(ledger, 2, 4)
         await wait_settled(ledger)
-        assert resolutions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "parked", 6: "blocked"}
+        assert resolutions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "quarantined", 6: "blocked"}
         drop(ledger, 5)
         await wait_settled(ledger)
         last = ledger.append([("a-2", Added(amount=Decimal(5)))])
@@ -445,7 +447,7 @@ async def test_a_projection_that_stops_on_errors_refuses_a_blocking_quarantine(l
 
 def offered(*events: Any) -> list[Any]:
     """Return offers as the consumer makes them, at positions 1, 2 …."""
-    offering = Offering(CATALOG, PARKING.events)
+    offering = Offering(CATALOG, QUARANTINING.events)
     pairs = [(aggregate_id, CATALOG.encode(data)) for aggregate_id, data in events]
     return [
         offering((number, 1, f"app.ledger.{aggregate_id}".encode(), block(encoded.type_name, version=1), encoded.body))
@@ -454,7 +456,7 @@ def offered(*events: Any) -> list[Any]:
 
 
 def test_a_fenced_writer_quarantines_nothing_and_the_next_writer_does_so_once(ledger: Ledger) -> None:
-    writers = [FoldWriter(PARKING, Database(ledger.settings.database).dialect, lease_s=9) for _ in range(2)]
+    writers = [FoldWriter(QUARANTINING, Database(ledger.settings.database).dialect, lease_s=9) for _ in range(2)]
     events = offered(("a-1", Added(amount=BAD)), ("a-2", Added(amount=Decimal(1))), ("a-1", Added(amount=Decimal(1))))
     batch = Batch(0, 3, "id-3", events)
 
@@ -474,7 +476,7 @@ def test_a_fenced_writer_quarantines_nothing_and_the_next_writer_does_so_once(le
     in_transaction(ledger, lambda connection: writers[1].write(connection, owner, batch))
     rows, quarantine = state_of(ledger)
     assert [row.account_id for row in rows] == ["a-2"]
-    assert resolutions(quarantine) == {1: "parked", 3: "blocked"}
+    assert resolutions(quarantine) == {1: "quarantined", 3: "blocked"}
     with pytest.raises(CheckpointFenced):
         in_transaction(ledger, lambda connection: writers[1].write(connection, owner, batch))
     assert state_of(ledger) == (rows, quarantine)

@@ -24,7 +24,7 @@ from tests.logs import block
 from tests.tables import reading
 
 T = TypeVar("T")
-PARKS = (
+QUARANTINES = (
     '@projection("balances", table=balances_table)',
     '@projection("balances", table=balances_table, on_error="quarantine")',
 )
@@ -41,7 +41,7 @@ def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Bo
     if request.param == "postgresql":
         database = request.getfixturevalue("eventjet_database")
     book = Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
-    deployed(book, book.altered(PARKS, POISON))
+    deployed(book, book.altered(QUARANTINES, POISON))
     book.init()
     return book
 
@@ -81,8 +81,8 @@ def quarantine_of(book: Book) -> list[QuarantineRow]:
         return quarantine_rows(connection)
 
 
-def parked(book: Book) -> list[int]:
-    return [event.position for event in quarantine_of(book) if event.resolution == "parked"]
+def quarantined(book: Book) -> list[int]:
+    return [event.position for event in quarantine_of(book) if event.resolution == "quarantined"]
 
 
 async def rebuilt(book: Book, *names: str, engine: Any = "local", **options: Any) -> Any:
@@ -98,7 +98,7 @@ async def projected_live(book: Book, last: int) -> tuple[list[Any], list[Quarant
 
 async def resolve_some(book: Book) -> None:
     """Drop some quarantined events, and retry others with a handler that takes them."""
-    positions = parked(book)
+    positions = quarantined(book)
     deployed(book, book.altered((POISON[1], POISON[0])))
     in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, positions[1::3]))
     in_transaction(book, lambda connection: verdict.retry(connection, "balances", 1, positions[::3]))
@@ -115,7 +115,7 @@ async def test_a_rebuild_makes_the_same_rows_and_the_same_quarantine_as_a_worker
     rows, quarantine = await projected_live(book, last)
     await rebuilt(book)
     assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
-    assert len(parked(book)) > 20
+    assert len(quarantined(book)) > 20
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
     in_transaction(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
     await rebuilt(book)
@@ -129,7 +129,7 @@ async def test_a_rebuild_obeys_resolutions_and_a_worker_continues(book: Book) ->
     await projected_live(book, last)
     await resolve_some(book)
     rows, quarantine = book.rows(), quarantine_of(book)
-    assert {"parked", "dropped", "retried", "blocked"} == set(resolutions(quarantine).values())
+    assert {"quarantined", "dropped", "retried", "blocked"} == set(resolutions(quarantine).values())
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
     await rebuilt(book)
     assert (book.rows(), quarantine_of(book)) == (rows, quarantine)
@@ -172,7 +172,7 @@ async def test_an_event_that_the_database_refuses_while_a_rebuild_catches_up_is_
     await projected_live(book, first)
     await rebuilt(book, progress=report)
     assert [row.owner for row in book.rows()] == ["ada", "bob"]
-    assert resolutions(quarantine_of(book)) == {3: "parked"}
+    assert resolutions(quarantine_of(book)) == {3: "quarantined"}
 
 
 async def test_a_resolution_during_a_rebuild_ends_it_without_a_change(book: Book) -> None:
@@ -181,7 +181,7 @@ async def test_a_resolution_during_a_rebuild_ends_it_without_a_change(book: Book
 
     def report(step: Progress) -> None:
         if step.phase == "index" and step.done == 0:
-            in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, parked(book)[:1]))
+            in_transaction(book, lambda connection: verdict.drop(connection, "balances", 1, quarantined(book)[:1]))
 
     with pytest.raises(RebuildError, match="decided about quarantined events of 'balances' while it was rebuilt"):
         await rebuilt(book, progress=report)
@@ -200,7 +200,7 @@ async def test_an_earlier_event_that_fails_now_blocks_the_quarantined_one(book: 
     last = book.append_raw([("a-1", block("account.deposited"), BAD)])
     last = book.append([("a-1", opened(owner="eve"))])
     await projected_live(book, last)
-    assert resolutions(quarantine_of(book)) == {2: "parked", 3: "blocked"}
+    assert resolutions(quarantine_of(book)) == {2: "quarantined", 3: "blocked"}
     deployed(
         book,
         book.altered(
@@ -209,7 +209,7 @@ async def test_an_earlier_event_that_fails_now_blocks_the_quarantined_one(book: 
         ),
     )
     await rebuilt(book)
-    assert resolutions(quarantine_of(book)) == {1: "parked", 2: "blocked", 3: "blocked"}
+    assert resolutions(quarantine_of(book)) == {1: "quarantined", 2: "blocked", 3: "blocked"}
     assert book.rows() == []
 
 
@@ -232,7 +232,7 @@ async def test_a_projection_that_now_stops_on_errors_is_rebuilt_without_a_quaran
     book.fill(100)
     last = book.append_raw([("a-1", block("account.deposited"), BAD)])
     await projected_live(book, last)
-    deployed(book, book.altered((POISON[1], POISON[0]), (PARKS[1], PARKS[0])))
+    deployed(book, book.altered((POISON[1], POISON[0]), (QUARANTINES[1], QUARANTINES[0])))
     await rebuilt(book)
     assert quarantine_of(book) == []
     assert book.rows() == book.folded(last)

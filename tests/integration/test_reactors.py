@@ -347,23 +347,23 @@ async def test_a_failing_event_is_quarantined_with_those_behind_it_and_retried_i
         await ring(jet, "bad", 1, 2, 3, 4)
         await ring(jet, "good", 1, 2)
         await until(lambda: len(town.order("good")) == 2)
-        await wait_parked(cursors, 3)
+        await wait_quarantined(cursors, 3)
         (entry,) = await cursor_control.listed(cursors, "echo")
-        assert (entry.aggregate_id, entry.blocked, entry.resolution) == ("bad", 2, "parked")
+        assert (entry.aggregate_id, entry.blocked, entry.resolution) == ("bad", 2, "quarantined")
         assert entry.reason == "ValueError: poison 2"
         details = await cursor_control.shown(cursors, "echo", entry.position)
         assert details is not None
         assert "ValueError: poison 2" in details.traceback
-        assert (await cursor_status(app, settings)).parked == 1
+        assert (await cursor_status(app, settings)).quarantined == 1
         with pytest.raises(UsageError, match="it may wait behind another one"):
             await cursor_control.retry(cursors, "echo", [entry.position + 1])
         # The retry fails, and the event is quarantined again.
         await cursor_control.retry(cursors, "echo", [entry.position])
-        await wait_outcome(cursors, entry.position, "parked")
+        await wait_outcome(cursors, entry.position, "quarantined")
         town.fails = lambda bell, n, attempt: None
         await cursor_control.retry(cursors, "echo", None)
         await wait_outcome(cursors, entry.position, "retried")
-        await wait_parked(cursors, 0)
+        await wait_quarantined(cursors, 0)
         await ring(jet, "bad", 5)
         await until(lambda: town.order("bad") == [1, 2, 3, 4, 5])
     assert [n for bell, n in await counted(jet) if bell == "bad"] == [1, 2, 3, 4, 5]
@@ -376,10 +376,10 @@ async def test_a_dropped_event_is_skipped_and_the_events_it_blocked_are_handled(
     cursors = cursors_of(jet)
     async with working(app, settings):
         await ring(jet, "b", 1, 2, 3)
-        await wait_parked(cursors, 3)
+        await wait_quarantined(cursors, 3)
         (entry,) = await cursor_control.listed(cursors, "echo")
         await cursor_control.drop(cursors, "echo", [entry.position])
-        await wait_parked(cursors, 0)
+        await wait_quarantined(cursors, 0)
     assert await counted(jet) == [("b", 2), ("b", 3)]
     (entry,) = await cursor_control.listed(cursors, "echo", resolved=True)
     assert entry.resolution == "dropped"
@@ -393,16 +393,16 @@ async def test_a_quarantined_event_blocks_its_aggregate_for_the_next_worker_too(
     cursors = cursors_of(jet)
     async with working(app, settings):
         await ring(jet, "b", 1)
-        await wait_parked(cursors, 1)
+        await wait_quarantined(cursors, 1)
     handled = len(town.heard)
     async with working(app, settings):
         await ring(jet, "b", 2)
-        await wait_parked(cursors, 2)
+        await wait_quarantined(cursors, 2)
     assert len(town.heard) == handled
     await cursor_control.retry(cursors, "echo", None)
     town.fails = lambda bell, n, attempt: None
     async with working(app, settings):
-        await wait_parked(cursors, 0)
+        await wait_quarantined(cursors, 0)
     assert await counted(jet) == [("b", 1), ("b", 2)]
 
 
@@ -413,7 +413,7 @@ async def test_an_outage_of_another_service_quarantines_nothing(
     async with working(app, settings):
         await ring(jet, "b", 1)
         await until(lambda: any(attempt == 6 for *_, attempt in town.heard))
-    assert await cursors_of(jet).parked("echo", resolved=True) == []
+    assert await cursors_of(jet).quarantined("echo", resolved=True) == []
     assert await counted(jet) == [("b", 1)]
 
 
@@ -441,8 +441,8 @@ async def test_a_handler_that_hangs_is_cut_off_and_counts_as_a_failed_try(settin
         await jet.init()
         async with working(app, settings):
             await ring(jet, "b", 1)
-            (entry,) = await wait_parked(cursors_of(jet), 1)
-    assert (entry.tries, entry.parked.reason) == (2, "TimeoutError")
+            (entry,) = await wait_quarantined(cursors_of(jet), 1)
+    assert (entry.tries, entry.event.reason) == (2, "TimeoutError")
 
 
 async def test_a_permanent_failure_is_quarantined_after_its_first_try(settings: Settings, town: Town) -> None:
@@ -454,9 +454,9 @@ async def test_a_permanent_failure_is_quarantined_after_its_first_try(settings: 
         async with working(app, settings):
             for bell in errors:
                 await ring(jet, bell, 1)
-            entries = await wait_parked(cursors_of(jet), 2)
+            entries = await wait_quarantined(cursors_of(jet), 2)
             await eventually(lambda: counted(jet))
-    assert [(entry.tries, entry.parked.reason) for entry in entries] == [
+    assert [(entry.tries, entry.event.reason) for entry in entries] == [
         (1, "PermanentFailure: no address"),
         (1, "KeyError: 'gone'"),
     ]
@@ -568,7 +568,7 @@ async def test_a_recreated_log_is_refused_and_no_event_is_handled_twice(
         await ring(jet, "b", 1, 2)
         await ring(jet, "a", 1)
         await until(lambda: town.order("b") == [1, 2])
-        (entry,) = await wait_parked(cursors_of(jet), 1)
+        (entry,) = await wait_quarantined(cursors_of(jet), 1)
     config = (await jet.client.ask(stream_info(app.name))).config
     await jet.client.api(f"STREAM.DELETE.{app.name}")
     await jet.client.api(
@@ -604,9 +604,9 @@ async def test_a_cursor_keeps_one_message_in_its_bucket(app: App, jet: Jet, sett
 # Waiting for conditions.
 
 
-async def wait_parked(cursors: Cursors, count: int) -> list[Any]:
+async def wait_quarantined(cursors: Cursors, count: int) -> list[Any]:
     async def entries_of_the_count() -> list[list[Any]]:
-        entries = await cursors.parked("echo")
+        entries = await cursors.quarantined("echo")
         return [entries] if len(entries) == count else []
 
     return (await eventually(entries_of_the_count))[0]
@@ -647,10 +647,10 @@ async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_reques
     assert jet.client is not None
     await jet.client.serve("$JS.API.STREAM.MSG.GET.*", requests.append)  # from the leader, one each
     await jet.client.serve("$JS.API.DIRECT.GET.*", requests.append)
-    assert len(await cursors.parked("echo")) == total
+    assert len(await cursors.quarantined("echo")) == total
     async with working(app, settings):
         await until(lambda: town.order("b-1") == [1])
-    assert (await cursor_status(app, settings)).parked == total
+    assert (await cursor_status(app, settings)).quarantined == total
     assert 0 < len(requests) < 200
 
 
@@ -681,12 +681,14 @@ async def test_a_base_exception_of_a_handler_is_a_failed_try(
         await until(lambda: town.order("sound") == [1])
 
         async def are_quarantined() -> bool:
-            return len(await cursors_of(jet).parked("echo")) == 2 * len(EXITS)
+            return len(await cursors_of(jet).quarantined("echo")) == 2 * len(EXITS)
 
         await eventually(are_quarantined)
     tries = [(bell, attempt) for bell, _, _, attempt in town.heard if bell in EXITS]
     assert sorted(tries) == sorted((bell, attempt) for bell in EXITS for attempt in (1, 2))
-    events = [entry.parked for entry in await cursors_of(jet).parked("echo") if entry.parked.resolution == QUARANTINED]
+    events = [
+        entry.event for entry in await cursors_of(jet).quarantined("echo") if entry.event.resolution == QUARANTINED
+    ]
     assert len(events) == len(EXITS)
     assert all("not an `Exception`" in event.reason for event in events)
 

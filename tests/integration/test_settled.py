@@ -140,7 +140,7 @@ async def test_a_process_that_does_not_settle_is_reported_with_its_reason(
         assert error.reason.startswith("it waits for its deadline, expired, at 2")
         assert "has not begun" in str(await not_settled("other"))
         await wishes.execute("n", Wish.make, "nobody", 60)
-        await eventually(lambda: cursors.parked("wish"))
+        await eventually(lambda: cursors.quarantined("wish"))
         assert "is quarantined (nobody cannot take it)" in (await not_settled("n")).reason
     with pytest.raises(UsageError, match="Slot is not a process"):
         await jet.settled(Slot, "s")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]

@@ -211,12 +211,14 @@ async def test_a_checkpoint_of_an_older_eventjet_gets_the_app_of_its_next_worker
         database,
         "alter table eventjet_projection drop column app",
         "alter table eventjet_projection drop column code",
+        "alter table eventjet_quarantine rename column quarantined_at to parked_at",
         "update eventjet_alembic_version set version_num = '0001'",
     )
     with pytest.raises(Unreachable, match=r"revision 0001.*Run `eventjet db upgrade`"):
         await worked(shop)
     with shop.where.sync_engine().begin() as connection:
-        assert migrations.upgrade(connection).columns == ("eventjet_projection.app", "eventjet_projection.code")
+        upgraded = ("eventjet_projection.app", "eventjet_projection.code", "eventjet_quarantine.quarantined_at")
+        assert migrations.upgrade(connection).columns == upgraded
         assert [checkpoint.app for checkpoint, _ in read_all(connection)] == [""]
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(5)))

@@ -35,8 +35,8 @@ async def test_the_last_status_is_not_repeated_while_the_server_is_unreachable(t
 
 
 def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> None:
-    first = WorkStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2)
-    second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
+    first = WorkStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", quarantined=2)
+    second = replace(first, revision=2, declared=True, location="ej_stock_r2", quarantined=0, reason="it waits")
     assert remarks_on([first, second]) == [
         "stock revision 1: 2 events quarantined; see `eventjet quarantine list stock`",
         "stock revision 1: its tables are inactive, in tables whose names end in __r1, and not what readers see",
@@ -44,7 +44,7 @@ def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> Non
         "stock revision 2: it waits",
         "stock revision 2: its tables are inactive, in the schema ej_stock_r2, and not what readers see",
     ]
-    assert remarks_on([replace(first, owner=None, location="", parked=0)]) == [
+    assert remarks_on([replace(first, owner=None, location="", quarantined=0)]) == [
         (
             "stock: the app does not declare it, so only workers with other code advance it; "
             "`eventjet db unused --drop stock:1` removes it"
@@ -53,7 +53,7 @@ def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> Non
     lost = replace(second, location="", reason=None, owner=None, lost_owner="host:7:ab", lost_s=12.0)
     assert remarks_on([lost]) == ["stock: its worker host:7:ab has not been seen for 12s; none has taken over yet"]
     assert "since the database's clock was set back" in remarks_on([replace(lost, lost_s=None)])[0]
-    dropped = replace(first, state="retired", location="", parked=0)
+    dropped = replace(first, state="retired", location="", quarantined=0)
     assert "stock revision 1: its tables were dropped, and nothing is left of it but this line" in remarks_on(
         [dropped, second]
     )

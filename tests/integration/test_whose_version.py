@@ -21,7 +21,7 @@ from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import MOVEMENTS, database_with
-from tests.integration.quarantined import PARKING
+from tests.integration.quarantined import QUARANTINING
 from tests.integration.rebuild_log import ALL, Book
 from tests.logs import NEXT, block, records_of
 from tests.tables import execute
@@ -139,19 +139,19 @@ async def test_spark_refuses_a_wrong_version_on_every_route(
 async def test_a_quarantining_projection_and_its_rebuild_quarantine_a_wrong_version(
     nats: NatsServer, database: str
 ) -> None:
-    database_with(database, PARKING, MOVEMENTS)
-    ledger = Ledger(Settings(servers=(nats.url,), database=database), projections={"balances": PARKING})
+    database_with(database, QUARANTINING, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(nats.url,), database=database), projections={"balances": QUARANTINING})
     ledger.create()
     added = b'{"amount":"1"}'
     ledger.append_raw([("a-1", block("ledger.opened"), b'{"owner":"ada"}'), ("a-1", block("ledger.added"), added)])
     bad = ledger.append_raw([("a-1", block("ledger.added", version=2), added)])
     last = ledger.append_raw([("a-1", block("ledger.added", version=3), added), ("a-2", *_opened())])
     async with ledger.working("balances"):
-        await ledger.caught_up(last, PARKING)
+        await ledger.caught_up(last, QUARANTINING)
     quarantine_rows = execute(
         database, "select position, resolution, reason from eventjet_quarantine order by position"
     )
-    assert [tuple(row)[:2] for row in quarantine_rows] == [(bad, "parked"), (bad + 1, "blocked")]
+    assert [tuple(row)[:2] for row in quarantine_rows] == [(bad, "quarantined"), (bad + 1, "blocked")]
     assert "version 2, and version 2 at position 2 comes before it" in quarantine_rows[0][2]
 
 
@@ -172,7 +172,7 @@ async def test_a_stopping_projection_refuses_a_wrong_version_beside_a_quarantini
         await rebuild(parking, ["balances", "movements"], book.settings, engine="local")
     await rebuild(parking, ["balances"], book.settings, engine="local")
     quarantine_rows = execute(book.settings.database, "select position, resolution from eventjet_quarantine")
-    assert [tuple(row) for row in quarantine_rows] == [(bad, "parked")]
+    assert [tuple(row) for row in quarantine_rows] == [(bad, "quarantined")]
 
 
 def test_the_record_before_a_position_is_read_at_any_distance(nats: NatsServer, tmp_path: Path) -> None:

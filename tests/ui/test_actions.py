@@ -67,10 +67,10 @@ def test_a_worker_carries_out_retries_and_drops_of_quarantined_events(page: Page
         confirm(page, "Drop")
         # No worker runs, and the page says so as the command does.
         expect(page.locator("main")).to_contain_text("No worker has carried it out yet. One of balances will")
-        assert resolutions(books) == {3: "dropped", 4: "retry", 7: "parked"}
+        assert resolutions(books) == {3: "dropped", 4: "retry", 7: "quarantined"}
         with books.working():
             expect(page.locator("main")).to_contain_text("3: dropped, and it blocks nothing any more")
-            until(lambda: resolutions(books) == {3: "dropped", 7: "parked"}, "what waited was taken")
+            until(lambda: resolutions(books) == {3: "dropped", 7: "quarantined"}, "what waited was taken")
         books.mend()
         page.goto(f"{url}/quarantine?name=balances")
         page.get_by_role("link", name="Retry all").click()

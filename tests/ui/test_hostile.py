@@ -41,16 +41,16 @@ async def _written(stage: Stage) -> tuple[int, int]:
 @pytest.fixture(scope="module")
 def hostile_console() -> Iterator[tuple[str, int, int]]:
     with staged(accounts=10, commands=10, postgres=False) as stage:
-        parked, large = in_thread(_written(stage))
+        quarantined, large = in_thread(_written(stage))
         quarantine = Quarantine(CommandConnections(branch, stage.settings), "balances")
         assert in_thread(quarantine.listed())[0]
         with serving(stage.folder, stage.environ, "--allow-actions") as url:
-            yield url, parked, large
+            yield url, quarantined, large
 
 
 @pytest.mark.timeout(900)
 def test_hostile_data_neither_runs_nor_breaks_a_page(browser: Browser, hostile_console: tuple[str, int, int]) -> None:
-    url, parked, large = hostile_console
+    url, quarantined, large = hostile_console
     hostile, long = quote(HOSTILE), quote(LONG)
     key = quote(f'["{"".join(_escaped(char) for char in HOSTILE)}"]')
     pages = {
@@ -59,7 +59,7 @@ def test_hostile_data_neither_runs_nor_breaks_a_page(browser: Browser, hostile_c
         "aggregate": f"/aggregates/one?type=account&id={hostile}",
         "a long id": f"/aggregates/one?type=account&id={long}",
         "time travel": f"/aggregates/one?type=account&id={hostile}&version=1",
-        "event": f"/events/one?position={parked}",
+        "event": f"/events/one?position={quarantined}",
         "a large event": f"/events/one?position={large}",
         "log": "/log",
         "log of an actor": f"/log?actor={hostile}",
@@ -67,11 +67,11 @@ def test_hostile_data_neither_runs_nor_breaks_a_page(browser: Browser, hostile_c
         "model": "/models/one?name=balances",
         "row": f"/models/row?name=balances&key={key}",
         "quarantine": "/quarantine",
-        "quarantined": f"/quarantine/one?name=balances&position={parked}",
+        "quarantined": f"/quarantine/one?name=balances&position={quarantined}",
         "processes": "/processes",
         "process": f"/processes/one?name=transfer&id={hostile}",
         "jobs": "/jobs",
-        "retry": f"/actions/new?action=retry&name=balances&position={parked}",
+        "retry": f"/actions/new?action=retry&name=balances&position={quarantined}",
         "actions": f"/actions?target={hostile}",
     }
     problems: list[object] = []

@@ -131,15 +131,17 @@ async def test_an_event_that_a_process_heard_is_shown_as_its_input(settings: Set
         assert "It takes account.opened" in text_of(await client.get("/processes"))
 
 
-async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None:
+async def test_a_quarantined_head_leads_to_the_quarantine(settings: Settings) -> None:
     async with transferred(settings, "t-1") as client:
         async with connected(settings) as nats:
             cursors = Cursors(nats, transfers.name)
             entry = await cursors.read("transfer")
-            parked = Quarantined(
+            quarantined = Quarantined(
                 9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "<b>it broke</b>", "", None
             )
-            await cursors.write(entry, entry.cursor, to_write=[QuarantinedEntry(parked, tries=1, log=entry.cursor.log)])
+            await cursors.write(
+                entry, entry.cursor, to_write=[QuarantinedEntry(quarantined, tries=1, log=entry.cursor.log)]
+            )
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
         assert "<b>it broke" not in answer.text
@@ -156,10 +158,10 @@ async def test_a_quarantine_of_which_only_a_part_is_looked_at_is_not_called_empt
             cursors = Cursors(nats, transfers.name)
             entry = await cursors.read("transfer")
             for position, resolution in ((7, RETRIED), (8, RETRIED), (9, QUARANTINED)):
-                parked = Quarantined(
+                quarantined = Quarantined(
                     position, "transfer", "t-1", "id", "transfer.requested", resolution, "it broke", "", None
                 )
-                stored = QuarantinedEntry(parked, tries=1, log=entry.cursor.log)
+                stored = QuarantinedEntry(quarantined, tries=1, log=entry.cursor.log)
                 await cursors.write(entry, entry.cursor, to_write=[stored])
         for address in ("/quarantine", "/quarantine?name=transfer", "/quarantine?name=transfer&text=broke"):
             text = text_of(await client.get(address))

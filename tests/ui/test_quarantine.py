@@ -56,7 +56,7 @@ def test_quarantined_events_of_a_reactor_are_retried_and_dropped(office: Office,
     office.breaks()
     positions = [aside(office.execute, "Box", box, "fill", 1) for box in ("b-1", "b-1", "b-2")]
     with office.working():
-        office.parked("letters", 2)
+        office.quarantined("letters", 2)
     with serving(tmp_path, office.program.environ, "--allow-actions") as url, leaving(page):
         page.goto(f"{url}/quarantine")
         expect(page.locator("tbody tr")).to_have_count(2)
@@ -87,8 +87,8 @@ def test_quarantined_events_of_a_reactor_are_retried_and_dropped(office: Office,
         expect(page.locator("main")).to_contain_text("No worker has carried it out yet")
         with office.working():
             expect(page.locator("main")).to_contain_text(f"{positions[0]}: taken, and it blocks nothing any more")
-            (parked,) = office.parked("letters", 1)
-            assert parked["position"] == positions[2]
+            (quarantined,) = office.quarantined("letters", 1)
+            assert quarantined["position"] == positions[2]
         page.goto(f"{url}/actions/new?action=drop&name=letters&all=1")
         expect(page.locator("main")).to_contain_text("What it leads to will not happen")
         confirm(page, "Drop")

@@ -177,9 +177,9 @@ def test_a_repeated_version_is_found_by_a_reader_that_begins_there() -> None:
 def test_records_that_are_skipped_or_not_selected_keep_their_place_in_the_chain() -> None:
     assert faults(SOME, only={Opened}) == {}
     assert faults(SOME, only={Placed}, start=8) == {}
-    voided = {4: "its body is broken"}
-    assert faults(SOME, voided) == {}
-    assert faults(SOME, voided, start=6) == {}
+    skipped = {4: "its body is broken"}
+    assert faults(SOME, skipped) == {}
+    assert faults(SOME, skipped, start=6) == {}
     stray = added(SOME[:4], (0, SOME[3][1], SOME[3][2], b"", b"stray"))
     later = added(stray, header_changed(SOME[5], EXPECTED, "5"))
     assert faults(later, {5: "stray"}, start=6) == {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventjet.cli.main import EXAMPLES, PROGRAM, app, commands_of, main
-from eventjet.text import NAMED_MAX, listed, meant
+from eventjet.text import NAMED_MAX, listed, suggestion
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +89,9 @@ def test_a_missing_app_is_refused_with_the_ways_to_name_it_and_a_near_project(
 
 
 def test_only_a_close_name_is_suggested() -> None:
-    assert meant("balnces", ["postings", "balances"]) == "Did you mean 'balances'? "
-    assert meant("Balances", ["balances"]) == "Did you mean 'balances'? "
-    assert meant("orders", ["postings", "balances"]) == ""
+    assert suggestion("balnces", ["postings", "balances"]) == "Did you mean 'balances'? "
+    assert suggestion("Balances", ["balances"]) == "Did you mean 'balances'? "
+    assert suggestion("orders", ["postings", "balances"]) == ""
 
 
 def test_a_list_of_names_has_a_limit() -> None:

@@ -66,13 +66,28 @@ def test_status(printed: Callable[[], str]) -> None:
     status = WorkStatus(
         NAME, 1_000, "building", POSITION, POSITION, POSITION, 9e9, WORKER, 12, None, True, events_per_s=9e6, eta_s=9e9
     )
-    show(status_blocks("bank", [status, replace(status, kind="publication", parked=3), replace(status, reason=REASON)]))
+    show(
+        status_blocks(
+            "bank", [status, replace(status, kind="publication", quarantined=3), replace(status, reason=REASON)]
+        )
+    )
     fits(printed(), NAME, f"{POSITION:,}", REASON)
 
 
 def listed(aggregate_id: str) -> Listed:
     return Listed(
-        NAME, 12, POSITION, "account", aggregate_id, "id-" + "9" * 60, NAME + ".opened", "parked", REASON, 1.0, None, 7
+        NAME,
+        12,
+        POSITION,
+        "account",
+        aggregate_id,
+        "id-" + "9" * 60,
+        NAME + ".opened",
+        "quarantined",
+        REASON,
+        1.0,
+        None,
+        7,
     )
 
 
@@ -96,7 +111,7 @@ def test_deadlines_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 
 def test_process_show(aggregate_id: str, printed: Callable[[], str]) -> None:
     view = ProcessView(
-        NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', parked=None, paused=True
+        NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', quarantined=None, paused=True
     )
     show(Fields(list(process_fields(view))))
     fits(printed(), aggregate_id, REASON)

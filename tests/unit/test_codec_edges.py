@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from types import new_class
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import orjson
 import pytest
+from pydantic import Field
 
 from eventjet import DefinitionError, aggregate, event, upcaster
 from eventjet.codec.bodies import BodyCodec
@@ -389,6 +391,40 @@ P = ParamSpec("P")
 @dataclass(frozen=True, kw_only=True)
 class Box(Generic[T]):
     value: T
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        (float, 0, "it is int, and would be read back as float"),
+        (Decimal, 0, "a Decimal travels as a string"),
+        (str, None, "Input should be a valid string"),
+        (datetime, datetime(2020, 1, 1), "a datetime needs a time zone"),  # noqa: DTZ001
+        (Sequence[int], (), "it is tuple, and would be read back as list"),
+        (Annotated[int, Field(gt=0)], 0, "Input should be greater than 0"),
+    ],
+)
+def test_a_default_that_could_not_be_stored_is_a_fault(kind: Any, value: Any, reason: str) -> None:
+    fields = {"__annotations__": {"amount": kind}, "__module__": __name__, "amount": value}
+    paid = event("bill.paid")(type("Paid", (), fields))
+    (fault,) = Catalog([paid]).faults()
+    assert fault.startswith("Paid.amount has the default ")
+    assert f"which could not be stored: {reason}" in fault
+
+
+def test_a_deque_or_a_defaultdict_that_would_lose_its_limit_or_its_default_is_refused() -> None:
+    @event("bill.kept")
+    class Kept:
+        newest: deque[int]
+        sums: defaultdict[str, int]
+
+    codec = BodyCodec(Kept)
+    given = Kept(newest=deque([1]), sums=defaultdict(int, a=1))
+    assert codec.read_back(given)[1] == given
+    with pytest.raises(UnencodableEvent, match="newest: its maxlen 2 would be lost"):
+        codec.read_back(Kept(newest=deque([1], 2), sums=defaultdict(int)))
+    with pytest.raises(UnencodableEvent, match="sums: its default_factory would be another"):
+        codec.read_back(Kept(newest=deque(), sums=defaultdict(lambda: 7)))
 
 
 def test_a_default_of_bytes_is_exported_as_the_codec_writes_it() -> None:

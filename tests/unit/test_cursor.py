@@ -156,13 +156,13 @@ def test_a_quarantine_entry_of_a_later_release_can_be_read() -> None:
         Quarantined(7, "account", "ada", "e", "account.opened", QUARANTINED, "why"), 1.5, tries=2, log="log"
     )
     encoded = orjson.loads(entry.encoded())
-    encoded["parked"] |= {"added_later": 1}
+    encoded["event"] |= {"added_later": 1}
     assert QuarantinedEntry.decoded(orjson.dumps({**encoded, "added_later": {"some": 1}}), 9) == replace(
         entry, sequence=9
     )
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"parked": 1}', b'{"parked": "position"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"event": 1}', b'{"event": "position"}', b"\xff"])
 def test_a_damaged_quarantine_entry_is_refused(body: bytes) -> None:
     with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
         QuarantinedEntry.decoded(body)

@@ -41,12 +41,12 @@ async def test_a_worker_that_reports_during_the_read_is_counted_once() -> None:
 
 
 async def test_an_entry_that_changes_during_the_read_is_returned_once() -> None:
-    parked, retried = (
+    quarantined, retried = (
         QuarantinedEntry(Quarantined(7, "thing", "one", "", "", resolution)).encoded()
         for resolution in (QUARANTINED, RETRY)
     )
-    entries = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
-    assert [(entry.parked.resolution, entry.sequence) for entry in entries] == [(RETRY, 2)]
+    entries = await cursors_over(Busy((b"q.echo.7", quarantined), (b"q.echo.7", retried))).quarantined("echo")
+    assert [(entry.event.resolution, entry.sequence) for entry in entries] == [(RETRY, 2)]
 
 
 def page(records: Sequence[int], left: int, values: Sequence[tuple[bytes, bytes]] = ()) -> list[Frame]:

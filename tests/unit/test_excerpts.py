@@ -15,8 +15,8 @@ from eventjet.codec.records import Decoder
 from eventjet.commands.history import Bounds, HistoryReader, version_in
 from eventjet.errors import HistoryBroken, UndecodableEvent
 from eventjet.log.memory import MemoryStore
+from tests.unit.test_skip_markers import Rung
 from tests.unit.test_timeline import Counting
-from tests.unit.test_voids import Rung
 
 LONG = 2_000
 
@@ -42,9 +42,9 @@ KINDS = {
     "event": "one of the history",
     "retired": "one of it that is passed over",
     "other": "one of another aggregate",
-    "garbage": "a record of no version, declared void",
-    "copy": "a record of an earlier or later version, declared void",
-    "voided": "one of the history, declared void",
+    "garbage": "a record of no version, that is skipped",
+    "copy": "a record of an earlier or later version, that is skipped",
+    "skipped": "one of the history, that is skipped",
 }
 
 
@@ -64,7 +64,7 @@ def written(kinds: Sequence[tuple[str, int]]) -> tuple[Written, dict[int, str]]:
             version += 1
             last = store._last.get("shop.bell.a", 0)  # pyright: ignore[reportPrivateUsage]
             position = store.put("bell.a", "bell.gone" if kind == "retired" else "bell.rung", version, last)
-            if kind == "voided":
+            if kind == "skipped":
                 skipped[position] = "wrong"
     return store, skipped
 

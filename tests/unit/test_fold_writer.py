@@ -151,7 +151,7 @@ class Stored(Sqlite):
 
     resolved: ResolvedProjection
     rows: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    parked: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
+    quarantined: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
     states: dict[Any, Any] = field(default_factory=dict[Any, Any])
     reads: int = 0
 
@@ -171,9 +171,11 @@ class Stored(Sqlite):
         for key in changes.deletions:
             self.rows.pop(key, None)
         self.states |= {(row.aggregate, row.aggregate_id): row for row in changes.states}
-        parked: Sequence[Quarantined] = changes.quarantine.upserts if changes.quarantine else ()
-        assert not {event.position for event in parked} & self.parked.keys()
-        self.parked |= {event.position: (event.aggregate_id, event.resolution, event.reason) for event in parked}
+        quarantined: Sequence[Quarantined] = changes.quarantine.upserts if changes.quarantine else ()
+        assert not {event.position for event in quarantined} & self.quarantined.keys()
+        self.quarantined |= {
+            event.position: (event.aggregate_id, event.resolution, event.reason) for event in quarantined
+        }
         return True
 
     def writer(self) -> FoldWriter:
@@ -213,9 +215,9 @@ def test_any_batches_give_the_rows_of_one_event_at_a_time_even_if_folded_ahead(
     writer = one_at_a_time.writer()
     for step in events:
         writer.write(NOBODY, CHECKPOINT, Batch(step.position - 1, step.position, "", [step]))
-    assert (stored.rows, stored.parked, stored.states) == (
+    assert (stored.rows, stored.quarantined, stored.states) == (
         one_at_a_time.rows,
-        one_at_a_time.parked,
+        one_at_a_time.quarantined,
         one_at_a_time.states,
     )
 
@@ -238,7 +240,7 @@ def test_a_batch_that_was_not_committed_leaves_no_trace() -> None:
     writer = stored.writer()
     writer.prepare(NOBODY, Batch(0, 1, "", [numbered_event(stored.resolved, 1, 0, BAD)]))
     writer.write(NOBODY, CHECKPOINT, Batch(0, 1, "", [numbered_event(stored.resolved, 1, 0, 5)]))
-    assert ([row.steps for row in stored.rows.values()], stored.parked) == ([1], {})
+    assert ([row.steps for row in stored.rows.values()], stored.quarantined) == ([1], {})
 
 
 def test_a_batch_that_does_not_follow_the_last_batch_is_refused() -> None:

@@ -75,6 +75,19 @@ def test_a_changed_fold_at_the_same_revision_is_reported_and_not_overwritten(tmp
     assert case.file.read_bytes() == written
 
 
+def test_a_golden_file_without_revision_or_with_marks_of_a_merge_is_refused(tmp_path: Path) -> None:
+    case = GoldenCase(tmp_path)
+    case.run(counting(), write=True)
+    text = case.file.read_text()
+    case.file.write_text(text.replace('"revision": 1, ', ""))
+    with pytest.raises(AssertionError, match="is of revision None, declared is 1: run `pytest --write-golden`"):
+        case.run(counting(step=2))
+    case.file.write_text(f"<<<<<<< HEAD\n{text}")
+    for write in (False, True):
+        with pytest.raises(AssertionError, match=r"tally\.json is not JSON: .*Restore it as it was committed"):
+            case.run(counting(), write=write)
+
+
 def test_a_raised_revision_needs_new_states_of_the_same_histories(tmp_path: Path) -> None:
     case = GoldenCase(tmp_path)
     case.run(counting(), write=True)

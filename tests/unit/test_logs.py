@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 def test_a_line_has_a_name_fields_and_a_text(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        logs.TOOK_LEASE.tell(LOGGER, name="balances", position=7, epoch=2)
+        logs.TOOK_LEASE.log(LOGGER, name="balances", position=7, epoch=2)
     (line,) = lines(caplog)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line.pop("at")))
     assert line == {
@@ -36,7 +36,7 @@ def test_a_line_has_a_name_fields_and_a_text(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_long_field_is_cut_and_control_characters_stay_on_their_line(caplog: pytest.LogCaptureFixture) -> None:
-    logs.STOPPED.tell(LOGGER, name="a\nb\u2028\ud800", reason="x" * 800_000)
+    logs.STOPPED.log(LOGGER, name="a\nb\u2028\ud800", reason="x" * 800_000)
     formatted = logs.JsonLines().format(caplog.records[0])
     assert len(formatted) < 4_000
     assert "\n" not in formatted
@@ -59,7 +59,7 @@ def test_every_log_event_can_be_logged(event: logs.LogEvent, caplog: pytest.LogC
     numbers = set(re.findall(r"%\((\w+)\)[dg]", event.text))
     fields = {name: 1 if name in numbers else "a" for name in re.findall(r"%\((\w+)\)", event.text)}
     with caplog.at_level(logging.DEBUG):
-        event.tell(LOGGER, **fields)
+        event.log(LOGGER, **fields)
     assert lines(caplog)[0]["event"] == event.name
     assert "%(" not in caplog.text
 

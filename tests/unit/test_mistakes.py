@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from eventjet import App, Imported, Metadata, aggregate, entries, event, listens, process, projection, reactor
+from eventjet import App, Imported, Metadata, Recorded, aggregate, entries, event, listens, process, projection, reactor
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import event_info
 from eventjet.errors import DefinitionError, Refused, UsageError
@@ -185,8 +185,14 @@ def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"aggregates": [balances]}, "a Projection is not an aggregate"),
-        ({"aggregates": [Account(owner="ada")]}, "a Account is not an aggregate"),
+        (
+            {"aggregates": [balances]},
+            "an object of the class Projection is not an aggregate: give a class decorated with @aggregate(…)",
+        ),
+        (
+            {"aggregates": [Account(owner="ada")]},
+            "an object of the class Account is not an aggregate: give the class itself",
+        ),
         ({"retired_events": [""]}, "the retired event '' is not "),
         ({"retired_events": ["account opened"]}, "the retired event 'account opened' is not "),
         ({"retired_events": ["account.opened\n"]}, "the retired event 'account.opened\\n' is not "),
@@ -223,6 +229,45 @@ def plain() -> None:
 def test_a_decorator_without_a_name_is_refused_with_the_name_of_the_function(decorator: Any) -> None:
     with pytest.raises(DefinitionError, match=rf'@{decorator.__name__} of plain lacks its name; write .*\("'):
         decorator(plain)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "1", True, None])
+def test_a_schema_or_a_revision_that_is_no_whole_number_is_refused(number: Any) -> None:
+    @event("door.shut", schema=number)
+    class Shut:
+        pass
+
+    def evolve(self: Any, event: Any) -> Any:
+        return self
+
+    evolve.__annotations__["event"] = Shut
+    door = aggregate("door", revision=number, snapshot_every=number)(type("Door", (), {"evolve": evolve}))
+    with pytest.raises(DefinitionError) as refused:
+        App("bank", aggregates=[door])
+    for part in ("the event 'door.shut' has schema", "the revision of 'door' is"):
+        assert f"{part} {number!r}; give a whole number, 1 or more" in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [0, 1.5, "1", True])
+def test_a_number_of_versions_between_snapshots_that_is_none_is_refused(number: Any) -> None:
+    eager = aggregate("door", snapshot_every=number)(type("Door", (), {"evolve": lambda self, event: self}))
+    eager.evolve.__annotations__["event"] = Renamed
+    with pytest.raises(DefinitionError, match=f"snapshot_every of 'door' is {number!r}; give a whole number, 1 or"):
+        App("bank", aggregates=[eager])
+
+
+async def no_row(row: Any, event: Recorded[Opened]) -> Any:
+    """A fold that is async by mistake."""
+
+
+def test_an_async_projection_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="no_row is async or a generator; write a plain `def`"):
+        App(
+            "bank",
+            aggregates=[Account],
+            upcasters=[withdrawn_has_a_reason],
+            projections=[projection("no_rows")(no_row)],
+        )
 
 
 def test_an_async_evolve_is_refused() -> None:

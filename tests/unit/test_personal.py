@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import pytest
-from pydantic import BaseModel, Field, PlainSerializer, RootModel, computed_field, model_serializer
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, RootModel, computed_field, model_serializer
 from sqlalchemy import Column, MetaData, String, Table
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType, TypedDict
 
-from eventjet import App, Personal, aggregate, event, upcaster
+from eventjet import App, Personal, aggregate, event, served, upcaster
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.catalog import Catalog
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.personal import MASK, decisions_are_private, is_private, masked, masked_row, parameter_hint
 from eventjet.domain.process import Call
@@ -43,6 +45,8 @@ class Pair(NamedTuple):
 
 
 class Extra(TypedDict):
+    """On Python 3.11, pydantic takes only a TypedDict of typing_extensions."""
+
     note: Personal[str]
     size: int
 
@@ -163,6 +167,11 @@ class Changed(Generic[T]):
     count: int = 0
 
 
+@dataclass(frozen=True)
+class ChangedEmail(Changed[Personal[str]]):
+    """A class whose base has a personal type argument."""
+
+
 class ModelOf(BaseModel, Generic[T]):
     value: T
     count: int = 0
@@ -183,10 +192,15 @@ JOINED = Annotated[tuple[Personal[str], ...], PlainSerializer(",".join)]
         (
             Changed[Personal[str]],
             {"before": SECRET, "after": [SECRET], "count": 2},
-            {"before": MASK, "after": MASK, "count": 2},
+            {"before": MASK, "after": [MASK], "count": 2},
         ),
         (ModelOf[Personal[str]], {"value": SECRET, "count": 2}, {"value": MASK, "count": 2}),
-        (Changed[Home], {"before": HOME, "after": [], "count": 2}, {"before": MASK, "after": MASK, "count": 2}),
+        (
+            Changed[Home],
+            {"before": HOME, "after": [HOME], "count": 2},
+            {"before": HIDDEN, "after": [HIDDEN], "count": 2},
+        ),
+        (ChangedEmail, {"before": SECRET, "after": [SECRET]}, {"before": MASK, "after": [MASK]}),
         (Changed[int], {"before": 1, "after": [2], "count": 3}, {"before": 1, "after": [2], "count": 3}),
         (Emails, [SECRET], [MASK]),
         (Maybe[str], SECRET, MASK),
@@ -199,6 +213,41 @@ JOINED = Annotated[tuple[Personal[str], ...], PlainSerializer(",".join)]
 )
 def test_a_personal_type_argument_or_alias_is_hidden(hint: Any, value: Any, expected: Any) -> None:
     assert masked({"given": value}, event_of(hint)) == {"given": expected}
+
+
+class Household(BaseModel):
+    """A model that names a class which is declared after it, so pydantic cannot complete it."""
+
+    head: Head
+
+
+@event("household.moved")
+class Relocated:
+    household: Household
+
+
+class Head(BaseModel):
+    name: Personal[str]
+
+
+@event("household.left")
+class HeadLeft:
+    head: LateHead
+
+
+PRIVATE_BEFORE_ITS_CLASS = is_private(HeadLeft)
+
+
+class LateHead(BaseModel):
+    name: Personal[str]
+
+
+def test_a_personal_field_of_a_class_that_is_declared_later_is_hidden() -> None:
+    assert PRIVATE_BEFORE_ITS_CLASS
+    catalog = Catalog([Relocated, HeadLeft])
+    assert catalog.is_private
+    body = {"household": {"head": {"name": SECRET}}}
+    assert catalog.masked("household.moved", 1, body) == {"household": {"head": {"name": MASK}}}
 
 
 def event_of(hint: Any) -> Any:
@@ -349,6 +398,33 @@ def test_a_personal_parameter_of_a_decision_is_recognised() -> None:
     assert not is_private(parameter_hint(Person.evolve, "event")) or is_private(Joined)
 
 
+class Leaves:
+    def leave(self, reason: Personal[str]) -> Left:
+        return Left()
+
+
+def change_plan(person: Visitor, email: Personal[str]) -> Left:
+    return Left()
+
+
+@aggregate("visitor")
+class Visitor:
+    def evolve(self, event: Left) -> Visitor:
+        return self
+
+
+@aggregate("visitor")
+class LeavingVisitor(Leaves):
+    def evolve(self, event: Left) -> LeavingVisitor:
+        return self
+
+
+def test_a_personal_parameter_of_an_inherited_or_a_served_decision_makes_an_app_private() -> None:
+    assert not App("visits", aggregates=[Visitor]).catalog.is_private
+    assert App("visits", aggregates=[LeavingVisitor]).catalog.is_private
+    assert App("visits", aggregates=[Visitor], served=[served(Visitor, change_plan)]).catalog.is_private
+
+
 def test_a_parameter_with_an_unresolvable_annotation_is_hidden() -> None:
     """An alias behind TYPE_CHECKING may stand for `Personal`."""
 
@@ -423,6 +499,35 @@ def test_a_refused_event_and_row_do_not_repeat_a_personal_value() -> None:
     assert SECRET not in str(too_long.value)
     assert SECRET not in repr(vars(too_long.value))
     assert masked_row(Contact("p-1", SECRET)) == {"person_id": "p-1", "email": MASK}
+
+
+def refuse(value: str) -> str:
+    raise ValueError(f"{value} is refused")
+
+
+@event("person.written")
+class Written:
+    email: Annotated[Personal[str], PlainSerializer(refuse)] = ""
+
+
+@event("person.read")
+class Read:
+    email: Annotated[Personal[str], AfterValidator(lambda value: refuse(value) if value.endswith("!") else value + "!")]
+
+
+def test_what_code_of_the_application_says_of_a_personal_field_is_not_repeated() -> None:
+    for given in (Written(email=SECRET), Read(email=SECRET)):
+        with pytest.raises(UnencodableEvent, match=r"email: .* is not shown, since it may be personal") as refused:
+            BodyCodec(type(given)).read_back(given)
+        assert SECRET not in str(refused.value)
+
+    @event("person.planned")
+    class Planned:
+        email: Personal[str]
+        plan: Annotated[str, PlainSerializer(refuse)]
+
+    with pytest.raises(UnencodableEvent, match="plan: gold is refused"):
+        BodyCodec(Planned).read_back(Planned(email=SECRET, plan="gold"))
 
 
 def test_a_key_cannot_be_personal() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Protocol
 
 import pytest
@@ -23,6 +23,7 @@ from eventjet import (
     after,
     aggregate,
     at,
+    do,
     event,
     inbox,
     listens,
@@ -30,9 +31,10 @@ from eventjet import (
     projection,
     reactor,
 )
-from eventjet.domain.process import deadlines_of
+from eventjet.domain.process import deadlines_of, step_of
 from eventjet.examples.bank.account import Account, Deposited, Opened, Withdrawn
 from eventjet.examples.bank.read_models import balances
+from eventjet.examples.transfer.transfers import Transfer
 
 
 @event("loan.asked")
@@ -109,6 +111,37 @@ class Plain:
         return self
 
 
+async def named_late(event: Recorded[Opened]) -> str:
+    return event.aggregate_id
+
+
+def named_by_keyword(*, event: Recorded[Deposited]) -> str:
+    return event.aggregate_id
+
+
+@process("unplain")
+class Unplain:
+    """A process whose functions are async, generators or want keywords, which their annotations do not show."""
+
+    async def step(self) -> None:  # type: ignore[misc]
+        yield
+
+    @listens(named_late)  # type: ignore[arg-type]
+    def on_opened(self, event: Recorded[Opened]) -> Asked | None:
+        return None
+
+    @listens(named_by_keyword)  # type: ignore[arg-type]
+    def on_deposited(self, event: Recorded[Deposited]) -> Asked | None:
+        return None
+
+    @listens()
+    def on_withdrawn(self, event: Recorded[Withdrawn]) -> Iterator[Asked]:
+        yield Asked()
+
+    def evolve(self, event: Given) -> Unplain:
+        return self
+
+
 def refusal_of(**arguments: Any) -> str:
     with pytest.raises(DefinitionError) as caught:
         App("bank", **{"aggregates": [Account], **arguments})
@@ -116,8 +149,12 @@ def refusal_of(**arguments: Any) -> str:
 
 
 def test_all_faults_of_processes_are_reported_at_once() -> None:
-    text = refusal_of(processes=[Loan, Strange, Plain])
+    text = refusal_of(processes=[Loan, Strange, Plain, Unplain])
     for part in (
+        "process 'unplain': `step` is async or a generator",
+        "Unplain.on_opened: named_late, which names its process, is not a plain function of one event",
+        "Unplain.on_deposited: named_by_keyword, which names its process, is not a plain function of one event",
+        "Unplain.on_withdrawn is not a plain method that takes (self, event)",
         "process 'loan': `step` may record Elsewhere, which its `evolve` does not take",
         "process 'loan': `deadline` returns what is of Account; write Deadline[Loan, …]",
         "Loan.heard and loan_of, which names its process, take different events",
@@ -154,6 +191,10 @@ def not_async(event: Recorded[Elsewhere]) -> None:  # type: ignore[arg-type,misc
     """A handler that is neither async nor has a second parameter."""
 
 
+@reactor("keyword", revision="2", partitions=1.5, retry=3)  # type: ignore[arg-type]
+async def keyword(event: Recorded[Deposited], *, to: Reaction) -> None: ...
+
+
 @reactor("mails")
 async def mails(event: Recorded[Deposited], to: Reaction) -> None: ...
 
@@ -173,12 +214,16 @@ async def streams(event: Recorded[Deposited], to: Reaction) -> AsyncIterator[int
 
 
 def test_all_faults_of_reactors_are_reported_at_once() -> None:
-    text = refusal_of(reactors=[not_async, mails, more_mails, streams, typo, reactor, "receipts"])
+    text = refusal_of(reactors=[not_async, mails, more_mails, streams, typo, reactor, "receipts", keyword])
     for part in (
+        "keyword does not take (event, reaction)",
+        "its revision is '2'; give a whole number, 1 or more",
+        "it has 1.5 partitions; give a whole number, 1 to 64",
+        "its retry is 3; give a Retry(…)",
         "the reactor's name 'Bad Name' is not",
         "not_async is not an `async def`",
         "not_async does not take (event, reaction)",
-        "its revision is 0; give 1 or more",
+        "its revision is 0; give a whole number, 1 or more",
         "it starts after position -1",
         "give at least one try",
         "`never` of its retry is <class 'ValueError'>; give a tuple of exception classes",
@@ -190,7 +235,7 @@ def test_all_faults_of_reactors_are_reported_at_once() -> None:
         'reactor is not a reactor: decorate it with `@reactor("name")`',
         'it starts at \'latest\'; give "new", "beginning" or a position',
         'its on_error is \'skip\'; give "quarantine" or "stop"',
-        "it has 0 partitions; give 1 to 64",
+        "it has 0 partitions; give a whole number, 1 to 64",
         "typo is given a `Recorded`: write `event: Recorded[Deposited]`",
     ):
         assert part in text, part
@@ -241,6 +286,44 @@ COUNT = itertools.count(1)
 def test_a_deadline_that_depends_on_more_than_the_state_is_refused(fault: str) -> None:
     with pytest.raises(UsageError, match=r"Alarm.deadline of the process 'alarm' .*`event.recorded_at`"):
         deadlines_of(Alarm(fault=fault))
+
+
+def test_a_step_or_a_deadline_that_is_something_else_is_refused() -> None:
+    class Unfinished(Alarm):
+        def step(self) -> Any:
+            return do(Account, "a-1", Account.open, "ada")
+
+        def deadline(self) -> Any:
+            return {after(timedelta(1), Alarm.ring)}
+
+    with pytest.raises(UsageError, match=r"Unfinished.step of the process 'alarm' returned an object of the class Req"):
+        step_of(Unfinished())
+    with pytest.raises(UsageError, match=r"Unfinished.deadline of the process 'alarm' .* the class set. Return what"):
+        deadlines_of(Unfinished())
+    assert (step_of(Alarm()), step_of(Transfer())) == (None, None)
+
+
+def test_what_is_no_decision_or_no_error_is_refused_where_it_is_given() -> None:
+    request = do(Account, "a-1", Account.open, "ada")
+    for give in (
+        lambda: do(Account, "a-1", "open"),  # type: ignore[arg-type]
+        lambda: request.then(Asked),  # type: ignore[arg-type]
+        lambda: request.then_with(Asked()),  # type: ignore[arg-type]
+        lambda: after(timedelta(1), Asked()),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(
+            UsageError, match=r"(Asked|class (Asked|str)) is given where a decision belongs. Give a func"
+        ):
+            give()
+    with pytest.raises(UsageError, match=r"`refused` is given ValueError\('x'\) as its error. Give a class"):
+        request.then(Alarm.ring).refused(ValueError("x"), Alarm.ring)  # type: ignore[arg-type]
+
+
+def test_a_deadline_without_a_time_is_refused_where_it_is_made() -> None:
+    with pytest.raises(ValueError, match="2030-01-01 is no datetime with a time zone"):
+        at(date(2030, 1, 1), Alarm.ring)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"30 is no timedelta. Give one, as in timedelta\(seconds=30\)"):
+        after(30, Alarm.ring)  # type: ignore[arg-type]
 
 
 def test_deadlines_that_depend_on_the_state_alone_are_accepted() -> None:

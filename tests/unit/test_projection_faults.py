@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Column, MetaData, String, Table
 
-from eventjet import App, Key, Recorded, SqlProjection, aggregate, entries, event, projection
+from eventjet import App, Recorded, SqlProjection, aggregate, event, projection
 from eventjet.errors import DefinitionError
 from eventjet.projections.row_type import row_faults
 
@@ -46,11 +46,6 @@ class Account:
 class Row:
     id: str
     owner: str
-
-
-@dataclass(frozen=True)
-class Noted:
-    position: Key[int]
 
 
 def a_table(name: str = "rows", *, schema: str | None = None) -> Table:
@@ -156,28 +151,3 @@ def test_a_field_that_its_column_cannot_store_is_refused(hint: Any, kind: sa.typ
 )
 def test_a_field_that_its_column_can_store_is_accepted(hint: Any, kind: sa.types.TypeEngine[Any]) -> None:
     assert types_of(hint, kind) == []
-
-
-def test_functions_that_return_no_row_are_refused() -> None:
-    @projection("waiting", table=a_table("waiting"))
-    async def waiting(row: Row | None, event: Recorded[Opened]) -> Row:
-        return Row(event.aggregate_id, event.data.owner)
-
-    @projection("yielding", table=a_table("yielding"))
-    def yielding(row: Row | None, event: Recorded[Opened]) -> Row:  # type: ignore[misc]  # pyright: ignore  the mistake
-        yield Row(event.aggregate_id, event.data.owner)
-
-    @entries("noting")
-    async def noting(event: Recorded[Opened]) -> Noted:
-        return Noted(event.position)
-
-    async def key_of(event: Recorded[Opened]) -> str:
-        return event.data.owner
-
-    @projection("keyed", table=a_table("keyed"), key=key_of)
-    def keyed(row: Row | None, event: Recorded[Opened]) -> Row:
-        return Row(event.aggregate_id, event.data.owner)
-
-    faults = faults_of(waiting, yielding, noting, keyed)
-    for name in ("waiting", "yielding", "noting", "key_of"):
-        assert f"{name} is async or a generator; write a plain `def`" in faults

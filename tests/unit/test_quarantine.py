@@ -24,10 +24,10 @@ from eventjet.projections.fold import (
     BlockedAggregates,
     Offered,
     Offering,
-    ParkingFold,
+    QuarantiningFold,
     Rows,
     aggregate_key_of,
-    parked_for,
+    quarantined_for,
 )
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import resolve
@@ -123,7 +123,7 @@ class Model:
     """A read model in memory and its quarantine, as a worker keeps them batch by batch."""
 
     def __init__(self, resolved: Any = BOUND, blocked: BlockedAggregates | None = None) -> None:
-        self.fold = ParkingFold(resolved, CODEC)
+        self.fold = QuarantiningFold(resolved, CODEC)
         self.blocked = blocked or BlockedAggregates()
         self.rows: Rows = {}
         self.quarantined: dict[int, Quarantined] = {}
@@ -134,7 +134,7 @@ class Model:
         result = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.blocked)
         self.blocked.aggregates.update(result.blocked)
         self.rows.update(result.changed)
-        self.quarantined.update({quarantined.position: quarantined for quarantined in result.parked})
+        self.quarantined.update({quarantined.position: quarantined for quarantined in result.quarantined})
 
     @property
     def live(self) -> Rows:
@@ -159,7 +159,7 @@ def by_hand(records: Sequence[RawRecord]) -> tuple[dict[str, Any], dict[int, str
         if subject in blocked:
             resolutions[position] = "blocked"
         elif kind not in TAKEN or "=" in key:
-            resolutions[position] = "parked"
+            resolutions[position] = "quarantined"
             blocked.add(subject)
         elif kind == "closed":
             rows.pop(key, None)
@@ -294,9 +294,13 @@ def test_a_reason_is_a_short_line_and_a_traceback_has_a_limit(error: Exception, 
 
     try:
         deep(200)
-    except Exception as raised:  # noqa: BLE001 - it is what is parked
-        quarantined = parked_for(Offered(record(7), None), raised, private=False)
-    assert (quarantined.reason, quarantined.resolution, quarantined.payload) == (reason, "parked", b'{"amount":"1"}')
+    except Exception as raised:  # noqa: BLE001 - it is what is quarantined
+        quarantined = quarantined_for(Offered(record(7), None), raised, private=False)
+    assert (quarantined.reason, quarantined.resolution, quarantined.payload) == (
+        reason,
+        "quarantined",
+        b'{"amount":"1"}',
+    )
     assert (quarantined.event_id, quarantined.event_type, quarantined.aggregate_id) == ("id-7", "account.added", "a-1")
     assert 0 < len(quarantined.traceback) <= TRACEBACK_MAX
     quarantined.traceback.encode()

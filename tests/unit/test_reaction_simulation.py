@@ -22,7 +22,7 @@ COVERED = {
     "Hearing", "Reacting", "Transferring", "answer late", "answer lost", "asked to leave", "blocked",
     "connection lost", "deadline: CreditRefused", "deadline: Resumed", "done beyond the cursor", "dropped",
     "handled again", "killed", "killed or stopped after a write", "link lost", "operator paused",
-    "operator resumed", "operator retried", "operator set back", "operator set forwards", "parked",
+    "operator resumed", "operator retried", "operator set back", "operator set forwards", "quarantined",
     "partitions 1", "partitions 2", "partitions 3", "partitions 4", "request in an outage", "request late",
     "request lost", "retried", "stale read", "stopped", "timer fired", "timer fired twice", "try that fails",
     "try that hangs", "try that passes",
@@ -73,7 +73,7 @@ def test_a_trace_is_the_same_in_every_process() -> None:
     ],
     ids=[
         "a cursor is written whatever is there",
-        "parking is not atomic with passing over",
+        "quarantining is not atomic with passing over",
         "an event is stored whatever is there",
         "a timer fires early and says it is time",
         "a handler's commands have no ids",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -53,6 +53,25 @@ def test_undeclared_values_of_a_model_are_part_of_the_request() -> None:
     former = {request_of(place, (model,), {}, whose="c").former for model in (first, second)}
     assert former == {request_text(Open(amount=1))}
     assert request_of(place, (Open(amount=1),), {}, whose="c").former == ""
+
+
+def sign(state: object, amount: int, /, **more: int) -> None:
+    """A decision with a positional-only parameter, whose name another argument may have."""
+
+
+@dataclass
+class Unset:
+    number: int = field(init=False)
+
+
+@pytest.mark.parametrize("value", [Decimal("sNaN"), Unset(), Body.model_construct()])
+def test_an_argument_that_cannot_be_read_leaves_only_the_name_of_the_decision(value: Any) -> None:
+    assert request_text(value) == "place"
+
+
+def test_an_argument_with_the_name_of_a_positional_one_is_another_argument() -> None:
+    texts = {request_of(sign, (amount,), {"amount": 2}, whose="c").text for amount in (1, 2, 3)}
+    assert len(texts | {request_of(sign, (2,), {}, whose="c").text}) == 4
 
 
 def request_text(*args: Any, **kwargs: Any) -> str:

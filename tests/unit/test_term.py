@@ -40,7 +40,7 @@ class RecordingCursors:
         self.tries: list[tuple[tuple[int, int], ...]] = []
         """The counted attempts of each write."""
 
-    async def parked(self, name: str) -> list[QuarantinedEntry]:
+    async def quarantined(self, name: str) -> list[QuarantinedEntry]:
         return []
 
     async def write(
@@ -56,7 +56,7 @@ class RecordingCursors:
             raise StoreUnavailable("The cursor", "no answer")
         stored.value = cursor, stored.sequence, NOW
         self.tries.append(cursor.tries)
-        self.writes.append((cursor.position, [(entry.position, entry.parked.resolution) for entry in added]))
+        self.writes.append((cursor.position, [(entry.position, entry.event.resolution) for entry in added]))
 
 
 class RecordingHandler(EventHandler):
@@ -144,7 +144,7 @@ def record_at(position: int) -> RawRecord:
     return position, 0, b"app.thing.one", b"", b""
 
 
-def parked_at(position: int, resolution: str) -> QuarantinedEntry:
+def quarantined_at(position: int, resolution: str) -> QuarantinedEntry:
     return QuarantinedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
 
 
@@ -152,7 +152,7 @@ def session_of(
     cursors: RecordingCursors,
     lanes: KeyedExecutor,
     records: Records,
-    parked: Sequence[QuarantinedEntry] = (),
+    quarantined: Sequence[QuarantinedEntry] = (),
     handler: RecordingHandler | None = None,
     written_at: float = NOW,
     tries: tuple[tuple[int, int], ...] = (),
@@ -168,7 +168,7 @@ def session_of(
     subscription = ReactionSubscription(event_handler, context, PartitionAssignment(1), lambda: None)
     cursor = Cursor("echo", "reactor", "log", tries=tries)
     session = CursorSession(subscription, StoredCursor(cursor, 1, written_at), asyncio.Event())
-    session.start(lanes, records, parked)
+    session.start(lanes, records, quarantined)
     return session
 
 
@@ -190,7 +190,7 @@ async def test_quarantined_events_are_written_again_after_a_write_without_an_ans
 
 async def test_a_quarantined_event_does_not_block_earlier_events_of_its_aggregate() -> None:
     cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
-    session = session_of(cursors, lanes, Records([3, 4, 5, 6]), [parked_at(5, QUARANTINED)])
+    session = session_of(cursors, lanes, Records([3, 4, 5, 6]), [quarantined_at(5, QUARANTINED)])
     taking = asyncio.ensure_future(session.take())
     while lanes.position < 6:
         await asyncio.sleep(0)
@@ -203,7 +203,10 @@ async def test_a_quarantined_event_does_not_block_earlier_events_of_its_aggregat
 async def test_a_retry_stops_before_the_next_quarantined_event() -> None:
     cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
     session = session_of(
-        cursors, lanes, Records([3, 4, 5, 6]), [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, QUARANTINED)]
+        cursors,
+        lanes,
+        Records([3, 4, 5, 6]),
+        [quarantined_at(3, RETRY), quarantined_at(4, BLOCKED), quarantined_at(5, QUARANTINED)],
     )
     taking = asyncio.ensure_future(session.take())
     while lanes.position < 6:
@@ -239,9 +242,11 @@ async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error(
         await session.run(asyncio.Event())
 
 
-@pytest.mark.parametrize(("quarantines", "handled", "parked"), [(True, [], [(1, QUARANTINED)]), (False, [(1, 0)], [])])
+@pytest.mark.parametrize(
+    ("quarantines", "handled", "quarantined"), [(True, [], [(1, QUARANTINED)]), (False, [(1, 0)], [])]
+)
 async def test_unfinished_attempts_quarantine_an_event_without_another_call(
-    quarantines: bool, handled: list[tuple[int, int]], parked: list[tuple[int, str]]
+    quarantines: bool, handled: list[tuple[int, int]], quarantined: list[tuple[int, str]]
 ) -> None:
     """Only a quarantine takes the event: elsewhere the code may have changed meanwhile, and the handler runs."""
     cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
@@ -251,7 +256,7 @@ async def test_unfinished_attempts_quarantine_an_event_without_another_call(
     while lanes.position < 1:
         await asyncio.sleep(0)
     await session.write()
-    assert (handler.handled, cursors.writes, cursors.tries) == (handled, [(1, parked)], [()])
+    assert (handler.handled, cursors.writes, cursors.tries) == (handled, [(1, quarantined)], [()])
     taking.cancel()
     await lanes.close()
 
@@ -276,7 +281,7 @@ async def test_a_finished_attempt_does_not_count_for_other_workers() -> None:
 async def test_attempts_of_a_quarantined_event_count_until_its_retry_ends(unseen: int) -> None:
     cursors, lanes = RecordingCursors(), KeyedExecutor(4, 100)
     handler = RecordingHandler(cursors, feed=Reread())
-    session = session_of(cursors, lanes, Records([]), [parked_at(3, RETRY)], handler, tries=((3, unseen),))
+    session = session_of(cursors, lanes, Records([]), [quarantined_at(3, RETRY)], handler, tries=((3, unseen),))
     lanes.add(6, "e6", [])
     await session.write()
     assert cursors.tries == [((3, unseen),)]

@@ -13,10 +13,12 @@ from sqlalchemy import Column, Date, Integer, MetaData, Table
 
 from eventjet import (
     App,
+    Deadline,
     Outcome,
     Reaction,
     Recorded,
     Step,
+    after,
     aggregate,
     do,
     event,
@@ -25,7 +27,7 @@ from eventjet import (
     projection,
     reactor,
 )
-from eventjet.errors import UnencodableEvent
+from eventjet.errors import UnencodableEvent, UsageError
 from eventjet.testing import on, projected, reacted, scenario, story
 
 LATE = datetime(2030, 7, 1, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
@@ -138,6 +140,35 @@ def test_a_story_passes_outcomes_and_times_as_a_process_gets_them() -> None:
     planned.done(Outcome(Visit(slot=LATE.astimezone(UTC)), (Booked(slot=LATE),))).then(Fixed(day=JUNE, heard=JUNE))
     recorded = Recorded(Booked(slot=LATE), "v", 1, 1, LATE, "e")
     story(Trip).hears(Trip.hear, recorded).then(Fixed(day=JUNE, heard=JUNE))
+
+
+def test_a_step_or_a_deadline_that_records_nothing_fails_its_test() -> None:
+    @process("idle")
+    class Idle:
+        def nothing(self, error: Exception | None = None) -> Planned | None:
+            return None
+
+        def step(self) -> Step[Visit, Any]:
+            return do(Visit, "v", Visit.book, LATE).then(Idle.nothing).refused(ValueError, Idle.nothing)
+
+        def deadline(self) -> Deadline[Idle, Planned]:
+            return after(timedelta(1), Idle.nothing)
+
+        def evolve(self, event: Planned) -> Idle:
+            return self
+
+    asked = story(Idle).does(Visit, "v", Visit.book, LATE)
+    for decide in (asked.done, lambda: asked.refused(ValueError()), lambda: story(Idle).due_after(timedelta(2))):
+        with pytest.raises(AssertionError, match="nothing recorded nothing, so it would be done for ever"):
+            decide()
+    story(Idle).when(Idle.nothing).then_nothing()
+
+
+async def test_an_event_that_a_handler_does_not_take_fails_its_test() -> None:
+    with pytest.raises(UsageError, match=r"confirming takes Booked, so no worker calls it with a Confirmed. Give"):
+        await reacted(confirming, Confirmed(day=JUNE))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"Trip.hear takes Booked, so no worker calls it with a Confirmed. Give"):
+        story(Trip).hears(Trip.hear, on("v", Confirmed(day=JUNE))[0])  # type: ignore[arg-type]
 
 
 @aggregate("room")

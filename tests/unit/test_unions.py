@@ -259,6 +259,7 @@ CONFUSED: list[Any] = [
     Literal[True] | int,
     Literal[True] | float,
     Literal[1] | Literal[True],
+    Rank | Literal[True],
     tuple[float, ...] | tuple[Annotated[int, Field(ge=0, le=9)], ...],
     dict[str, float] | dict[str, Annotated[int, Field(ge=0, le=9)]],
     list[int] | tuple[int, ...],

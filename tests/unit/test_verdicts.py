@@ -28,18 +28,18 @@ class Busy(Cursors):
     async def read(self, name: str) -> StoredCursor:
         return StoredCursor(Cursor(name, "reactor", "log"), self.at)
 
-    async def parked(self, name: str, *, resolved: bool = False) -> list[QuarantinedEntry]:
+    async def quarantined(self, name: str, *, resolved: bool = False) -> list[QuarantinedEntry]:
         self.at += 1
         entry = self.entry
         if self.changes:
             self.changes -= 1
-            self.entry = QuarantinedEntry(entry.parked, tries=entry.tries + 1, sequence=entry.sequence + 1)
+            self.entry = QuarantinedEntry(entry.event, tries=entry.tries + 1, sequence=entry.sequence + 1)
         return [entry]
 
     async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[QuarantinedEntry]) -> None:
         if stored.sequence != self.at or [entry.sequence for entry in entries] != [self.entry.sequence]:
             raise CursorFenced(cursor.name)
-        self.decided += [entry.parked.resolution for entry in entries]
+        self.decided += [entry.event.resolution for entry in entries]
 
 
 async def test_a_resolution_is_written_although_the_cursor_moves_meanwhile() -> None:

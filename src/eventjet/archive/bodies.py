@@ -163,9 +163,9 @@ def archive_bodies(
     app: str,
     bodies: ArchivedBodies,
     references: Iterable[Reference],
-    tell: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> CopiedBodies:
-    """Copy bodies that an archive lacks from the object store of an app; `tell` gets the number looked at."""
+    """Copy bodies that an archive lacks from the object store of an app; `progress` gets the number looked at."""
     bucket = Bucket(app)
 
     def copy(reference: Reference) -> int | None:
@@ -176,7 +176,7 @@ def archive_bodies(
         while (chunk := link.run(patiently(reader.next(), bucket, _REQUEST_S), _REQUEST_S)) is not None:
             yield chunk
 
-    return _copied(copy, references, tell)
+    return _copied(copy, references, progress)
 
 
 def restore_bodies(
@@ -184,7 +184,7 @@ def restore_bodies(
     app: str,
     bodies: ArchivedBodies,
     references: Iterable[Reference],
-    tell: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> CopiedBodies:
     """Store bodies that the object store of an app lacks, or has not whole, from an archive, and claim the others."""
     bucket = Bucket(app)
@@ -209,11 +209,11 @@ def restore_bodies(
             return False
         return run(bucket.claiming(digest)) is not None
 
-    return _copied(copy, references, tell)
+    return _copied(copy, references, progress)
 
 
 def _copied(
-    copy: Callable[[Reference], int | None], references: Iterable[Reference], tell: Callable[[int], object]
+    copy: Callable[[Reference], int | None], references: Iterable[Reference], progress: Callable[[int], object]
 ) -> CopiedBodies:
     copied = size = present = 0
     missing: list[Reference] = []
@@ -227,5 +227,5 @@ def _copied(
                 present += 1
             else:
                 copied, size = copied + 1, size + copied_bytes
-        tell(number)
+        progress(number)
     return CopiedBodies(copied, size, present, tuple(missing))

@@ -73,7 +73,7 @@ _OTHER_SUBJECT = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
 _RECORDED, _LOGGED = (f"\r\n{name}: ".encode() for name in (RECORDED_AT, LOGGED_AT))
 _NO_HEADERS = b"NATS/1.0\r\n\r\n"
 
-Tell: TypeAlias = Callable[[Literal["publish", "compare"], int, int], object]
+Progress: TypeAlias = Callable[[Literal["publish", "compare"], int, int], object]
 """Called with (phase, events done, events in all)."""
 
 
@@ -112,7 +112,7 @@ class Restore:
     endpoint: Endpoint
     archive: ArchiveReader
     replicas: int = 1
-    progress: Tell = lambda _phase, _done, _total: None
+    progress: Progress = lambda _phase, _done, _total: None
     wait: Callable[[float], object] = time.sleep
     timeout_s: float = 5.0
     seconds: dict[str, float] = field(default_factory=dict[str, float])

@@ -124,7 +124,7 @@ def line(event: Mapping[str, Any], *, with_aggregate: bool) -> str:
     if not isinstance(data, str):
         data = jsonlib.dumps(cut_values(data), ensure_ascii=False, separators=(",", ":"))
     head = printable(f"{event['position']:>7}  {when}  {owner}{version}  {event['type']}{schema}")
-    skipped = f"  skipped: {event['void']}" if "void" in event else ""
+    skipped = f"  skipped: {event['skipped']}" if "skipped" in event else ""
     body = printable(cut(data, _DATA_MAX) + (f"  unreadable: {event['fault']}" if "fault" in event else skipped))
     width = terminal_width()
     if columns_of(f"{head}  {body}") <= width:
@@ -170,7 +170,7 @@ def skip(
             return await record_skip_marker(jet.client, jet.name, position, reason)
 
     is_new = run_async(mark())
-    value = {"position": position, "void": True, "recorded": is_new}
+    value = {"position": position, "skipped": True, "recorded": is_new}
     if not is_new:
         return Answer(value, f"Position {position} was skipped already.")
     return Answer(

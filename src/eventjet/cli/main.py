@@ -37,7 +37,7 @@ from eventjet.cli.subscriptions import cursor, deadlines, process
 from eventjet.cli.ui import ui
 from eventjet.cli.unique import unique
 from eventjet.cli.worker import pause, resume, serve, worker
-from eventjet.text import cut, meant
+from eventjet.text import cut, suggestion
 
 DONE = 0
 WRONG_USAGE = 2
@@ -362,7 +362,7 @@ def _unknown_option(option: str, context: Any) -> str:
     text = f"There is no option {option} here."
     if context is None:
         return text
-    near = meant(option, _options(context.command))
+    near = suggestion(option, _options(context.command))
     if near:
         return f"{text} {near.rstrip()}"
     # Some people put the option of a command before the command.

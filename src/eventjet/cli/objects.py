@@ -89,8 +89,8 @@ def _objects(at: AppTarget, older_than: str, *, removes: bool) -> Objects:
 
     age_s = age_in(older_than)
     with at.connection("objects") as link, progress() as show:
-        tell = partial(show, "read")
-        return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, tell=tell)
+        shown = partial(show, "read")
+        return sweep_objects(link, at.endpoint("objects"), at.app().name, age_s=age_s, removes=removes, progress=shown)
 
 
 def _value(result: Objects) -> dict[str, object]:

@@ -124,7 +124,7 @@ def show(blocks: Block | Iterable[Block]) -> None:
 def note(text: str) -> None:
     """Print a message that is not the answer on standard error, as prose or, in a JSON log, as one of its lines."""
     if _is_json_log:
-        logs.NOTE.tell(logging.getLogger("eventjet.cli"), text=" ".join(text.split()))
+        logs.NOTE.log(logging.getLogger("eventjet.cli"), text=" ".join(text.split()))
         return
     with suppress(OSError):  # the terminal may have been closed
         print(wrapped(text), file=sys.stderr, flush=True)

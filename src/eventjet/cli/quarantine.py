@@ -27,7 +27,7 @@ T = TypeVar("T")
 _POLL_S = 0.2
 _BODY_MAX = 10_000
 """Characters of an event's stored body that are shown."""
-_RESOLUTIONS = {"retry": "to be tried again", "parked": "quarantined"}
+_RESOLUTIONS = {"retry": "to be tried again"}
 
 commands = typer.Typer(
     name="quarantine", help="Show, retry and drop events that could not be handled.", no_args_is_help=True
@@ -162,7 +162,7 @@ async def _outcome(
         )
     elif is_open:
         lines.append(pending_text(quarantine.name))
-    failed = any(outcome.next_resolution == "parked" for outcome in outcomes)
+    failed = any(outcome.next_resolution == "quarantined" for outcome in outcomes)
     return Answer(outcomes, lines, ok=not failed and not (is_open and must_end))
 
 
@@ -203,7 +203,7 @@ def event_blocks(quarantined: QuarantinedEvent) -> Iterator[Block]:
         "position": f"{event.position} of {event.projection} revision {event.revision}",
         "event": f"{quarantined.type or '?'} {event.event_id}".rstrip(),
         "aggregate": f"{event.aggregate} {event.aggregate_id}",
-        "resolution": f"{resolution}, quarantined {_time(event.parked_at)}{resolved}",
+        "resolution": f"{resolution}, quarantined {_time(event.quarantined_at)}{resolved}",
         "blocked by": blocked_by,
         "blocks": str(event.blocked or ""),
         "reason": cut(event.reason),
@@ -219,7 +219,7 @@ def event_blocks(quarantined: QuarantinedEvent) -> Iterator[Block]:
 
 def _value(event: Listed) -> dict[str, Any]:
     resolved_at = None if event.resolved_at is None else _time(event.resolved_at)
-    return asdict(event) | {"parked_at": _time(event.parked_at), "resolved_at": resolved_at}
+    return asdict(event) | {"quarantined_at": _time(event.quarantined_at), "resolved_at": resolved_at}
 
 
 def _time(seconds: float) -> str:

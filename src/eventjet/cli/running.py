@@ -296,7 +296,7 @@ async def _not_working(at: AppTarget, names: Sequence[str]) -> str:
     names_by_word: defaultdict[str, list[str]] = defaultdict(list)
     for status in statuses:
         word = status.condition.word
-        if status.declared and (word in _KEPT or status.parked):
+        if status.declared and (word in _KEPT or status.quarantined):
             names_by_word[word if word in _KEPT else "quarantined"].append(status.name)
     kept = [f"{word}: {', '.join(names_by_word[word])}" for word in sorted(names_by_word)]
     return "; ".join([*kept, "`eventjet status` says why"]) if kept else ""

@@ -14,7 +14,7 @@ from eventjet.cli.target import AppTarget, YesOption, argument, on_app, option, 
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
 from eventjet.runtime import run_async
-from eventjet.text import counted, cut_values, listed, meant, utc_text
+from eventjet.text import counted, cut_values, listed, suggestion, utc_text
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
@@ -62,8 +62,8 @@ def process_fields(view: ProcessView) -> Iterator[tuple[str, str]]:
     if not view.deadlines:
         yield "deadline", "–"
     yield from (("deadline", f"{deadline['at']}  {deadline['decision']}") for deadline in view.deadlines)
-    if view.parked is not None:
-        position, reason = view.parked["position"], view.parked["reason"]
+    if view.quarantined is not None:
+        position, reason = view.quarantined["position"], view.quarantined["reason"]
         see = f"eventjet quarantine show {view.process} {position}"
         yield "waits", f"behind the quarantined event at position {position}: {reason}; see `{see}`"
     if view.paused:
@@ -297,7 +297,8 @@ def drop_cursor(
     if not cursors:
         names = [undeclared.name for undeclared in undeclared_cursors(at)]
         raise UsageError(
-            f"There is no cursor {name!r}. {meant(name, names)}Those that the app no longer declares: {listed(names)}."
+            f"There is no cursor {name!r}. {suggestion(name, names)}"
+            f"Those that the app no longer declares: {listed(names)}."
         )
     for stored in cursors:
         if stored.cursor.owner is not None and not stored.has_lost_owner:
@@ -308,11 +309,11 @@ def drop_cursor(
     position = min(stored.cursor.position for stored in cursors)
     question = f"Remove the cursor of {name}, which stands at position {position:,}, and what is quarantined there?"
     confirm(question, yes=yes, otherwise="Nothing was removed.")
-    parked = run_async(_drop(at, cursors))
+    quarantined = run_async(_drop(at, cursors))
     _delete_durables(at, cursors)
-    events = counted(parked, "quarantined event")
+    events = counted(quarantined, "quarantined event")
     done = f"removed the cursor of {name}, which stood at position {position:,}, and {events}"
-    return Answer({"name": name, "position": position, "parked": parked}, done)
+    return Answer({"name": name, "position": position, "quarantined": quarantined}, done)
 
 
 def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
@@ -329,19 +330,19 @@ async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
     """Remove cursors and their quarantine; return its number of open events. Raises `UsageError` if one was written."""
     from eventjet.subscriptions.cursor_store import Cursors, StoredCursor
 
-    parked = 0
+    quarantined = 0
     async with at.client() as client:
         store = Cursors(client, at.app().name)
         for stored in cursors:
-            entries = await store.parked(stored.cursor.name, resolved=True)
+            entries = await store.quarantined(stored.cursor.name, resolved=True)
             try:
                 await store.drop(StoredCursor(stored.cursor, stored.sequence), entries)
             except CursorFenced:
                 raise UsageError(
                     f"Somebody wrote the cursor {stored.cursor.name!r} just now. Look, and try again."
                 ) from None
-            parked += sum(entry.is_open for entry in entries)
-    return parked
+            quarantined += sum(entry.is_open for entry in entries)
+    return quarantined
 
 
 def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:

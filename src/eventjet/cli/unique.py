@@ -14,7 +14,7 @@ from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, 
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
 from eventjet.runtime import run_async
-from eventjet.text import counted, listed, meant
+from eventjet.text import counted, listed, suggestion
 
 if TYPE_CHECKING:
     from eventjet.app import App
@@ -89,10 +89,10 @@ async def _run(
     async with at.jet() as jet:
         with progress() as show:
             for cls, owner, constraint in constrained:
-                claims, tell = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")
+                claims, shown = jet.repository(cls).unique, partial(show, f"{owner} {constraint}")
                 repairs = keep_shared is not None
                 reports.append(
-                    await check_claims(claims, constraint, tell, repairs=repairs, keep_shared=bool(keep_shared))
+                    await check_claims(claims, constraint, shown, repairs=repairs, keep_shared=bool(keep_shared))
                 )
     return reports
 
@@ -104,7 +104,7 @@ def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tupl
         names = [constraint.name for constraint in info.unique]
         if not names or (name is not None and name not in names):
             has = f"It has {listed(names)}." if names else "It has none; declare one with `@unique`."
-            near = meant(name or "", names)
+            near = suggestion(name or "", names)
             raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {near}{has}")
         return [(cls, aggregate, constraint) for constraint in names if name in (None, constraint)]
     return [(cls, info.name, constraint.name) for cls, info in app.aggregates.items() for constraint in info.unique]

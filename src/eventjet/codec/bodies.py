@@ -12,7 +12,7 @@ serializer, built from the class's core schema with the leaves replaced by those
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
@@ -37,6 +37,7 @@ from pydantic_core import (
     to_jsonable_python,
 )
 
+from eventjet.codec.aliases import fields_of
 from eventjet.codec.json import check_numbers, dump_json
 from eventjet.codec.leaves import (
     LEAVES,
@@ -50,9 +51,9 @@ from eventjet.codec.leaves import (
 )
 from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import complete, is_event
-from eventjet.domain.personal import is_private
+from eventjet.domain.personal import field_hint, is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
-from eventjet.text import cut, shown
+from eventjet.text import cut, listed, shown
 
 
 class BodyCodec:
@@ -80,17 +81,12 @@ class BodyCodec:
             read_value = self.decode(body)
             fault = _difference(value, read_value, exact)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            reason = cut(faults_of(error)) or type(error).__name__
-            if isinstance(error, PydanticSerializationError):
-                reason = f"{self._field_without_json(value)}{_WRAPPED.sub('', reason)}"
-            raise UnencodableEvent(value, reason) from None
+            raise UnencodableEvent(value, self._reason(value, error)) from None
         if fault is not None:
             path, reason, read_part = fault
             hidden = is_private(cast("type[Any]", type(value)))
-            message = (
-                reason
-                or f"it would be read back as {f'another {type(read_part).__name__}' if hidden else shown(read_part)}"
-            )
+            part_text = f"another {type(read_part).__name__}" if hidden else shown(read_part)
+            message = reason or f"it would be read back as {part_text}"
             raise UnencodableEvent(value, f"{path.removeprefix('.')}: {message}" if path else message)
         return body, read_value
 
@@ -101,14 +97,50 @@ class BodyCodec:
         except (PydanticSerializationError, UnicodeEncodeError, ValueError, RecursionError):
             return self.read_back(value)[0]  # which raises the error in words
 
+    def _reason(self, value: Any, error: Exception) -> str:
+        """Return why a value cannot be stored; without what code of the application says of a personal field."""
+        cls = cast("type[Any]", type(value))
+        if isinstance(error, ValidationError):
+            names = {next(iter(detail["loc"]), "") for detail in error.errors(include_url=False, include_input=False)}
+        else:
+            names = {self._field_without_json(value)}
+        if is_private(cls) and ("" in names or any(is_private(field_hint(cls, str(name))) for name in names)):
+            reason = f"{type(error).__name__}, and what it says is not shown, since it may be personal"
+            return f"{listed(map(str, filter(None, names)))}: {reason}" if names != {""} else reason
+        reason = cut(faults_of(error)) or type(error).__name__
+        if not isinstance(error, PydanticSerializationError):
+            return reason
+        (name,) = names
+        return f"{name}: {_WRAPPED.sub('', reason)}" if name else _WRAPPED.sub("", reason)
+
     def _field_without_json(self, value: Any) -> str:
-        """Return the first field that cannot be written, as `amount: `; empty if it is not known."""
+        """Return the first field that cannot be written; empty if it is not known."""
         for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():
             try:
                 self._serializer.to_json(value, include={name}, warnings=False)
             except PydanticSerializationError:
-                return f"{name}: "
+                return name
         return ""
+
+    def default_faults(self, name: str) -> list[str]:
+        """Return, as sentences about the class `name`, the defaults of its fields that could not be stored."""
+        definitions = self.schema.get("definitions", [])
+        cls_schema = self.schema["schema"] if self.schema["type"] == "definitions" else self.schema
+        faults: list[str] = []
+        for field_name, field in fields_of(cls_schema["schema"]):
+            node = field["schema"]
+            if node["type"] != "default" or "default" not in node:
+                continue
+            value, schema = node["default"], core_schema.definitions_schema(node["schema"], definitions)
+            try:
+                BodyCodec(object, schema).read_back(value)
+            except UnencodableEvent as error:
+                reason = error.reason.removeprefix("it: ")
+                faults.append(
+                    f"{name}.{field_name} has the default {shown(value)}, which could not be stored: {reason}; give "
+                    "another"
+                )
+        return faults
 
     def text(self, value: Any) -> str:
         """Return a value as JSON in the profile, without checking that it can be read back."""
@@ -225,6 +257,8 @@ def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], e
     """Compare two mappings with their order, since a state's methods may depend on it."""
     if len(value) != len(read_value):
         return "", "", read_value
+    if isinstance(value, defaultdict) and value.default_factory is not cast("Any", read_value).default_factory:
+        return "", "its default_factory would be another; give a dict", read_value
     difference = _first_difference(value, read_value, exact) or _first_difference(
         value.values(), read_value.values(), exact
     )
@@ -234,6 +268,8 @@ def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], e
 def _difference_of_items(value: Sequence[Any], read_value: Sequence[Any], exact: bool) -> _Fault | None:
     if len(value) != len(read_value):
         return "", "", read_value
+    if isinstance(value, deque) and value.maxlen != cast("Any", read_value).maxlen:
+        return "", f"its maxlen {value.maxlen} would be lost; give a deque without one", read_value
     difference = _first_difference(value, read_value, exact)
     return difference and (f"[{difference[0]}]{difference[1][0]}", *difference[1][1:])
 

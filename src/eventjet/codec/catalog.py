@@ -14,7 +14,7 @@ from eventjet.codec.aliases import alias_faults
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
-from eventjet.domain.aggregate import EventInfo, event_info, field_faults
+from eventjet.domain.aggregate import EventInfo, event_info, field_faults, is_count
 from eventjet.domain.blob import holds_blobs
 from eventjet.domain.personal import is_private, masked, masked_undeclared, masked_whole
 
@@ -216,10 +216,13 @@ class Catalog:
         for cls, kind in self._types.items():
             schema = kind.codec.schema
             faults += [*field_faults(cls), *union_faults(schema, cls.__qualname__), *alias_faults(schema)]
+            faults += kind.codec.default_faults(cls.__qualname__)
             if not _NAME.fullmatch(kind.info.name):
                 faults.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
-            if kind.info.schema < 1:
-                faults.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
+            if not is_count(kind.info.schema):
+                faults.append(
+                    f"the event {kind.info.name!r} has schema {kind.info.schema!r}; give a whole number, 1 or more"
+                )
             faults += [
                 f"the former name {name!r} of {cls.__qualname__} is not {_NAME.pattern}"
                 for name in kind.info.formerly
@@ -228,10 +231,14 @@ class Catalog:
             for name in (kind.info.name, *kind.info.formerly):
                 if owners.setdefault(name, cls) is not cls:
                     faults.append(
-                        f"{owners[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}"
+                        f"{owners[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}; a "
+                        "reader would not know which is stored: rename one, or drop the name from the `formerly` of one"
                     )
                 if name in self.retired:
-                    faults.append(f"the event {name!r} is both declared and retired")
+                    faults.append(
+                        f"the event {name!r} is both declared and retired; take it out of `retired_events`, or out of "
+                        "its aggregate's `evolve`"
+                    )
         faults += [
             f"the retired event {name!r} is not {_NAME.pattern}, so no event was ever called so"
             for name in sorted(self.retired)
@@ -245,14 +252,20 @@ class Catalog:
             f"the event {name!r} is at schema {schema} and no @upcaster({name!r}, schema={number}) leads on from "
             f"schema {number}"
             for name, schema in current.items()
-            for number in range(1, schema)
+            for number in range(1, schema if is_count(schema) else 1)
             if (name, number) not in self._steps
         ]
         for (name, schema), count in Counter((step.name, step.schema) for step in self._upcasters).items():
             if count > 1:
-                faults.append(f"two upcasters are declared for {name!r} schema {schema}")
+                faults.append(f"two upcasters are declared for {name!r} schema {schema}; leave one out")
             if name not in current:
-                faults.append(f"an upcaster is declared for {name!r}, which no aggregate folds")
-            elif not 1 <= schema < current[name]:
-                faults.append(f"the upcaster for {name!r} schema {schema} leads beyond schema {current[name]}")
+                faults.append(
+                    f"an upcaster is declared for {name!r}, which no aggregate folds; give the event's present name, "
+                    "or leave the upcaster out"
+                )
+            elif is_count(current[name]) and not (is_count(schema) and schema < current[name]):
+                faults.append(
+                    f"the upcaster for {name!r} schema {schema!r} leads beyond schema {current[name]}; raise the "
+                    "event's `schema`, or leave the upcaster out"
+                )
         return faults

@@ -41,7 +41,12 @@ from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.text import listed
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_UNNAMED = {
+    inspect.Parameter.POSITIONAL_ONLY: "{}, /",
+    inspect.Parameter.VAR_POSITIONAL: "*{}",
+    inspect.Parameter.VAR_KEYWORD: "**{}",
+}
+"""Parameters that cannot be given by their name, each as it is written."""
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Context in which `Decimal.normalize` removes trailing zeros and rounds nothing."""
 _sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -58,8 +63,13 @@ class Arguments:
         _, *parameters = self._signature.parameters.values()
         bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
         for parameter in parameters:
-            if parameter.kind in _VARIADIC:
-                raise DefinitionError([f"{shown_name(decide)} takes *{parameter.name}, which cannot be served"])
+            if parameter.kind in _UNNAMED:
+                reason = (
+                    "cannot be served, since arguments travel by name: take a parameter with a name, such as a tuple"
+                )
+                raise DefinitionError(
+                    [f"{shown_name(decide)} takes {_UNNAMED[parameter.kind].format(parameter.name)}, which {reason}"]
+                )
             bare["__annotations__"][parameter.name] = resolved_hint(decide, parameter.name, include_extras=True)
             if parameter.default is not parameter.empty:
                 bare[parameter.name] = parameter.default
@@ -72,7 +82,8 @@ class Arguments:
         except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
-        if faults := union_faults(self._codec.schema, shown_name(decide)):
+        name = shown_name(decide)
+        if faults := [*union_faults(self._codec.schema, name), *self._codec.default_faults(name)]:
             raise DefinitionError(faults)
         self._has_blobs = holds_blobs(self._codec.schema)
 
@@ -166,7 +177,7 @@ def request_of(
         declared = _without_undeclared(arguments)
         former = "" if declared == arguments else f"{name}:{_digest(whose, declared)}"
         return Request(f"{name}:{_digest(whose, arguments)}", decide, arguments, whose, former)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001 - reading a value of the application may raise anything
         return Request(name, decide, None, whose)
 
 
@@ -263,8 +274,10 @@ def _arguments(
         parameter = bound.signature.parameters[name]
         default = parameter.default
         if parameter.kind is parameter.VAR_KEYWORD:
-            items = cast("dict[str, Any]", value).items()
-            by_name |= {key: canonical(item) for key, item in items if key not in ignoring}
+            for key, item in cast("dict[str, Any]", value).items():
+                if key not in ignoring:
+                    # A positional-only parameter may have the same name.
+                    by_name[f"**{key}" if key in by_name else key] = canonical(item)
         elif parameter.kind is parameter.VAR_POSITIONAL:
             by_name[name] = canonical(value if index else value[1:])
         elif index and value is not default:  # the first is the state

@@ -161,9 +161,9 @@ def _of_scalars(left: Node, right: Node) -> int:
             return _APART
         return _CONFUSED if any(kinds <= pair for pair in _CONFUSABLE) else _APART
     if left_constants is not None and right_constants is not None:
-        pairs = product(left_constants.values(), right_constants.values())
-        if any(ours == theirs and type(ours) is not type(theirs) for ours, theirs in pairs):
-            return _CONFUSED
+        pairs = product(left_constants, right_constants)
+        if any(value == other and kind is not other_kind for (kind, value), (other_kind, other) in pairs):
+            return _CONFUSED  # pydantic takes 1 for Literal[True]
         common = left_constants.keys() & right_constants.keys()
         if not common:
             return _APART

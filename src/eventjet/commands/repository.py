@@ -318,6 +318,6 @@ async def open_repositories(
         with suppress(StoreError, Unreachable):
             await store.stream.look()  # logs what has drifted
             if store.unknown:
-                logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
+                logs.AGGREGATES_UNKNOWN.log(_log, stream=app.name, names=", ".join(store.unknown))
         await store.check_server()
         yield repositories, client

@@ -129,10 +129,10 @@ def check_work(report: Report, status: WorkStatus) -> None:
             f"`eventjet worker`, or `eventjet rebuild {name}`; if it is still inactive then, `eventjet db promote "
             f"{name}`",
         )
-    if status.parked:
+    if status.quarantined:
         report.warning(
             "quarantine",
-            f"{label} has {status.parked:,} quarantined",
+            f"{label} has {status.quarantined:,} quarantined",
             "they are in no read model, and later events of their aggregates wait behind them",
             f"`eventjet quarantine list {name}`",
         )

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 from eventjet.domain.subscription import raw_annotations
 from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -89,6 +89,11 @@ def check_name(name: object, decorator: str, example: str) -> None:
     if not isinstance(name, str):
         target = getattr(name, "__qualname__", type(name).__name__)
         raise DefinitionError([f'@{decorator} of {target} lacks its name; write @{decorator}("{example}")'])
+
+
+def is_count(number: object) -> bool:
+    """Return whether a value is a whole number from 1 on."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ def _constructor(cls: Any) -> Callable[..., None]:
             if not unknown:
                 raise
             names = [field.name for field in fields(cls) if field.init]
-            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], names)}"
+            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {suggestion(unknown[0], names)}"
             faults = "".join(f"{fault}. " for fault in field_faults(cls))
             raise TypeError(f"{reason}{faults}Its fields: {listed(names)}.") from None
 
@@ -234,7 +239,7 @@ def complete(cls: Any) -> None:
 
 def event_info(cls: Any) -> EventInfo:
     """Return the arguments of `@event`; raises `DefinitionError` for a class that is not an event."""
-    return _declared(cls, EventInfo, "an event: decorate it with @event")
+    return _declared(cls, EventInfo, "an event", "@event(…)")
 
 
 def is_event(cls: Any) -> bool:
@@ -249,13 +254,18 @@ def is_aggregate(cls: Any) -> bool:
 
 def aggregate_info(cls: Any) -> AggregateInfo:
     """Return the arguments of `@aggregate`; raises `DefinitionError` for a class that is not an aggregate."""
-    return _declared(cls, AggregateInfo, "an aggregate: decorate it with @aggregate")
+    return _declared(cls, AggregateInfo, "an aggregate", "@aggregate(…)")
 
 
-def _declared(cls: Any, kind: type[T], title: str) -> T:
+def _declared(cls: Any, kind: type[T], title: str, decorator: str) -> T:
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
-    if not isinstance(info, kind):
-        # The repr of a value may be long, and may contain personal data.
-        label = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
-        raise DefinitionError([f"{label} is not {title}(…)"])
-    return info
+    if isinstance(info, kind):
+        return info
+    label = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None)
+    if label is not None:
+        raise DefinitionError([f"{label} is not {title}: decorate it with {decorator}"])
+    # The repr of a value may be long, and may contain personal data.
+    made_of = cast("type[Any]", type(cls))
+    is_declared = isinstance(vars(made_of).get(_MARK), kind)
+    remedy = "give the class itself" if is_declared else f"give a class decorated with {decorator}"
+    raise DefinitionError([f"an object of the class {made_of.__qualname__} is not {title}: {remedy}"])

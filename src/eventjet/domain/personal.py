@@ -9,14 +9,17 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from itertools import chain
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 from uuid import UUID
+
+from typing_extensions import is_typeddict
 
 from eventjet.domain.state import field_names
 from eventjet.domain.subscription import annotation, raw_annotations
@@ -111,13 +114,13 @@ def field_hint(cls: type, name: str) -> Any:
 
 
 def decisions_are_private(cls: type) -> bool:
-    """Return whether a method of a class has a parameter that is personal, or may be."""
-    for function in vars(cls).values():
-        if not isinstance(function, types.FunctionType):
-            continue
-        if any(is_private(parameter_hint(function, name)) for name in raw_annotations(function) if name != "return"):
-            return True
-    return False
+    """Return whether a method of a class, inherited or its own, has a parameter that is personal, or may be."""
+    return any(takes_personal(function) for _, function in inspect.getmembers(cls, inspect.isfunction))
+
+
+def takes_personal(function: Any) -> bool:
+    """Return whether a function has a parameter that is personal, or may be."""
+    return any(is_private(parameter_hint(function, name)) for name in raw_annotations(function) if name != "return")
 
 
 def parameter_hint(function: Any, name: str) -> Any:
@@ -248,7 +251,9 @@ def _undeclared(kind: Any) -> Iterator[Any]:
 def _kinds(hint: Any) -> Iterator[Any]:
     """Yield the members of an annotation, and the mark itself for a personal member."""
     origin = typing.get_origin(hint)
-    if origin is Annotated:
+    if isinstance(hint, str | typing.ForwardRef):
+        yield _MARK  # an unresolved name: better hidden than shown
+    elif origin is Annotated:
         if any(isinstance(entry, _Mark) for entry in hint.__metadata__):
             yield _MARK
         yield from _kinds(hint.__origin__)
@@ -278,18 +283,18 @@ def _items(kind: Any) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=10_000)
 def _hints(cls: type) -> Mapping[str, Any]:
-    declared = getattr(cls, "__pydantic_fields__", None)
-    if isinstance(declared, dict):
-        field_infos = cast("dict[str, Any]", declared)
-        by_name = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
-        return by_name | {
-            alias: by_name[name] for name, field_info in field_infos.items() for alias in _aliases(field_info)
-        }
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except Exception:  # noqa: BLE001 - an annotation is any expression
-        names = [name for base in cls.__mro__ for name in raw_annotations(base)]
-        return dict.fromkeys(names, Personal[Any])  # better hidden than shown
+    declared: Any = getattr(cls, "__pydantic_fields__", None)
+    field_infos = cast("dict[str, Any]", declared if isinstance(declared, dict) else {})
+    if field_infos and cast("Any", cls).__pydantic_complete__:
+        by_name: Mapping[str, Any] = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
+    else:  # the annotations of an incomplete class name classes that were declared after it
+        try:
+            by_name = typing.get_type_hints(cls, include_extras=True)
+        except Exception:  # noqa: BLE001 - an annotation is any expression
+            names = [name for base in cls.__mro__ for name in raw_annotations(base)]
+            by_name = dict.fromkeys(names, Personal[Any])  # better hidden than shown
+        by_name = {name: by_name[name] for name in field_infos} or by_name
+    return {**by_name, **{alias: by_name[name] for name in field_infos for alias in _aliases(field_infos[name])}}
 
 
 def _aliases(field_info: Any) -> Iterator[str]:
@@ -310,12 +315,25 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a class's fields by name; empty for a class without fields."""
     if not _has_fields(kind):
         return {}
-    hints = _hints(typing.get_origin(kind) or kind)
-    if not any(map(is_private, typing.get_args(kind))):
-        return hints
-    # A field of a generic class that has a type variable may be of the personal type.
-    generic = {name for name, hint in hints.items() if isinstance(hint, TypeVar) or getattr(hint, "__parameters__", ())}
-    return {**hints, **dict.fromkeys(generic, Personal[Any])}
+    cls: Any = typing.get_origin(kind) or kind
+    hints = _hints(cls)
+    bases = [parent.__dict__.get("__orig_bases__", ()) for parent in cls.__mro__]
+    arguments = [
+        argument
+        for generic in (kind, *chain.from_iterable(bases))
+        for argument in typing.get_args(generic)
+        if not isinstance(argument, TypeVar | list | tuple | types.EllipsisType)
+    ]
+    return {name: _without_variables(hint, arguments) for name, hint in hints.items()} if arguments else hints
+
+
+def _without_variables(hint: Any, arguments: Sequence[Any]) -> Any:
+    """Return the annotation of a generic class's field, with all type arguments for each of its type variables."""
+    any_argument: Any = typing.Union[tuple(arguments)]  # noqa: UP007
+    if isinstance(hint, TypeVar):
+        return any_argument
+    variables = getattr(hint, "__parameters__", ())
+    return hint[(any_argument,) * len(variables)] if variables and not isinstance(hint, type) else hint
 
 
 def _has_fields(kind: Any) -> bool:
@@ -324,4 +342,4 @@ def _has_fields(kind: Any) -> bool:
     if not isinstance(cls, type):
         return False
     cls = cast("Any", cls)
-    return is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
+    return is_dataclass(cls) or hasattr(cls, "model_fields") or is_typeddict(cls) or hasattr(cls, "_fields")

@@ -16,6 +16,7 @@ from eventjet.domain.aggregate import AggregateType, aggregate, check_name
 from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 
 C = TypeVar("C")
@@ -47,11 +48,23 @@ class Outcome(Generic[S_co, E_co]):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A decision with its arguments; calls are equal when decision and arguments are equal."""
+    """A decision with its arguments; calls are equal when decision and arguments are equal.
+
+    Raises `UsageError` for a decision that is no function, such as an event or its class.
+    """
 
     decide: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        decide: Any = self.decide
+        if isinstance(decide, type) or not callable(decide):
+            name = shown_name(decide) if isinstance(decide, type) else f"an object of the class {type(decide).__name__}"
+            raise UsageError(
+                f"{name} is given where a decision belongs. Give a function that is called with the state, such as "
+                "`Account.withdraw`, and its arguments after it."
+            )
 
     @classmethod
     def of(cls, decide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -124,7 +137,14 @@ class Step(Generic[S_co, E_co]):
     def refused(
         self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | Sequence[E2] | None], /
     ) -> Step[S, E | E2]:
-        """Add what the process decides when the other aggregate's decision raises this domain error."""
+        """Add what the process decides when the other aggregate's decision raises this domain error.
+
+        Raises `UsageError` for what is no class of exceptions.
+        """
+        if not (isinstance(error, type) and issubclass(error, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"`refused` is given {error!r} as its error. Give a class of exceptions, then the decision."
+            )
         refusals = (*self.refusals, (error, Call(decide)))
         return cast("Any", Step(self.request, self.done, refusals, self.takes_outcome))
 
@@ -187,8 +207,8 @@ def at(when: datetime, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     assert at(noon, Transfer.gave_up).due_at(datetime(2029, 1, 1, tzinfo=UTC)) == noon
     ```
     """
-    if when.utcoffset() is None:
-        raise ValueError(f"{when.isoformat()} has no time zone. Give a time with its zone.")
+    if not isinstance(when, datetime) or when.utcoffset() is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{when} is no datetime with a time zone. Give one, as in datetime(…, tzinfo=UTC).")
     deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), when=when)
     return deadline
 
@@ -204,11 +224,15 @@ def after(
 def after(delay: timedelta, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return a deadline at a delay after the process's last event, by the log's clock, when it makes `decide`.
 
+    Raises `ValueError` for a delay that is no `timedelta`.
+
     ```python
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     assert after(timedelta(minutes=15), Transfer.try_again).due_at(noon) == noon + timedelta(minutes=15)
     ```
     """
+    if not isinstance(delay, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]  seconds are easily given
+        raise ValueError(f"{delay!r} is no timedelta. Give one, as in timedelta(seconds=30).")
     deadline: Deadline[Any, Any] = Deadline(Call.of(decide, args, kwargs), delay=delay)
     return deadline
 
@@ -388,30 +412,52 @@ def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
     return [(name, member) for name, member in inspect.getmembers(cls, inspect.isfunction) if hasattr(member, LISTENS)]
 
 
+def step_of(state: Any) -> Step[Any, Any] | None:
+    """Return the next step of a state, or None; raises `UsageError` if its `step` returns something else."""
+    step: Any = own_copy(state).step()
+    if step is None or isinstance(step, Step):
+        return cast("Step[Any, Any] | None", step)
+    raise UsageError(
+        f"{_function_name(state, 'step')} returned an object of the class {type(step).__qualname__}. Return a step, "
+        "`do(…).then(…)`, or None."
+    )
+
+
 def deadlines_of(state: Any) -> tuple[Deadline[Any, Any], ...]:
     """Return the deadlines of a state; empty when its class has no `deadline`.
 
     `deadline` is called twice on the state. Raises `UsageError` if the answers differ: a deadline that asks the clock
-    would be another one at each look, and never come.
+    would be another one at each look, and never come. Raises `UsageError`, too, if it returns something else.
     """
     if getattr(state, "deadline", None) is None:
         return ()
-    deadlines, again = _as_tuple(own_copy(state).deadline()), _as_tuple(own_copy(state).deadline())
+    deadlines, again = _deadlines(state), _deadlines(state)
     if len(deadlines) == len(again) and all(map(_is_equal, deadlines, again)):
         return deadlines
-    name = getattr(state, PROCESS, type(state).__name__)
     raise UsageError(
-        f"{type(state).__qualname__}.deadline of the process {name!r} gives another deadline each time it is called on "
-        "one state, as when it asks the clock or chance. Have it look at the state alone: keep a time in the state, "
-        "such as the `event.recorded_at` of an event that the process listens to, or count from its last event with "
-        "`after`."
+        f"{_function_name(state, 'deadline')} gives another deadline each time it is called on one state, as when it "
+        "asks the clock or chance. Have it look at the state alone: keep a time in the state, such as the "
+        "`event.recorded_at` of an event that the process listens to, or count from its last event with `after`."
     )
 
 
-def _as_tuple(deadlines: Any) -> tuple[Deadline[Any, Any], ...]:
-    if deadlines is None:
+def _deadlines(state: Any) -> tuple[Deadline[Any, Any], ...]:
+    answer = own_copy(state).deadline()
+    if answer is None:
         return ()
-    return tuple(cast("Sequence[Any]", deadlines)) if isinstance(deadlines, list | tuple) else (deadlines,)
+    deadlines: tuple[Any, ...] = tuple(cast("Any", answer)) if isinstance(answer, list | tuple) else (answer,)
+    for deadline in deadlines:
+        if not isinstance(deadline, Deadline):
+            raise UsageError(
+                f"{_function_name(state, 'deadline')} returned an object of the class {type(deadline).__qualname__}. "
+                "Return what `at` or `after` makes, a list of these, or None."
+            )
+    return deadlines
+
+
+def _function_name(state: Any, function: str) -> str:
+    cls = cast("type[Any]", type(state))
+    return f"{cls.__qualname__}.{function} of the process {getattr(cls, PROCESS, cls.__name__)!r}"
 
 
 def _is_equal(deadline: Deadline[Any, Any], other: Deadline[Any, Any]) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-QUARANTINED, BLOCKED, RETRY, RETRIED, DROPPED = "parked", "blocked", "retry", "retried", "dropped"
+QUARANTINED, BLOCKED, RETRY, RETRIED, DROPPED = "quarantined", "blocked", "retry", "retried", "dropped"
 BLOCKING = (QUARANTINED, BLOCKED, RETRY)
-"""Resolutions that block an aggregate: its first row is `parked` (quarantined) or `retry`, the others are `blocked`."""
+"""Resolutions that block an aggregate: its first row is `quarantined` or `retry`, the others are `blocked`."""
 DECIDED_RESOLUTIONS = (RETRY, RETRIED, DROPPED)
 """Resolutions that an operator asked for."""
 

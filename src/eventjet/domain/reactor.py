@@ -19,11 +19,18 @@ from zlib import crc32
 
 from typing_extensions import TypeVar
 
-from eventjet.domain.aggregate import AggregateType, check_name, event_info
+from eventjet.domain.aggregate import AggregateType, check_name, event_info, is_count
 from eventjet.domain.decision import Committed
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import (
+    is_called_with,
+    is_plain,
+    recorded_events_of,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
 from eventjet.errors import DefinitionError
 
 S = TypeVar("S")
@@ -42,6 +49,8 @@ Start: TypeAlias = Literal["new", "beginning"] | int
 PARTITIONS_MAX = 64
 """Limit of a reactor's partitions: each partition reads all events of the reactor and skips those of the others."""
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SUBJECT = re.compile(r"(?:(?!>\.)[^\s.]+\.)*[^\s.]+")
+"""A subject to listen to: no blank, no empty token, and `>` only as the last one."""
 _LISTS = (list, tuple, Sequence)
 
 
@@ -154,13 +163,14 @@ class Reactor(Generic[E_contra, D_contra]):
         """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
         handle = self.handle
         faults = _handler_faults(self, "event")
-        if self.revision < 1:
-            faults.append(f"its revision is {self.revision}; give 1 or more")
-        if not 1 <= self.partitions <= PARTITIONS_MAX:
-            faults.append(f"it has {self.partitions} partitions; give 1 to {PARTITIONS_MAX}")
+        if not is_count(self.revision):
+            faults.append(f"its revision is {self.revision!r}; give a whole number, 1 or more")
+        if not is_count(self.partitions) or self.partitions > PARTITIONS_MAX:
+            faults.append(f"it has {self.partitions!r} partitions; give a whole number, 1 to {PARTITIONS_MAX}")
         try:
             faults += [
-                f"{shown_name(handle)} takes {shown_name(event)}, which no aggregate of the app folds"
+                f"{shown_name(handle)} takes {shown_name(event)}, which no aggregate of the app folds; list its "
+                "aggregate in `aggregates`"
                 for event in self.events
                 if not is_known(event)
             ]
@@ -177,7 +187,7 @@ def _handler_faults(declared: Any, argument: str) -> list[str]:
         faults.append(
             f"{shown_name(handle)} is not an `async def`; call code that blocks in it with `asyncio.to_thread`"
         )
-    if len(inspect.signature(handle).parameters) != 2:
+    if not is_called_with(handle, 2):
         faults.append(f"{shown_name(handle)} does not take ({argument}, reaction)")
     return faults
 
@@ -191,8 +201,10 @@ def start_faults(start: Any) -> list[str]:
 
 def retry_faults(retry: Retry, on_error: Any) -> list[str]:
     """Return the faults of a retry policy and of `on_error`."""
+    if not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+        return [f"its retry is {retry!r}; give a Retry(…)"]
     faults: list[str] = []
-    if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
+    if not is_count(retry.tries) or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
         faults.append(f"its retry is {retry}; give at least one try, and finite seconds above 0")
     for field_name in ("passing", "never"):
         kinds: Any = getattr(retry, field_name)
@@ -365,11 +377,15 @@ class Inbox(Generic[T_contra, D_contra]):
             )
         return typing.get_args(hint)[0]
 
-    def faults(self) -> list[str]:
-        """Return the faults of this declaration, each as a sentence."""
+    def faults(self, app: str) -> list[str]:
+        """Return the faults of this declaration in the app of this name, each as a sentence."""
         faults = _handler_faults(self, "message")
-        if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
-            faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
+        if not _is_match(_STREAM, self.stream):
+            faults.append(f"its stream {self.stream!r} is not a stream's name")
+        if app in (self.stream, *(source.stream for source in self.sources if not source.prefix)):
+            faults.append(f"the stream {app!r} is the app's own log, whose events a reactor takes; name another stream")
+        if not _is_match(_SUBJECT, self.subject):
+            faults.append(f"its subject {self.subject!r} is not one; write it as in payments.captured.*")
         faults += _source_faults(self.stream, self.sources)
         try:
             _ = self.type
@@ -378,11 +394,15 @@ class Inbox(Generic[T_contra, D_contra]):
         return faults
 
 
+def _is_match(form: re.Pattern[str], text: Any) -> bool:
+    return isinstance(text, str) and form.fullmatch(text) is not None
+
+
 def _source_faults(stream: str, sources: Sequence[Source]) -> list[str]:
     """Return the faults of the sources of an inbox's stream."""
     faults: list[str] = []
     for source in sources:
-        if _STREAM.fullmatch(source.stream) is None:
+        if not _is_match(_STREAM, source.stream):
             faults.append(f"its source {source.stream!r} is not a stream's name")
         if source.domain and source.api:
             faults.append(f"its source {source.stream!r} has a domain and an api; give one of them")
@@ -465,20 +485,26 @@ class Publication(Generic[E_contra]):
             events |= dict.fromkeys(event for event in members if event is not Ellipsis)
         return tuple(events)
 
-    def faults(self, is_known: Callable[[type], bool]) -> list[str]:
-        """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
+    def faults(self, app: str, is_known: Callable[[type], bool]) -> list[str]:
+        """Return the faults of this declaration in the app of this name, which folds the known events, as sentences."""
         translate = self.translate
         faults = start_faults(self.start)
-        if inspect.iscoroutinefunction(translate) or inspect.isgeneratorfunction(translate):
+        if not is_plain(translate):
             faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
-        if _STREAM.fullmatch(self.stream) is None:
+        if not _is_match(_STREAM, self.stream):
             faults.append(f"its stream {self.stream!r} is not a stream's name")
+        if self.stream == app:
+            faults.append(
+                f"the stream {app!r} is the app's own log, which public events are not for; name another stream"
+            )
         if not self.source:
             faults.append("its source is empty; name a URI, as CloudEvents want it")
         try:
             unknown = [event for event in self.events if not is_known(event)]
             faults += [
-                f"{shown_name(translate)} takes {shown_name(event)}, which no aggregate folds" for event in unknown
+                f"{shown_name(translate)} takes {shown_name(event)}, which no aggregate of the app folds; list its "
+                "aggregate in `aggregates`"
+                for event in unknown
             ]
             for event in self.public:
                 event_info(event)

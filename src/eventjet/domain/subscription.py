@@ -92,6 +92,22 @@ def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool 
     return hints[parameter]
 
 
+def is_plain(function: Any) -> bool:
+    """Return whether a call of a function returns its result: it is not async and no generator."""
+    return not any(
+        is_other(function)
+        for is_other in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    )
+
+
+def is_called_with(function: Any, count: int) -> bool:
+    """Return whether a function has this many parameters, all of which may be given by position."""
+    parameters = inspect.signature(function).parameters.values()
+    return len(parameters) == count and all(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+    )
+
+
 def _place(function: Any) -> str:
     """Return where a function is defined, as ` (bank.py, line 54)`; empty if that is not known."""
     code = getattr(inspect.unwrap(function), "__code__", None)

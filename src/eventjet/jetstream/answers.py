@@ -126,7 +126,7 @@ class Answerers:
             # Without the last token: the aggregate's id does not belong in a log file.
             pattern = f"{subject.rpartition('.')[0]}.*"
             self._named[stream, key] = f"{who} answers what is published to {pattern} for the stream {stream}"
-            logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=pattern, who=who)
+            logs.ANSWERED_BY_ANOTHER.log(_log, stream=stream, subject=pattern, who=who)
 
 
 @dataclass(slots=True, eq=False)

@@ -519,7 +519,7 @@ def in_batches(
                 if is_full:
                     count = size = 0
                 yield records, is_full
-                watch.tell(phase, records[-1][0] - start + 1, total)
+                watch.report(phase, records[-1][0] - start + 1, total)
 
         yield batches()
 

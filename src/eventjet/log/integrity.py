@@ -267,7 +267,7 @@ class StreamIdentity:
         if drifts != self._drifts:
             self._drifts = drifts
             for drift in drifts:
-                logs.LOG_DRIFTED.tell(_log, drift=drift, remedy=drift.remedy)
+                logs.LOG_DRIFTED.log(_log, drift=drift, remedy=drift.remedy)
 
     def _forget(self) -> None:
         """Let nothing remembered of the log count any more: the stream may have other events at the same positions."""

@@ -35,7 +35,7 @@ _TRIES_MAX = 20
 """How often metadata is written over that of commands that claim the object at the same time."""
 
 T = TypeVar("T")
-Tell: TypeAlias = Callable[[int, int], object]
+Progress: TypeAlias = Callable[[int, int], object]
 """Called with (records read, records in all)."""
 
 
@@ -111,7 +111,7 @@ class References(Mapping[str, Reference]):
 
 
 def references_of(
-    link: NatsConnection, endpoint: Endpoint, app: str, tell: Tell = lambda _read, _all: None
+    link: NatsConnection, endpoint: Endpoint, app: str, progress: Progress = lambda _read, _all: None
 ) -> References:
     """Read the log up to its present end, and return what its events refer to."""
     state = link.run(reading_log_state(app))
@@ -121,7 +121,7 @@ def references_of(
             for record in batch:
                 references.take(record)
             read += len(batch)
-            tell(read, state.messages)
+            progress(read, state.messages)
     return references
 
 
@@ -132,7 +132,7 @@ def sweep_objects(
     *,
     age_s: float = AGE_S,
     removes: bool = False,
-    tell: Tell = lambda _read, _all: None,
+    progress: Progress = lambda _read, _all: None,
 ) -> Objects:
     """Read the bucket, then the log, and with `removes` remove orphans, unless log or bucket are in doubt."""
     bucket = Bucket(app)
@@ -140,7 +140,7 @@ def sweep_objects(
     oldest_ns = (_run(link, bucket, _asking(api.server_time(bucket.stream))) - age_s) * 1e9
     metas = [stored for stored in _run(link, bucket, bucket.reading_metas()) if not stored.is_deleted]
     uploads = _run(link, bucket, _uploads(bucket, {stored.token for stored in metas}, oldest_ns))
-    references = references_of(link, endpoint, app, tell)
+    references = references_of(link, endpoint, app, progress)
     unused = [stored for stored in metas if stored.digest not in references]
     orphans = [stored for stored in unused if stored.time_ns < oldest_ns]
     removed = removed_uploads = 0
@@ -169,7 +169,7 @@ def sweep_objects(
 
 
 def faults_of(
-    link: NatsConnection, app: str, references: Iterable[Reference], tell: Callable[[int], object] = lambda _: None
+    link: NatsConnection, app: str, references: Iterable[Reference], progress: Callable[[int], object] = lambda _: None
 ) -> Iterator[tuple[Reference, str]]:
     """Read each body that is referred to, compare it with its digest, and yield those that are missing or damaged."""
     bucket = Bucket(app)
@@ -182,7 +182,7 @@ def faults_of(
             yield reference, f"the object store {bucket.name!r} does not have it"
         except BlobDamaged as error:
             yield reference, error.fault
-        tell(number)
+        progress(number)
 
 
 def age_in(text: str) -> float:

@@ -475,7 +475,7 @@ class LoopClient:
                 return
             except Exception as error:  # noqa: BLE001 - nobody else would open one again, whatever it is
                 if not isinstance(error, (StoreError, Unreachable, UsageError)) and repr(error) != repr(self._fault):
-                    logs.NO_CONNECTION.tell(_log, reason=reason_of(error), trace="")
+                    logs.NO_CONNECTION.log(_log, reason=reason_of(error), trace="")
                 self._fault = error
                 await asyncio.sleep(PAUSE_S)
 

@@ -31,7 +31,7 @@ class LogEvent:
     level: int
     text: str
 
-    def tell(self, logger: logging.Logger, **fields: Any) -> None:
+    def log(self, logger: logging.Logger, **fields: Any) -> None:
         """Log a line of this kind with these fields."""
         if logger.isEnabledFor(self.level):
             bounded_fields = {name: _bounded(name, value) for name, value in fields.items()}

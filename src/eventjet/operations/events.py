@@ -69,7 +69,7 @@ def event_view(
     event["data"] = data if personal or skipped_by(subject) is not None else jet.masked(kind, schema, data)
     if position in skipped:
         optional.pop("fault", None)
-    order = ("command_id", "metadata", "fault", "void")
+    order = ("command_id", "metadata", "fault", "skipped")
     return event | {name: optional[name] for name in order if optional.get(name) is not None}
 
 
@@ -85,7 +85,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
     fault: str | None = None
     skipped_position = skipped_by(subject)
     try:
-        aggregate, aggregate_id = entity_of(subject) if skipped_position is None else ("void", str(skipped_position))
+        aggregate, aggregate_id = entity_of(subject) if skipped_position is None else ("skip", str(skipped_position))
     except ValueError as error:
         aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
         fault = f"the subject {aggregate_id!r} names no entity: {error}"
@@ -112,9 +112,9 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
         "type": header(block, TYPE) or "?",
         "schema": number_of(block, SCHEMA),
     }
-    void = skipped.get(position)
-    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
-    return event, optional | {"void": void}
+    reason = skipped.get(position)
+    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if reason is None else None}
+    return event, optional | {"skipped": reason}
 
 
 def bodies_in(data: Any, path: str = "") -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from eventjet.log.topology import missing_stream
 from eventjet.operations.processes import event_names, process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.text import counted, duration, listed, meant, utc_text
+from eventjet.text import counted, duration, listed, suggestion, utc_text
 
 LOOKED_MAX = 100_000
 """The most instances that one call looks at by default."""
@@ -130,8 +130,8 @@ async def instances_of(
     stored = await cursors.find(name)
     blocked = {
         entry.key[1]: entry.position
-        for entry in reversed(await cursors.parked(name))
-        if entry.key[0] == name and entry.parked.resolution != BLOCKED
+        for entry in reversed(await cursors.quarantined(name))
+        if entry.key[0] == name and entry.event.resolution != BLOCKED
     }
     reader = _InstanceReader(
         client, app.name, name, None if stored is None else stored.cursor, blocked, info.has_deadlines
@@ -161,7 +161,7 @@ async def instances_of(
         subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset + looked_at))
     if stage is not None and not any(_is_stage(each, stage) for each in (*types, *stages)):
         names = sorted({*types, *stages})
-        raise UsageError(f"{name!r} has no stage {stage!r}. {meant(stage, names)}Its stages are {listed(names)}.")
+        raise UsageError(f"{name!r} has no stage {stage!r}. {suggestion(stage, names)}Its stages are {listed(names)}.")
     by_name = sorted(stages.values(), key=lambda each: each.stage)
     return Instances(name, total, looked_at, offset, by_name, matching, oldest)
 

@@ -6,13 +6,16 @@ The log is where `Settings.servers` lead, the mirror where `Settings.read_from` 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from eventjet.codec.subjects import cursor_bucket, object_bucket, probes, snapshot_bucket
 from eventjet.errors import (
     ApiRefused,
+    ConnectionClosed,
+    ConnectionLost,
     Forbidden,
     LogUnusable,
     StoreError,
@@ -45,6 +48,7 @@ from eventjet.log.topology import (
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 
+T = TypeVar("T")
 FIRST_WORD_S = 20.0
 """How long `create` waits for the mirror's first word from the log."""
 POLL_S = 0.1
@@ -96,6 +100,8 @@ class MirrorLink:
     app: str
     settings: Settings
     connection: NatsConnection
+    election_s: float = 0.0
+    """How long a stream that has no leader may take to choose one."""
 
     @property
     def where(self) -> str:
@@ -109,7 +115,7 @@ class MirrorLink:
 
     def find(self, stream: str) -> StreamState | None:
         """Return the state of a stream of the mirror's servers; None if it does not exist."""
-        return self.connection.run(finding_stream(stream))
+        return after_election(lambda: self.connection.run(finding_stream(stream)), self.election_s)
 
     def state(self) -> StreamState:
         """Return the state of the mirror, or of the log that it was promoted to; raises `LogUnusable` without it."""
@@ -174,8 +180,25 @@ class MirrorLink:
         return False
 
 
+def after_election(ask: Callable[[], T], election_s: float) -> T:
+    """Ask for the state of a stream until it has a leader; raises `StoreUnavailable` if it has none by then.
+
+    Without a leader nobody answers, or a replica says so. An election takes 4 to 9 seconds.
+    """
+    deadline = time.monotonic() + election_s
+    while True:
+        try:
+            return ask()
+        except (ConnectionLost, ConnectionClosed):
+            raise
+        except StoreUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_S)
+
+
 @contextmanager
-def mirror_link(app: str, settings: Settings) -> Generator[MirrorLink]:
+def mirror_link(app: str, settings: Settings, election_s: float = 0.0) -> Generator[MirrorLink]:
     """Connect to the mirror of an app; raises `UsageError` if the settings name none."""
     if settings.read_from is None:
         raise UsageError(
@@ -183,7 +206,7 @@ def mirror_link(app: str, settings: Settings) -> Generator[MirrorLink]:
             "such as nats://west.example:4222, or to its JetStream domain."
         )
     with NatsConnection.open(Endpoint.of(settings.for_reads()).with_name("eventjet mirror")) as connection:
-        yield MirrorLink(app, settings, connection)
+        yield MirrorLink(app, settings, connection, election_s)
 
 
 def denials(app: str) -> str:

@@ -18,7 +18,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.position import PAUSED
-from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of, step_of
 from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
@@ -43,7 +43,7 @@ from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.text import cut_values, listed, meant, utc_text
+from eventjet.text import cut_values, listed, suggestion, utc_text
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class ProcessView:
     """Its next step as text, as `step_text` has it; None where it waits."""
     deadlines: Sequence[dict[str, str]] = ()
     """`at` and `decision` of each deadline, earliest first."""
-    parked: dict[str, Any] | None = None
+    quarantined: dict[str, Any] | None = None
     """`position` and `reason` of the quarantined event that blocks it; None where nothing does."""
     paused: bool = False
     """Whether all processes of its type are paused."""
@@ -142,10 +142,10 @@ class Processes:
         view.version = number_of(last[3], VERSION) or 0
         stored_cursor = await self._cursors.find(self.name)
         view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
-        entries = await self._cursors.parked(self.name)
-        waiting = [entry.parked for entry in entries if entry.key == (self.name, process_id)]
+        entries = await self._cursors.quarantined(self.name)
+        waiting = [entry.event for entry in entries if entry.key == (self.name, process_id)]
         head = next((event for event in waiting if event.resolution != BLOCKED), None)
-        view.parked = None if head is None else {"position": head.position, "reason": head.reason}
+        view.quarantined = None if head is None else {"position": head.position, "reason": head.reason}
         try:
             state = (await self._runner.state(process_id)).state
         except DefinitionError as error:  # of the application's `evolve`
@@ -200,7 +200,7 @@ class Processes:
 
     def _step(self, state: Any, faults: list[str]) -> str | None:
         """Return the next step from a state as text; None where it waits, or its function fails."""
-        step = self._answer("step", own_copy(state).step, faults)
+        step = self._answer("step", lambda: step_of(state), faults)
         return None if step is None else step_text(step)
 
     def _deadlines(self, state: Any, at: datetime, faults: list[str]) -> list[dict[str, str]]:
@@ -259,7 +259,9 @@ def process_class(app: App, name: str) -> tuple[Any, ProcessInfo]:
     declared = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
     if declared is None:
         names = [info.name for info in app.processes.values()]
-        raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, names)}It has {listed(names)}.")
+        raise UsageError(
+            f"The app {app.name!r} has no process {name!r}. {suggestion(name, names)}It has {listed(names)}."
+        )
     return declared
 
 
@@ -296,7 +298,9 @@ async def deadlines_waiting(
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
-        raise UsageError(f"{name!r} is not a process with deadlines. {meant(name, names)}There are: {listed(names)}.")
+        raise UsageError(
+            f"{name!r} is not a process with deadlines. {suggestion(name, names)}There are: {listed(names)}."
+        )
     waiting: list[tuple[str, TimerSet]] = []
     for process in names if name is None else [name]:
         # Read in this order, a timer that fires in between is in both lists, rather than in none.

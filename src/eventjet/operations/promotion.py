@@ -31,7 +31,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import earlier_logs, missing_range
 from eventjet.log.mirror import mirror_fault, mirrored_configs, silence, silent_s
 from eventjet.log.topology import CONTINUES, IDENTITY, finding_stream, identity_of, not_created, reading_log_state
-from eventjet.operations.mirrors import POLL_S, MirrorLink, denials, mirror_link
+from eventjet.operations.mirrors import POLL_S, MirrorLink, after_election, denials, mirror_link
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import run_async
 from eventjet.settings import Settings
@@ -45,6 +45,8 @@ from eventjet.subscriptions.status import cursors_seen
 
 CATCH_UP_S = 60.0
 """How long `promote` waits for a mirror that lacks something and gets nothing."""
+ELECTION_S = 30.0
+"""How long a promotion waits for the leader of a stream: a log that just chooses one is alive, and must be sealed."""
 GONE_S = 10.0
 """A mirror hears from its log every second; after this long without a word `promote` takes the log for gone."""
 _SLACK_S = 0.3
@@ -96,9 +98,9 @@ def preview(app: Application, settings: Settings) -> Promotion:
     Raises `LogUnusable` for a mirror that must not become the log, and where both would store what is published from
     then on; and `UsageError` where the servers of the log lead to the mirror.
     """
-    with mirror_link(app.name, settings) as link:
+    with mirror_link(app.name, settings, ELECTION_S) as link:
         _check_promotable(link)
-        return _plan(app, link)
+        return _plan(app, link, ELECTION_S)
 
 
 def promote(app: Application, settings: Settings, *, log_is_gone: bool = False) -> Promotion:
@@ -110,9 +112,9 @@ def promote(app: Application, settings: Settings, *, log_is_gone: bool = False) 
     A log that is not reached is promoted away once the mirror has heard nothing from it for ten seconds. With
     `log_is_gone` that is not waited for. Raises `UsageError` if the mirror hears from the log, and as `preview`.
     """
-    with mirror_link(app.name, settings) as link:
+    with mirror_link(app.name, settings, ELECTION_S) as link:
         is_mirror = _check_promotable(link)
-        before = _plan(app, link)
+        before = _plan(app, link, ELECTION_S)
         is_reached = before.log_last is not None
         if is_reached:
             _seal_and_copy(link, is_mirror=is_mirror)
@@ -162,9 +164,9 @@ def _check_promotable(link: MirrorLink) -> bool:
     return mirror.mirror is not None
 
 
-def _plan(app: Application, link: MirrorLink) -> Promotion:
+def _plan(app: Application, link: MirrorLink, election_s: float = 0.0) -> Promotion:
     mirror, unknown = link.state(), list[str]()
-    log, unreached = _reached_log(link, mirror)
+    log, unreached = _reached_log(link, mirror, election_s)
     old, end = _joint(link, mirror, log)
     beyond: list[Beyond] = []
     if log is None:
@@ -205,27 +207,32 @@ def _plan(app: Application, link: MirrorLink) -> Promotion:
     )
 
 
-def _reached_log(link: MirrorLink, mirror: StreamState) -> tuple[StreamState | None, str]:
-    """Return the state of the log, or None and why it is not reached.
+def _reached_log(link: MirrorLink, mirror: StreamState, election_s: float) -> tuple[StreamState | None, str]:
+    """Return the state of the log, or None and why it is not reached. An election gets `election_s`.
 
     Raises `Forbidden` where a server does not accept the credentials, `UsageError` if the log is the mirror, and
     `LogUnusable` for a log whose cursors or large bodies have no mirror.
     """
     try:
         with link.open_log() as connection:
-            log = connection.run(reading_log_state(link.app))
-            link.check_apart(log, mirror)
-            reason = next(link.unmirrored(connection), None) if mirror.mirror is not None else None
+            log, unmirrored = after_election(lambda: _look_at_log(link, connection, mirror), election_s)
     except Forbidden:
         raise
     except Unreachable as error:  # not its remedy, which is to start the log
         return None, f"{error.component}: {error.reason}."
     except StoreError as error:
         return None, str(error)
-    if reason is not None:
+    if unmirrored is not None:
         remedy = "To go on without it, end the log's servers before you promote. Nothing was changed."
-        raise link.unfit(link.app, reason, remedy)
+        raise link.unfit(link.app, unmirrored, remedy)
     return log, ""
+
+
+def _look_at_log(link: MirrorLink, log: NatsConnection, mirror: StreamState) -> tuple[StreamState, str | None]:
+    """Return the state of the log, and in words what of it has no mirror; None if all has, or the mirror is the log."""
+    state = log.run(reading_log_state(link.app))
+    link.check_apart(state, mirror)
+    return state, None if mirror.mirror is None else next(link.unmirrored(log), None)
 
 
 def _joint(link: MirrorLink, mirror: StreamState, log: StreamState | None) -> tuple[str, int]:

@@ -235,18 +235,18 @@ class Quarantine:
 
     async def _check_open(self, cursors: Cursors, positions: Sequence[int]) -> None:
         """Raise `UsageError`, with the reason, for an event that can be neither retried nor dropped."""
-        entries = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
+        entries = [entry for name in self._cursors for entry in await cursors.quarantined(name, resolved=True)]
         by_position = {entry.position: entry for entry in entries}
         for position in positions:
             entry = by_position.get(position)
             if entry is None:
                 reason = "is not in the quarantine"
-            elif entry.parked.resolution in (QUARANTINED, RETRY):
+            elif entry.event.resolution in (QUARANTINED, RETRY):
                 continue
-            elif entry.parked.resolution == BLOCKED:
+            elif entry.event.resolution == BLOCKED:
                 reason = "waits behind a quarantined one of the same; decide about that one"
             else:
-                reason = f"was {entry.parked.resolution} already, and is not quarantined any more"
+                reason = f"was {entry.event.resolution} already, and is not quarantined any more"
             raise UsageError(
                 f"The event at position {position} of {self.name!r} {reason}. "
                 f"Look at `eventjet quarantine list {self.name} --all`."
@@ -295,7 +295,7 @@ def names_with_quarantine(app: App) -> list[str]:
 def outcome_text(outcome: DecisionOutcome) -> str:
     """Return the result of a decision as one line of text."""
     position, behind = outcome.position, f"position {outcome.next}, which it blocked,"
-    if outcome.resolution == "parked":
+    if outcome.resolution == "quarantined":
         return f"{position}: failed again: {cut(outcome.reason)}"
     if outcome.resolution == "retry":
         return f"{position}: to be tried again"

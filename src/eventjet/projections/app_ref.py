@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from eventjet.errors import EventjetError, UnexpectedExit, UsageError
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
@@ -82,7 +82,7 @@ def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
         if name not in app.projections:
             raise UsageError(
                 f"The app {app.name!r} has no projection {name!r}. "
-                f"{meant(name, app.projections)}It has {listed(app.projections)}."
+                f"{suggestion(name, app.projections)}It has {listed(app.projections)}."
             )
     return [app.projections[name] for name in dict.fromkeys(names)] or list(app.projections.values())
 
@@ -93,7 +93,9 @@ def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
         if info.name == name:
             return cls, info
     names = sorted(info.name for info in app.aggregates.values())
-    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. {meant(name, names)}It has {listed(names)}.")
+    raise UsageError(
+        f"The app {app.name!r} has no aggregate {name!r}. {suggestion(name, names)}It has {listed(names)}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ class AppRef:
         if callable(target) and not isinstance(target, type):
             return target
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        hint = "" if hasattr(module, self.attribute) else f"There is no such name. {meant(self.attribute, functions)}"
+        hint = (
+            "" if hasattr(module, self.attribute) else f"There is no such name. {suggestion(self.attribute, functions)}"
+        )
         raise UsageError(
             f"{self.attribute!r} in the module {self.module!r} is not a function. {hint}Name one as module:name."
         )
@@ -186,7 +190,7 @@ class AppRef:
         if not apps and self.attribute in _modules_below(module):
             hint = f"It is a module: name an App that it holds, as in {module_name}:app."
         elif not hasattr(module, self.attribute):
-            hint = f"There is no such name. {meant(self.attribute, apps)}{hint}"
+            hint = f"There is no such name. {suggestion(self.attribute, apps)}{hint}"
         return UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
 
     def _missing_module(self, error: ModuleNotFoundError) -> UsageError:
@@ -194,7 +198,7 @@ class AppRef:
             searched = f" in {', '.join(self.path)}" if self.path else ""
             package, dot, _ = error.name.rpartition(".")
             neighbours = _modules_below(sys.modules.get(package)) if package else _modules_in(self.path)
-            hint = meant(error.name, [f"{package}{dot}{name}" for name in neighbours])
+            hint = suggestion(error.name, [f"{package}{dot}{name}" for name in neighbours])
             if self.module.endswith(".py"):
                 hint = f"Write the module's name, not its file's: {self.module.removesuffix('.py')}:{self.attribute}. "
             return UsageError(

@@ -1,6 +1,6 @@
 """`Fold` applies events in the order of the log to rows, the same way in workers, rebuilds and tests. Pure.
 
-`ParkingFold` is the fold of a projection that quarantines: it quarantines an event that fails and goes on. Such an
+`QuarantiningFold` is the fold of a projection that quarantines: it keeps an event that fails aside and goes on. Such an
 event blocks its aggregate: later events of the aggregate wait in order until somebody decides. An event is either in
 the rows or in the quarantine, never in both and never in neither. `reader` decodes the records for either fold.
 """
@@ -248,15 +248,15 @@ class BlockedAggregates:
     aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
     """Aggregates whose events wait in the quarantine."""
     resolutions: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Resolutions of later positions that are in the quarantine already: parked, blocked, retry or dropped."""
+    """Resolutions of later positions that are in the quarantine already: quarantined, blocked, retry or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The result of a `ParkingFold`: the rows that changed, and the events that go into the quarantine."""
+    """The result of a `QuarantiningFold`: the rows that changed, and the events that go into the quarantine."""
 
     changed: Rows
-    parked: Sequence[Quarantined]
+    quarantined: Sequence[Quarantined]
     blocked: Collection[AggregateKey]
     """Aggregates that these events have blocked."""
 
@@ -317,7 +317,7 @@ def reader(
     return chained(catalog, resolved.events, earlier)
 
 
-class ParkingFold:
+class QuarantiningFold:
     """The fold of a projection that quarantines: its key is the aggregate id, one row an event. Holds no rows."""
 
     __slots__ = ("_codec", "_key_of", "_resolved")
@@ -337,7 +337,7 @@ class ParkingFold:
             if offer.event is not None:
                 try:
                     keys[key_of(offer.event)] = None
-                except BaseException:  # noqa: BLE001, S112 - the fold parks it
+                except BaseException:  # noqa: BLE001, S112 - the fold quarantines it
                     continue
         return list(keys)
 
@@ -347,11 +347,11 @@ class ParkingFold:
         aggregates, resolutions = blocked.aggregates, blocked.resolutions
         changed: Rows = {}
         take, _ = row_steps(self._resolved, self._codec, rows, changed)
-        parked: list[Quarantined] = []
+        quarantined: list[Quarantined] = []
         newly_blocked: set[AggregateKey] = set()
         for offer in offers:
             if (aggregates or newly_blocked or resolutions) and _waits(
-                offer, aggregates, resolutions, newly_blocked, parked
+                offer, aggregates, resolutions, newly_blocked, quarantined
             ):
                 continue
             try:
@@ -362,8 +362,8 @@ class ParkingFold:
             except BaseException as exception:  # noqa: BLE001 - whatever it is, it is kept with its event
                 error = UnexpectedExit.instead_of(exception)
                 newly_blocked.add(offer.aggregate_key)
-                parked.append(parked_for(offer, error, private=self._resolved.is_private))
-        return Sorted(without_transient(changed, rows), parked, newly_blocked)
+                quarantined.append(quarantined_for(offer, error, private=self._resolved.is_private))
+        return Sorted(without_transient(changed, rows), quarantined, newly_blocked)
 
 
 def _waits(
@@ -371,11 +371,11 @@ def _waits(
     aggregates: Collection[AggregateKey],
     resolutions: Mapping[int, str],
     newly_blocked: set[AggregateKey],
-    parked: list[Quarantined],
+    quarantined: list[Quarantined],
 ) -> bool:
     """Whether an event must not be folded, as its aggregate is blocked or its resolution says so.
 
-    Adds the event to `parked` where it must wait and is not in the quarantine as such yet, and its aggregate to
+    Adds the event to `quarantined` where it must wait and is not in the quarantine as such yet, and its aggregate to
     `newly_blocked` where a known resolution begins to block it.
     """
     resolution = resolutions.get(offer.position)
@@ -385,25 +385,25 @@ def _waits(
     is_blocked = key in newly_blocked or key in aggregates
     if resolution is None:
         if is_blocked:
-            parked.append(blocked_by(offer))
+            quarantined.append(blocked_by(offer))
         return is_blocked
     if not is_blocked:
         newly_blocked.add(key)
     elif resolution != BLOCKED:
         # An earlier event of its aggregate failed this time.
-        parked.append(blocked_by(offer))
+        quarantined.append(blocked_by(offer))
     return True
 
 
 def blocked_by(offer: Offered) -> Quarantined:
     """Return the quarantine's row for an event that waits behind an earlier event of its aggregate."""
-    return _parked_as(offer, BLOCKED)
+    return _quarantined_as(offer, BLOCKED)
 
 
-def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
+def quarantined_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
     """Return the quarantine's row for an event that failed; `private` keeps personal data out of it."""
     traceback = with_escapes(traceback_of(error, private=private))
-    return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
+    return _quarantined_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:
@@ -428,7 +428,7 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
     return aggregate, aggregate_id
 
 
-def _parked_as(
+def _quarantined_as(
     offer: Offered, resolution: str, reason: str = "", traceback: str = "", payload: bytes | None = None
 ) -> Quarantined:
     block = offer.record[3]

@@ -14,10 +14,11 @@ from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import is_count
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name
+from eventjet.domain.subscription import is_plain, recorded_events_of, resolved_hint, shown_name
 from eventjet.errors import DefinitionError, RowRefused
 from eventjet.projections.by_state import Joins, joins_of
 from eventjet.projections.columns import key_check, key_type, way_out_of
@@ -30,8 +31,6 @@ KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-_NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""Tell functions whose call returns no row, key or list of them."""
 _KEYS_CACHED = 65_536
 """Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
 
@@ -162,8 +161,8 @@ def name_faults(name: str, revision: int) -> list[str]:
     faults: list[str] = []
     if not _NAME.fullmatch(name):
         faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
-    if revision < 1:
-        faults.append(f"its revision is {revision}; revisions start at 1")
+    if not is_count(revision):
+        faults.append(f"its revision is {revision!r}; give a whole number, 1 or more")
     return faults
 
 
@@ -180,10 +179,11 @@ class _Resolving:
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
         self.faults += name_faults(declared.name, declared.revision)
+        keys = declared.keys if isinstance(declared, Projection) else None
         self.faults += [
             f"{shown_name(function)} is async or a generator; write a plain `def`"
-            for function in (self.function, *self.plain_keys)
-            if any(is_of_kind(function) for is_of_kind in _NOT_PLAIN)
+            for function in (self.function, *self.plain_keys, keys)
+            if not is_plain(function)
         ]
         events = self._events()
         row_type = None

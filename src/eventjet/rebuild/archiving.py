@@ -143,7 +143,7 @@ def _archive_bodies(job: Job, url: str, last: int) -> CopiedBodies:
             for record in batch:
                 references.take(record)
             watch.check()
-        progress = partial(watch.tell, "bodies", total=len(references))
+        progress = partial(watch.report, "bodies", total=len(references))
         return archive_bodies(link, log.stream, ArchivedBodies(url), references.values(), progress)
 
 
@@ -169,7 +169,7 @@ def _restore_bodies(app: Application, archive: ArchiveReader, settings: Settings
             link.ask(create_stream({**config, "metadata": note}))
         elif state.metadata.get(IDENTITY) != manifest.log:
             link.ask(update_stream({**state.config, "metadata": {**state.metadata, **note}}))
-        progress = partial(watch.tell, "bodies", total=len(references))
+        progress = partial(watch.report, "bodies", total=len(references))
         return restore_bodies(link, app.name, bodies, references.values(), progress)
 
 
@@ -204,7 +204,7 @@ async def restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
                 archive,
                 replicas=settings.replicas,
-                progress=watch.tell,
+                progress=watch.report,
                 wait=watch.wait,
                 timeout_s=settings.request_timeout_s,
             )
@@ -227,12 +227,12 @@ def _check(stream: str, archive: ArchiveReader, watch: Watch) -> int:
         raise UsageError(
             f"The archive {manifest.url} is of {manifest.stream!r}, and the app is {stream!r}. Name the app it is of."
         )
-    watch.tell("check", 0, manifest.events)
+    watch.report("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
     last, last_id = archive.record(manifest.last), manifest.segments[-1].last_id
     if event_id_of(last) != last_id:
         raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
-    watch.tell("check", manifest.events, manifest.events)
+    watch.report("check", manifest.events, manifest.events)
     if unfinished_save(last[3]) is None:
         return 0
     ending = archive.records(max(manifest.first, manifest.last - BATCH_MAX + 1), manifest.last + 1)

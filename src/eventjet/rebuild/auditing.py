@@ -164,7 +164,7 @@ def _check_bodies(audit: LogAudit, job: Job, references: References) -> None:
     """Read every body that an event refers to, and compare it with its digest."""
     log, watch = job.log, job.watch
     with watch.phase("bodies", len(references)), NatsConnection.open(log.endpoint) as link:
-        progress = partial(watch.tell, "bodies", total=len(references))
+        progress = partial(watch.report, "bodies", total=len(references))
         for reference, fault in faults_of(link, log.stream, references.values(), progress):
             audit.body(reference.position, f"{reference.type_name}: {reference.digest}: {fault}")
 
@@ -190,5 +190,5 @@ def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None, references: 
             if references is not None and record is not None:
                 references.take(record)
             if number % _REPORT_EVERY == 0:
-                watch.tell("read", (record or archived_record or (0,))[0], end)
-        watch.tell("read", end, end)
+                watch.report("read", (record or archived_record or (0,))[0], end)
+        watch.report("read", end, end)

@@ -20,7 +20,7 @@ from eventjet.projections.fold import (
     Fold,
     Offered,
     Offering,
-    ParkingFold,
+    QuarantiningFold,
     Reader,
     RowKey,
     Rows,
@@ -44,13 +44,13 @@ Entry: TypeAlias = tuple[tuple[Any, ...], int, str, bytes | None]
 class Folding:
     """The fold of one projection over one partition's events, in the order of the log; it keeps all rows in memory.
 
-    `resolutions` maps the positions in the projection's live quarantine to their resolutions; `parked` are the other
-    events that the fold quarantined.
+    `resolutions` maps the positions in the projection's live quarantine to their resolutions; `quarantined` are the
+    other events that the fold quarantined.
     """
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
-        self.parked: list[Quarantined] = []
+        self.quarantined: list[Quarantined] = []
         self._dialect = dialect
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
@@ -60,7 +60,7 @@ class Folding:
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
         self.blocked = BlockedAggregates(resolutions=resolutions)
-        self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
+        self._quarantining = QuarantiningFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
 
@@ -75,10 +75,10 @@ class Folding:
 
     def take_offers(self, offers: Iterable[Offered]) -> None:
         """Fold the next events of a projection that quarantines, and quarantine those that cannot be folded."""
-        assert self._parking is not None
-        folded = self._parking(self._rows, offers, self.blocked)
+        assert self._quarantining is not None
+        folded = self._quarantining(self._rows, offers, self.blocked)
         self.blocked.aggregates.update(folded.blocked)
-        self.parked += folded.parked
+        self.quarantined += folded.quarantined
         self._apply(folded.changed)
 
     def rows(self) -> Iterator[Sequence[Any]]:

@@ -47,10 +47,10 @@ class LocalEngine:
         parts: list[Part] = []
 
         def load_rows(
-            target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Quarantined]
+            target: Target, rows: Iterable[Sequence[Any]], events: int, quarantined: Sequence[Quarantined]
         ) -> None:
             count = load_part(target, len(parts), rows)
-            parts.append(Part(target.projection, events, count, parked, of_states=target.of_states))
+            parts.append(Part(target.projection, events, count, quarantined, of_states=target.of_states))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
             foldings = Foldings(foldings_of(job.app, targets), job.catalog, earlier)
@@ -66,11 +66,11 @@ class LocalEngine:
                             load_rows(target, folding.drain(), 0, ())
                     failpoints.reach("rebuild.batch_read")
                     done += len(records)
-                    watch.tell("read", done, plan.events)
+                    watch.report("read", done, plan.events)
         total, loaded = sum(map(len, foldings.each)), 0
         with watch.phase("load"):
             for target, folding in pairs:
-                load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.parked)
+                load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.quarantined)
                 loaded += len(folding)
                 if target.states is not None:
                     load_rows(target.states, folding.state_rows(), 0, ())
@@ -89,9 +89,9 @@ class LocalEngine:
                     for records in batches:
                         for subject, subject_records in by_subject(records).items():
                             fold.take(subject, subject_records)
-                        watch.tell("read", records[-1][0] - plan.first + 1, plan.events)
+                        watch.report("read", records[-1][0] - plan.first + 1, plan.events)
             with watch.phase("load", len(fold)):
-                return fold.done(lambda done, total: watch.tell("load", done, total))
+                return fold.done(lambda done, total: watch.report("load", done, total))
 
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
         del job, ranges
@@ -102,5 +102,5 @@ def _with_progress(rows: Iterator[Sequence[Any]], watch: Watch, done: int, total
     """Yield the rows and report progress from `done` of `total` on."""
     for number, row in enumerate(rows, start=done):
         if number % _REPORT_EVERY == 0:
-            watch.tell("load", number, total)
+            watch.report("load", number, total)
         yield row

@@ -61,7 +61,7 @@ class Kind(StrEnum):
     UNDECODABLE = "undecodable"
     UNKNOWN = "unknown"
     BODY = "body"
-    SKIPPED = "void"
+    SKIPPED = "skipped"
     ID = "id"
     TIME = "time"
 

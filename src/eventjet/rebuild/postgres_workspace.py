@@ -121,7 +121,7 @@ class PostgresWorkspace:
                 self._stripped = {table.name: _strip(connection, self._qualified(table.name)) for table in tables}
             published = connection.scalars(_ALL_PUBLISHED).all()
             if published:
-                logs.RUN_PUBLISHED.tell(_log, name=self.schema, publications=listed(published))
+                logs.RUN_PUBLISHED.log(_log, name=self.schema, publications=listed(published))
             # A crash of the server empties unlogged tables; the next batch notices that.
             for name in own_names:
                 connection.execute(

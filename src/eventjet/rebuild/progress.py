@@ -62,7 +62,7 @@ class Watch:
     @contextmanager
     def phase(self, name: Phase, total: int = 0) -> Generator[None]:
         """Measure the wall time of a phase; phases of the same name add up."""
-        self.tell(name, 0, total)
+        self.report(name, 0, total)
         started = time.perf_counter()
         try:
             with tracing.span(spans.PHASE, name, {"eventjet.phase": name}):
@@ -77,7 +77,7 @@ class Watch:
         spent = sum(self.seconds.values()) - self.seconds.get("spark", 0.0)
         return spent + (self.cores - 1) * self.seconds.get("read", 0.0)
 
-    def tell(self, phase: Phase, done: int, total: int) -> None:
+    def report(self, phase: Phase, done: int, total: int) -> None:
         """Report progress, from any thread; raises `Stopped` once the work was cancelled."""
         self.check()
         if self._report is not None:
@@ -99,7 +99,7 @@ class Watch:
         self.check()
 
     def stop(self) -> None:
-        """Cancel the work: the next `tell` or `check` raises, `wait` ends, and the interrupts are called."""
+        """Cancel the work: the next `report` or `check` raises, `wait` ends, and the interrupts are called."""
         self._stop.set()
         for interrupt in tuple(self._interrupts):
             interrupt()

@@ -174,8 +174,8 @@ def _finish(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Seq
         shadow.finish()
         rows = check_loaded(shadow, plan, parts)
         failpoints.reach("rebuild.indexed")
-    parked = [event for part in parts if part.projection == shadow.resolved.name for event in part.parked]
-    with catching_up(shadow, job, plan.last, parked) as writer:
+    quarantined = [event for part in parts if part.projection == shadow.resolved.name for event in part.quarantined]
+    with catching_up(shadow, job, plan.last, quarantined) as writer:
         return _outcome(shadow.resolved, rows, swap_in(shadow, writer, job))
 
 
@@ -229,7 +229,7 @@ class ShadowWriter:
             for records in ahead:
                 self._write(records)
                 failpoints.reach("rebuild.batch_read")
-                watch.tell(phase, self.position - start, total)
+                watch.report(phase, self.position - start, total)
 
     def _write(self, records: list[RawRecord]) -> None:
         self.decode.expect(records)
@@ -247,7 +247,7 @@ class ShadowWriter:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Quarantined] = ()
+    shadow: Shadow[ResolvedProjection], job: Job, position: int, quarantined: Sequence[Quarantined] = ()
 ) -> Generator[ShadowWriter]:
     """Give a loaded shadow its checkpoint at `position` and quarantine, and yield a writer for what follows."""
     log, resolved, resolutions = job.log, shadow.resolved, shadow.target.resolutions
@@ -259,7 +259,7 @@ def catching_up(
     with shadow.workspace.engine().connect() as connection, job.earlier() as earlier:
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
-            insert_events(connection, resolved.name, resolved.revision, parked)
+            insert_events(connection, resolved.name, resolved.revision, quarantined)
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
         blocked = BlockedAggregates(aggregates, resolutions)

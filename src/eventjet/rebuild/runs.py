@@ -75,7 +75,7 @@ class Part:
     projection: str
     events: int
     rows: int
-    parked: Sequence[Quarantined] = ()
+    quarantined: Sequence[Quarantined] = ()
     """Events that the projection quarantined."""
     of_states: bool = False
     """Whether the rows are those of the table of states."""
@@ -145,7 +145,7 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
                 stop()
                 return
             except Exception as error:  # noqa: BLE001 - the thread that renews must not end before the run does
-                logs.REBUILD_LEASE_WAITS.tell(_log, run=run, reason=reason_of(error))
+                logs.REBUILD_LEASE_WAITS.log(_log, run=run, reason=reason_of(error))
 
     thread = threading.Thread(target=keep_renewing, name="eventjet-rebuild-lease", daemon=True)
     thread.start()
@@ -165,7 +165,7 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
 def log_leftover(name: str, error: SQLAlchemyError) -> None:
     """Log that the workspace of a run could not be removed, with the database's reason."""
     reason = str(error.orig if isinstance(error, DBAPIError) else error)
-    logs.REMAINS_LEFT.tell(_log, name=name, reason="; ".join(line for line in reason.splitlines() if line))
+    logs.REMAINS_LEFT.log(_log, name=name, reason="; ".join(line for line in reason.splitlines() if line))
 
 
 @contextmanager

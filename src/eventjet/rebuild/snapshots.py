@@ -94,11 +94,11 @@ class SnapshotFold:
     def __len__(self) -> int:
         return len(self._states)
 
-    def done(self, tell: Callable[[int, int], None] | None = None) -> SnapshotTally:
-        """Finish all aggregates and write the remaining snapshots; `tell` gets (aggregates finished, aggregates)."""
+    def done(self, progress: Callable[[int, int], None] | None = None) -> SnapshotTally:
+        """Finish all aggregates and write the remaining snapshots; `progress` gets (aggregates done, aggregates)."""
         for number, subject in enumerate(subjects := list(self._states)):
-            if tell is not None and number % WINDOW == 0:
-                tell(number, len(subjects))
+            if progress is not None and number % WINDOW == 0:
+                progress(number, len(subjects))
             self.finish(subject)
         self._write()
         self.tally.written, self.tally.newer = self._bucket.written, self._bucket.newer

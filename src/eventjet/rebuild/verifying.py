@@ -29,7 +29,7 @@ from eventjet.findings import Finding, Level
 from eventjet.jetstream.reader import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.columns import key_labels
-from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
+from eventjet.projections.fold import BlockedAggregates, Fold, QuarantiningFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -275,15 +275,15 @@ def _fold_onto(
     if not resolved.quarantines:
         fold = Fold(_only_live_keys(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
-    parking = ParkingFold(resolved, codec)
+    fold = QuarantiningFold(resolved, codec)
     blocked = BlockedAggregates(resolutions=resolutions)
 
-    def fold_or_park(rows: Rows, event: Any) -> Rows:
-        folded = parking(rows, [event], blocked)
+    def fold_or_quarantine(rows: Rows, event: Any) -> Rows:
+        folded = fold(rows, [event], blocked)
         blocked.aggregates.update(folded.blocked)
         return folded.changed
 
-    return fold_or_park
+    return fold_or_quarantine
 
 
 def _joined_onto(fold: Fold) -> Callable[[Rows, Any], Rows]:
@@ -320,7 +320,7 @@ def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> _
         for pair in _pair_rows(live, expected, codec):
             comparison.rows += pair[0] is not None
             if comparison.rows % _REPORT_EVERY == 0:
-                job.watch.tell("compare", comparison.rows, 0)
+                job.watch.report("compare", comparison.rows, 0)
             if not are_equal(*pair, codec):
                 comparison.differences += 1
                 if len(first_pairs) < EXAMPLES_MAX:
@@ -442,7 +442,7 @@ def _compare_table(connection: Connection, pair: Pair, numbered: Collection[Colu
     """Compare the rows of one table; `numbered` are the columns that the database fills from sequences."""
     live, expected = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
-    watch.tell("compare", rows, 0)
+    watch.report("compare", rows, 0)
     compared = [column.key for column in expected.columns if not _is_generated(column, numbered)]
     key = [column.key for column in expected.primary_key.columns]
     if not set(key) <= set(compared):

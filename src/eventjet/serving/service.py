@@ -277,7 +277,7 @@ class Service:
             private = self._repositories.catalog.is_private
             is_foreseen = isinstance(error, EventjetError) and not isinstance(error, UnexpectedExit)
             trace = "" if is_foreseen else f"\n{traceback_of(error, private=private)}"
-            logs.COMMAND_FAILED.tell(_log, name=command_label, reason=reason_of(error, private=private), trace=trace)
+            logs.COMMAND_FAILED.log(_log, name=command_label, reason=reason_of(error, private=private), trace=trace)
         return answer
 
     def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
@@ -306,7 +306,7 @@ class Service:
         self._unanswered += 1
         now = time.monotonic()
         if now - self._warned_at >= _WARN_S:
-            logs.UNANSWERED.tell(_log, name=name, reason=reason, count=self._unanswered)
+            logs.UNANSWERED.log(_log, name=name, reason=reason, count=self._unanswered)
             self._warned_at, self._unanswered = now, 0
 
     def _answer_discovery(self, verb: str, frame: Frame) -> None:

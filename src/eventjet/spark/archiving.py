@@ -146,7 +146,7 @@ def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], s
             name = f"eventjet: archive positions {first} to {last}"
             with following(started.spark, job.watch, "archive", first - start, last - first + 1, total, name=name):
                 sealed.append(sealer.seal(first, last))
-        job.watch.tell("archive", total, total)
+        job.watch.report("archive", total, total)
     return sealed
 
 

@@ -286,7 +286,7 @@ class _TaskLoader:
 
     def finish(self, events: int, states: Sequence[Sequence[Any]]) -> Iterator[Any]:
         """Yield the quarantined events, load the remaining rows and `states`, and account for the task's `events`."""
-        events_left = iter(self._folding.parked)
+        events_left = iter(self._folding.quarantined)
         while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
             rows = pack_rows([astuple(event) for event in chunk])
             yield _result(self._target.projection, self._part, quarantined=rows)

@@ -118,7 +118,7 @@ def declare(app: Application | AppRef, *, personal: bool = False, settings: Sett
         else:
             declaring.declare_read_model(resolved)
             continue
-        logs.PIPELINE_LEFT_OUT.tell(_log, projection=resolved.name, reason=reason)
+        logs.PIPELINE_LEFT_OUT.log(_log, projection=resolved.name, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)

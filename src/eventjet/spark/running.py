@@ -153,7 +153,7 @@ def following(
                 watch.check()
                 # An error of the progress report must not fail the job.
                 with suppress(Exception):
-                    watch.tell(phase, done + int(share * stages.fraction(spark)), total)
+                    watch.report(phase, done + int(share * stages.fraction(spark)), total)
             except Stopped:
                 with suppress(Exception):
                     spark.interruptTag(tag)

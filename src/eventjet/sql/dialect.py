@@ -67,7 +67,7 @@ class Fault(Flag):
     """The file is damaged, or is no database."""
 
 
-class Fit(Enum):
+class TypeMatch(Enum):
     """How an existing column takes the values of the type that is declared for it."""
 
     SAME = "same"
@@ -152,7 +152,7 @@ class Dialect(ColumnValues):
         return column.type
 
     @abstractmethod
-    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    def type_match(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> TypeMatch:
         """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
 
     def missing_labels(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:  # noqa: ARG002

@@ -60,15 +60,15 @@ quarantine = sa.Table(
     sa.Column("reason", sa.Text, nullable=False, server_default=""),
     sa.Column("traceback", sa.Text, nullable=False, server_default=""),
     sa.Column("payload", sa.LargeBinary),
-    sa.Column("parked_at", sa.Double, nullable=False),
+    sa.Column("quarantined_at", sa.Double, nullable=False),
     sa.Column("resolved_at", sa.Double),
     sa.Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
 )
 """The quarantine: one row for each event that a projection could not handle, or about which somebody decided.
 
-`resolution` is `parked` (it failed), `blocked` (a quarantined event of its aggregate precedes it), `retry` (somebody
-asked to try it again), `retried` (it was handled after all) or `dropped` (it never will be). The first three block
-their aggregate. Times are seconds since 1970 by the database's clock.
+`resolution` is `quarantined` (it failed), `blocked` (a quarantined event of its aggregate precedes it), `retry`
+(somebody asked to try it again), `retried` (it was handled after all) or `dropped` (it never will be). The first three
+block their aggregate. Times are seconds since 1970 by the database's clock.
 """
 
 actions = sa.Table(

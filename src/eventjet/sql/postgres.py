@@ -33,10 +33,10 @@ from eventjet.sql.dialect import (
     Dialect,
     Fault,
     Feature,
-    Fit,
     SessionLimits,
     TableName,
     TableRef,
+    TypeMatch,
     creation,
     finding,
     make_enums,
@@ -92,15 +92,15 @@ class Postgres(Dialect):
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),
     )
 
-    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    def type_match(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> TypeMatch:
         accepted, needed = _values_of(existing), _values_of(stored(declared, _DIALECT))
         if needed is None:
-            return Fit.OTHER
+            return TypeMatch.OTHER
         if accepted is None or accepted[0] != needed[0]:
-            return Fit.LOSES
+            return TypeMatch.LOSES
         if accepted == needed:
-            return Fit.SAME
-        return Fit.OTHER if all(map(ge, accepted[1], needed[1])) and accepted[2] >= needed[2] else Fit.LOSES
+            return TypeMatch.SAME
+        return TypeMatch.OTHER if all(map(ge, accepted[1], needed[1])) and accepted[2] >= needed[2] else TypeMatch.LOSES
 
     def missing_labels(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
         existing_type, declared_type = element(existing, _DIALECT), element(declared, _DIALECT)

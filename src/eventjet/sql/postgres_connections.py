@@ -195,7 +195,7 @@ def _warn_of_trust(arguments: Mapping[str, Any]) -> None:
 @cache
 def warn_once(hosts: str, mode: str) -> None:
     """Log that the server at these hosts need not prove its identity; once in a process."""
-    logs.UNPROVEN_PEER.tell(_log, hosts=hosts, mode=mode)
+    logs.UNPROVEN_PEER.log(_log, hosts=hosts, mode=mode)
 
 
 def _is_here(host: str) -> bool:

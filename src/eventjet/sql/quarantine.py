@@ -99,7 +99,7 @@ class Listed:
     event_type: str
     resolution: str
     reason: str
-    parked_at: float
+    quarantined_at: float
     """Seconds since 1970."""
     resolved_at: float | None
     blocked: int

@@ -213,7 +213,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Ch
         )
     ]
     if features_left:
-        logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(features_left))
+        logs.FEATURES_LEFT.log(_log, name=resolved.name, features=listed(features_left))
 
 
 def _checkpoint_of(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:

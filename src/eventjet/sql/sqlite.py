@@ -53,10 +53,10 @@ from eventjet.sql.dialect import (
     Dialect,
     Fault,
     Feature,
-    Fit,
     SessionLimits,
     TableName,
     TableRef,
+    TypeMatch,
     finding,
     numbers_of,
     qualified,
@@ -143,17 +143,17 @@ class Sqlite(Dialect):
         is_text = is_decimal or is_instant or is_otherwise
         return StoredAsText(kind, f"{column.table.name}.{column.name}") if is_text else kind
 
-    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    def type_match(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> TypeMatch:
         existing_kind, needed_kind = _kind(existing), _kind(stored(declared, _DIALECT))
         if needed_kind is None:
-            return Fit.OTHER
+            return TypeMatch.OTHER
         if existing_kind == needed_kind:
-            return Fit.SAME
+            return TypeMatch.SAME
         # Times and days are no numbers, so a column of text stores them unchanged. An instant is stored as text, and
         # stays unchanged where a user's migration declared the column as DATETIME.
         harmless = {_ANY, "text"} if needed_kind in ("time", "day") else {_ANY}
         harmless |= {"time"} if isinstance(plain(declared), sa.DateTime) else set()
-        return Fit.OTHER if existing_kind in harmless else Fit.LOSES
+        return TypeMatch.OTHER if existing_kind in harmless else TypeMatch.LOSES
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
         """Return checks of decimals stored as text: SQLite computes with them as floats, whose text may be inexact."""

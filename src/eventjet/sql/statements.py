@@ -36,10 +36,10 @@ class QuarantineChanges:
 
 
 COLUMNS = tuple(field.name for field in fields(Quarantined))
-INSERT = f"insert into {quarantine.name} (projection, revision, {', '.join(COLUMNS)}, parked_at)"
+INSERT = f"insert into {quarantine.name} (projection, revision, {', '.join(COLUMNS)}, quarantined_at)"
 REPLACE = (
     "on conflict (projection, revision, position) do update set "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "parked_at"))
+    + ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "quarantined_at"))
     + ", resolved_at = null"
 )
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import NoSuchTableError
 
 from eventjet.projections.columns import element, plain, stored
 from eventjet.sql.database import dialect_of
-from eventjet.sql.dialect import Fit, qualified
+from eventjet.sql.dialect import TypeMatch, qualified
 from eventjet.text import cut
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
@@ -92,9 +92,9 @@ def _of_type(
     existing_text = _type_text(existing_type, dialect)
     if existing_text == _type_text(stored(column.type, dialect), dialect):
         return
-    fit = dialect_of(connection).fit(existing_type, column.type)
-    if fit is not Fit.SAME:
-        loses = fit is Fit.LOSES
+    fit = dialect_of(connection).type_match(existing_type, column.type)
+    if fit is not TypeMatch.SAME:
+        loses = fit is TypeMatch.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
         what = f"{subject} is {existing_text}, declared is {_type_text(column.type, dialect)}"
         labels = [

@@ -71,7 +71,7 @@ class Notices:
         client.on_denied.append(self._denied)
         client.on_lost.append(self._lost)
 
-    def tell(self, projection: str, revision: int, position: int) -> None:
+    def publish(self, projection: str, revision: int, position: int) -> None:
         """Publish the position of a projection, unless the server has denied this connection the subject."""
         if not self._is_denied:
             self._client.publish(notice_subject(self._app, projection), notice(revision, position))
@@ -79,7 +79,7 @@ class Notices:
     def _denied(self, fault: Forbidden) -> None:
         if fault.subject.startswith(notice_subject(self._app, "")) and not self._is_denied:
             self._is_denied = True
-            logs.NOTICES_DENIED.tell(_log, reason=fault)
+            logs.NOTICES_DENIED.log(_log, reason=fault)
 
     def _lost(self) -> None:
         self._is_denied = False  # the next connection may have other permissions

@@ -59,15 +59,15 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     if entry is None:
         return None
     (event,) = quarantine.listed([entry])
-    first = quarantine.open_of(entry)[0].position if entry.parked.resolution == BLOCKED else None
-    return Shown(event, entry.parked.traceback, None, first)
+    first = quarantine.open_of(entry)[0].position if entry.event.resolution == BLOCKED else None
+    return Shown(event, entry.event.traceback, None, first)
 
 
 async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
     """Return the events that are blocked behind a quarantined event, in order."""
     quarantine = await _read(cursors, head.projection)
     key = (head.aggregate, head.aggregate_id)
-    blocked = [entry for entry in quarantine.entries if entry.key == key and entry.parked.resolution == BLOCKED]
+    blocked = [entry for entry in quarantine.entries if entry.key == key and entry.event.resolution == BLOCKED]
     return quarantine.listed(blocked)
 
 
@@ -81,13 +81,13 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
     results: list[DecisionOutcome] = []
     for entry in filter(None, map(by_position.get, positions)):
         candidates = quarantine.open_of(entry)
-        failed = [candidate for candidate in candidates if candidate.parked.resolution != BLOCKED]
+        failed = [candidate for candidate in candidates if candidate.event.resolution != BLOCKED]
         blocker = (None, None, "")
         if head := next(iter([*failed, *candidates]), None):
-            resolution = head.parked.resolution
+            resolution = head.event.resolution
             # With no quarantined event before it, a worker is to try the blocked event.
-            blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
-        results.append(DecisionOutcome(entry.position, entry.parked.resolution, entry.parked.reason, *blocker))
+            blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.event.reason)
+        results.append(DecisionOutcome(entry.position, entry.event.resolution, entry.event.reason, *blocker))
     return results
 
 
@@ -101,7 +101,7 @@ class _Quarantine:
     @property
     def heads(self) -> list[QuarantinedEntry]:
         """The entries that do not only wait behind another one."""
-        return [entry for entry in self.entries if entry.parked.resolution != BLOCKED]
+        return [entry for entry in self.entries if entry.event.resolution != BLOCKED]
 
     def open_of(self, entry: QuarantinedEntry) -> list[QuarantinedEntry]:
         """Return the open entries of the same aggregate."""
@@ -111,28 +111,28 @@ class _Quarantine:
         return [self._listed(entry) for entry in entries]
 
     def _listed(self, entry: QuarantinedEntry) -> Listed:
-        parked, candidates = entry.parked, self.open_of(entry)
+        event, candidates = entry.event, self.open_of(entry)
         is_first = bool(candidates) and candidates[0].position == entry.position
         return Listed(
             projection=self.cursor.name,
             revision=self.cursor.revision,
-            position=parked.position,
-            aggregate=parked.aggregate,
-            aggregate_id=parked.aggregate_id,
-            event_id=parked.event_id,
-            event_type=parked.event_type,
-            resolution=parked.resolution,
-            reason=parked.reason,
-            parked_at=entry.parked_at,
+            position=event.position,
+            aggregate=event.aggregate,
+            aggregate_id=event.aggregate_id,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            resolution=event.resolution,
+            reason=event.reason,
+            quarantined_at=entry.quarantined_at,
             resolved_at=entry.resolved_at,
-            blocked=sum(each.parked.resolution == BLOCKED for each in candidates) if is_first else 0,
+            blocked=sum(each.event.resolution == BLOCKED for each in candidates) if is_first else 0,
         )
 
 
 async def _read(cursors: Cursors, name: str, limit: int | None = None) -> _Quarantine:
     """Read the quarantine of a cursor, resolved events included. Raises `CursorMissing`."""
     stored = await cursors.read(name)
-    return _Quarantine(stored.cursor, await cursors.parked(name, resolved=True, limit=limit))
+    return _Quarantine(stored.cursor, await cursors.quarantined(name, resolved=True, limit=limit))
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
@@ -164,7 +164,7 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
     """Drop quarantined events that this log, another one or one restored, does not have; return positions."""
 
     async def give_up() -> list[int]:
-        lost = [entry for entry in await cursors.parked(name) if await _is_lost(entry, log, record_at)]
+        lost = [entry for entry in await cursors.quarantined(name) if await _is_lost(entry, log, record_at)]
         await _write_resolved(cursors, name, [entry.resolved(DROPPED) for entry in lost])
         return [entry.position for entry in lost]
 
@@ -193,7 +193,7 @@ async def _resolve(cursors: Cursors, name: str, positions: Sequence[int] | None,
     await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
-        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (QUARANTINED, RETRY)]
+        heads = [head for head in await cursors.quarantined(name) if head.event.resolution in (QUARANTINED, RETRY)]
         chosen = _select(name, heads, positions)
         await _write_resolved(cursors, name, [entry.resolved(resolution) for entry in chosen])
         return [entry.position for entry in chosen]
@@ -385,7 +385,7 @@ async def _divide_anew(
     lost: list[int] = []
     moved: list[tuple[str, str, QuarantinedEntry]] = []
     for cursor_entry in existing:
-        for entry in await cursors.parked(cursor_entry.name):
+        for entry in await cursors.quarantined(cursor_entry.name):
             new_name = cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
             if record_at is not None and await _is_lost(entry, target.log, record_at):
                 lost.append(entry.position)
@@ -414,7 +414,7 @@ async def _divide_anew(
 
 async def _is_lost(entry: QuarantinedEntry, log: str, record_at: RecordAt) -> bool:
     """Return whether this log does not have the event, since it is another log or was restored."""
-    return entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
+    return entry.log != log or not is_of(entry.event.event_id, await record_at(entry.position))
 
 
 def _mismatch(parts: Sequence[Declaration], existing_count: int) -> str:

@@ -37,7 +37,7 @@ from eventjet.errors import (
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
+from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, quarantined_for
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
@@ -137,7 +137,7 @@ class ReactionSubscription(Subscription):
             refusal = stored.cursor.refusal_of(revision)
             if refusal and silent and self._refused_at != stored.sequence:  # nobody else works on it either
                 self._refused_at = stored.sequence
-                logs.WAITS.tell(_log, name=self.name, reason=refusal)
+                logs.WAITS.log(_log, name=self.name, reason=refusal)
             return None
         if not (self.assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)):
             return None
@@ -149,7 +149,7 @@ class ReactionSubscription(Subscription):
             except CursorFenced:
                 return None  # another process took it first
             undo.pop_all()
-        logs.TOOK_CURSOR.tell(_log, name=self.name, position=stored.cursor.position)
+        logs.TOOK_CURSOR.log(_log, name=self.name, position=stored.cursor.position)
         failpoints.reach("cursor.taken")
         return CursorSession(self, stored, release_requested)
 
@@ -210,14 +210,14 @@ class CursorSession:
             await cursors.adopt(stored, replace(stored.cursor, log=identity))
             self._initial_cursor = self._noted_cursor = cursor = stored.cursor
         await renewing(self._handler.check(), renew, every_s)
-        parked = await renewing(cursors.parked(cursor.name), renew, every_s)
+        quarantined = await renewing(cursors.quarantined(cursor.name), renew, every_s)
         consumer = Source(source.endpoint, source.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
         async with AsyncExitStack() as stack:
             reader = await renewing(opened(stack, opening), renew, every_s)
             executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done, stop)
             stack.push_async_callback(executor.close)
-            self.start(executor, reader, parked)
+            self.start(executor, reader, quarantined)
             reader.start()
             self._subscription.on_ready()
             keeping = [self.keep(), self._look(), _raise_failure(executor)]
@@ -231,15 +231,15 @@ class CursorSession:
                     self._subscription.backoff.progressed()
         self._subscription.backoff.progressed()
 
-    def start(self, executor: KeyedExecutor, reader: Reading, parked: Sequence[QuarantinedEntry]) -> None:
-        """Begin to use a reader and an executor; `parked` is the quarantine of the cursor."""
+    def start(self, executor: KeyedExecutor, reader: Reading, quarantined: Sequence[QuarantinedEntry]) -> None:
+        """Begin to use a reader and an executor; `quarantined` is the quarantine of the cursor."""
         self._executor = executor
         self._reader = reader
         if isinstance(self._handler, ProcessHandler):
             self._waker = InstanceWaker(self._handler, executor, self._initial_cursor.waking, self._run_instance)
-        self._parked_entries = [entry for entry in parked if entry.log == self._initial_cursor.log]
-        self._entries_by_position = {entry.position: entry for entry in self._parked_entries}
-        self._blocking_positions = {entry.key: entry.position for entry in reversed(self._parked_entries)}
+        self._quarantined_entries = [entry for entry in quarantined if entry.log == self._initial_cursor.log]
+        self._entries_by_position = {entry.position: entry for entry in self._quarantined_entries}
+        self._blocking_positions = {entry.key: entry.position for entry in reversed(self._quarantined_entries)}
 
     async def _until_ended(self, session_tasks: Sequence[asyncio.Future[Any]], stop: asyncio.Event) -> None:
         """Run the tasks until the end, then finish events in progress and release; raises what ends the session."""
@@ -257,7 +257,7 @@ class CursorSession:
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
             raise_ended(keeping)
             if not drained.done():
-                logs.HANDLER_CUT_OFF.tell(_log, name=self._subscription.name)
+                logs.HANDLER_CUT_OFF.log(_log, name=self._subscription.name)
             await self._executor.close()
             await self.write(owned=False)
         finally:
@@ -275,7 +275,7 @@ class CursorSession:
 
     async def take(self) -> None:
         """Queue every event under its key, retries of quarantined events first; raises what ends the reading."""
-        self._retry_parked()
+        self._retry_quarantined()
         while True:
             batch = await self._reader.take(self._context.options.lease_s)
             if batch is None:
@@ -307,7 +307,7 @@ class CursorSession:
         self._pause_reason = None if reason is None else waiting_since(time_text(), reason)
         self._executor.changed.set()
         if self._pause_reason is not None:
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
+            logs.WAITS.log(_log, name=self._handler.declaration.name, reason=self._pause_reason)
 
     @property
     def _waking(self) -> tuple[int, int] | None:
@@ -357,9 +357,14 @@ class CursorSession:
         to_write = self._to_write[:CHANGES_MAX]
         to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
-        for parked in (entry.parked for entry in to_write if entry.parked.resolution == QUARANTINED):
-            logs.QUARANTINED.tell(
-                _log, name=cursor.name, position=parked.position, how="is quarantined", more="", reason=parked.reason
+        for event in (entry.event for entry in to_write if entry.event.resolution == QUARANTINED):
+            logs.QUARANTINED.log(
+                _log,
+                name=cursor.name,
+                position=event.position,
+                how="is quarantined",
+                more="",
+                reason=event.reason,
             )
         del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
 
@@ -367,7 +372,7 @@ class CursorSession:
         position, event_id = offered.position, offered.event_id
         imported = not self._handler.takes_imported and is_imported(offered.record[3])
         entry = self._entries_by_position.get(position)
-        if entry is not None and not is_of(entry.parked.event_id, offered.record):
+        if entry is not None and not is_of(entry.event.event_id, offered.record):
             raise LogRolledBack(self._handler.declaration.name, position, "the event quarantined there is another")
         if imported or self._initial_cursor.is_done(position) or entry is not None:
             self._executor.add(position, event_id, [])
@@ -400,7 +405,7 @@ class CursorSession:
         """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
         for blocking_key in (offered.aggregate_key, key):
             if self._is_behind(offered, blocking_key):
-                self._park(_under_key(blocked_by(offered), blocking_key))
+                self._quarantine(_under_key(blocked_by(offered), blocking_key))
                 return
         tries, error = await self._try(attempt, key, offered.position)
         if error is not None:
@@ -416,21 +421,21 @@ class CursorSession:
             name, aggregate_id = self._handler.declaration.name, offered.aggregate_key[1]
             raise ReactionFailed(name, offered.position, aggregate_id, self._reason(error)) from error
         if self._is_behind(offered, key):
-            self._park(_under_key(blocked_by(offered), key))
+            self._quarantine(_under_key(blocked_by(offered), key))
             return
         self._blocking_positions[key] = offered.position
-        self._park(_under_key(parked_for(offered, error, private=self._is_private), key), tries)
+        self._quarantine(_under_key(quarantined_for(offered, error, private=self._is_private), key), tries)
 
     def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
         """Return whether an earlier event of the key waits; where a cursor was set back, it may be a later one."""
         return self._blocking_positions.get(key, offered.position) < offered.position
 
-    def _park(self, parked: Quarantined, tries: int = 0) -> None:
-        if parked.resolution == QUARANTINED:
+    def _quarantine(self, event: Quarantined, tries: int = 0) -> None:
+        if event.resolution == QUARANTINED:
             self._meter.tries["quarantined"] += 1
-        entry = QuarantinedEntry(parked, time.time(), tries, log=self._initial_cursor.log)
+        entry = QuarantinedEntry(event, time.time(), tries, log=self._initial_cursor.log)
         self._to_write.append(entry)
-        if parked.resolution == BLOCKED and entry.key in self._retrying:
+        if event.resolution == BLOCKED and entry.key in self._retrying:
             self._retrying[entry.key].append(entry)
         self._executor.changed.set()
 
@@ -493,7 +498,7 @@ class CursorSession:
     def _log_failed_try(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
-        logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
+        logs.TRY_FAILED.log(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
 
     def _note_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
         what = f"position {position:,}" if position else f"the deadline of {key[1]!r}"
@@ -501,7 +506,7 @@ class CursorSession:
         if self._wait_reasons.get(key) != reason:
             self._wait_reasons[key] = reason
             self._executor.changed.set()
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=reason)
+            logs.WAITS.log(_log, name=self._handler.declaration.name, reason=reason)
 
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
@@ -533,13 +538,13 @@ class CursorSession:
             raise error
         await self._refuse(Offered(record, None, error), key, error, self._handler.retry.tries)
 
-    def _retry_parked(self) -> None:
+    def _retry_quarantined(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
         by_key: defaultdict[AggregateKey, list[QuarantinedEntry]] = defaultdict(list)
-        for entry in self._parked_entries:
+        for entry in self._quarantined_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
-            if entries[0].parked.resolution != QUARANTINED:
+            if entries[0].event.resolution != QUARANTINED:
                 self._retrying[key] = entries
                 self._executor.add_due(key, partial(self._retry_key, key))
 
@@ -552,7 +557,7 @@ class CursorSession:
 
     async def _retry_entries(self, key: AggregateKey) -> None:
         for entry in self._retrying[key]:
-            if entry.parked.resolution == QUARANTINED:
+            if entry.event.resolution == QUARANTINED:
                 self._blocking_positions[key] = entry.position
                 return
             record = await self._handler.source.at(entry.position)
@@ -563,10 +568,10 @@ class CursorSession:
             if failed is not None:
                 assert failed.error is not None
                 self._blocking_positions[key] = entry.position
-                parked = parked_for(failed, failed.error, private=self._is_private)
-                self._park(_under_key(parked, key), self._handler.retry.tries)
+                event = quarantined_for(failed, failed.error, private=self._is_private)
+                self._quarantine(_under_key(event, key), self._handler.retry.tries)
                 return
-            if entry.parked.resolution == BLOCKED:
+            if entry.event.resolution == BLOCKED:
                 self._to_delete.append(entry)
             else:
                 self._to_write.append(entry.resolved(RETRIED))
@@ -575,13 +580,13 @@ class CursorSession:
 
     def _drop(self, entry: QuarantinedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
-        logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
+        logs.DROPPED.log(_log, name=name, position=entry.position, stream=stream)
         self._to_write.append(entry.resolved(DROPPED))
         self._executor.changed.set()
 
     async def _try_again(self, entry: QuarantinedEntry, record: RawRecord | None) -> Offered | None:
         """Try a quarantined event again; return it with its error when it failed again, None when it is done."""
-        if record is None or not is_of(entry.parked.event_id, record):
+        if record is None or not is_of(entry.event.event_id, record):
             reason = (
                 "the quarantined event is no longer there"
                 if record is None
@@ -603,9 +608,9 @@ def _is_further(cursor: Cursor, previous: Cursor) -> bool:
     return (cursor.position, cursor.done, cursor.waking) != (previous.position, previous.done, previous.waking)
 
 
-def _under_key(parked: Quarantined, key: AggregateKey) -> Quarantined:
+def _under_key(event: Quarantined, key: AggregateKey) -> Quarantined:
     """Return the event under the key of its queue: for an event that a process hears, the process instance."""
-    return replace(parked, aggregate=key[0], aggregate_id=key[1])
+    return replace(event, aggregate=key[0], aggregate_id=key[1])
 
 
 async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | None = None) -> None:

@@ -43,8 +43,8 @@ _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 class QuarantinedEntry:
     """One event of the quarantine of a cursor."""
 
-    parked: Quarantined
-    parked_at: float = 0.0
+    event: Quarantined
+    quarantined_at: float = 0.0
     """Seconds since 1970."""
     tries: int = 0
     resolved_at: float | None = None
@@ -57,24 +57,24 @@ class QuarantinedEntry:
     @property
     def key(self) -> AggregateKey:
         """The aggregate that this entry blocks or is blocked with."""
-        return self.parked.aggregate, self.parked.aggregate_id
+        return self.event.aggregate, self.event.aggregate_id
 
     @property
     def position(self) -> int:
-        return self.parked.position
+        return self.event.position
 
     @property
     def is_open(self) -> bool:
         """Whether the event is still quarantined, blocked, or to be retried."""
-        return self.parked.resolution in BLOCKING
+        return self.event.resolution in BLOCKING
 
     def resolved(self, resolution: str) -> QuarantinedEntry:
         """Return the entry with a resolution that an operator or a worker decided just now."""
-        return replace(self, parked=replace(self.parked, resolution=resolution), resolved_at=time.time())
+        return replace(self, event=replace(self.event, resolution=resolution), resolved_at=time.time())
 
     def encoded(self) -> bytes:
         value = asdict(self)
-        del value["parked"]["payload"], value["sequence"]  # the log keeps the payload, the server the sequence
+        del value["event"]["payload"], value["sequence"]  # the log keeps the payload, the server the sequence
         return orjson.dumps(value)
 
     @classmethod
@@ -82,7 +82,7 @@ class QuarantinedEntry:
         """Return the entry in a stored value, without fields of a later release; raises `CursorDamaged`."""
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            values |= {"parked": Quarantined(**declared_fields(Quarantined, values["parked"])), "sequence": sequence}
+            values |= {"event": Quarantined(**declared_fields(Quarantined, values["event"])), "sequence": sequence}
             return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
@@ -194,7 +194,7 @@ class Cursors:
         """Replace a cursor and its quarantine by one of the log that continues its own; repeatable (ADR 0071)."""
         entries = [
             replace(entry, log=cursor.log)
-            for entry in await self.parked(cursor.name, resolved=True)
+            for entry in await self.quarantined(cursor.name, resolved=True)
             if entry.log == stored.cursor.log
         ]
         while len(entries) > CHANGES_MAX:
@@ -323,7 +323,9 @@ class Cursors:
                     return True
         return False
 
-    async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[QuarantinedEntry]:
+    async def quarantined(
+        self, name: str, *, resolved: bool = False, limit: int | None = None
+    ) -> list[QuarantinedEntry]:
         """Return the quarantined and blocked events of a cursor, by position.
 
         `resolved` includes events that were retried or dropped. At most `limit` entries are read, those that were

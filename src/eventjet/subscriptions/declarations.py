@@ -31,7 +31,15 @@ from eventjet.domain.process import (
 )
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Publication, Reaction, Reactor, Start, partition_of
-from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import (
+    events_of,
+    folded_events,
+    is_called_with,
+    is_plain,
+    resolved_hint,
+    shown_name,
+    union_members,
+)
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable, UsageError
 from eventjet.projections.app_ref import Application
@@ -142,7 +150,6 @@ def filters_of(app: Application, events: Sequence[type]) -> list[str]:
     return [f"{app.name}.{info.name}.*" for cls, info in app.aggregates.items() if {*events} & {*folded_events(cls)}]
 
 
-_LISTENER_PARAMETERS = 2
 _TYPE_ARGUMENTS = 2
 
 
@@ -180,12 +187,12 @@ def checked_reactors(
     return reactors
 
 
-def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
+def checked_inboxes(app: str, declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
     """Return the inboxes by name; mistakes in their definitions are appended to `faults`."""
     inboxes: dict[str, Inbox[Any, Any]] = {}
     for inbox in declared:
         faults += _name_faults("inbox", inbox.name, inboxes)
-        inbox_faults = inbox.faults()
+        inbox_faults = inbox.faults(app)
         if not inbox_faults:
             try:
                 IncomingDecoder(inbox.type, "")
@@ -201,7 +208,7 @@ def _name_faults(kind: str, name: str, others: Container[str]) -> Iterator[str]:
     if not is_name(name):
         yield f"the {kind}'s name {name!r} is not [a-z][a-z0-9_]*"
     if name in others:
-        yield f"two {kind}{'es' if kind == INBOX else 's'} are called {name!r}"
+        yield f"two {kind}{'es' if kind == INBOX else 's'} are called {name!r}; give one another name"
 
 
 def deps_faults(deps: Any, handlers: Sequence[Reactor[Any, Any] | Inbox[Any, Any]]) -> Iterator[str]:
@@ -263,7 +270,7 @@ def _is_instance(actual: Any, expected: Any) -> bool:
 
 
 def checked_publications(
-    declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
+    app: str, declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Publication[Any]]:
     """Return the publications by name; mistakes in their definitions are appended to `faults`."""
     publications: dict[str, Publication[Any]] = {}
@@ -272,7 +279,7 @@ def checked_publications(
             faults.append(f"{shown_name(publication)} is not a publication: decorate it with `@publication(…)`")
             continue
         faults += _name_faults("publication", publication.name, publications)
-        publication_faults = publication.faults(catalog.__contains__)
+        publication_faults = publication.faults(app, catalog.__contains__)
         publication_faults = publication_faults or Catalog(publication.public).faults()
         faults += [f"publication {publication.name!r}: {fault}" for fault in publication_faults]
         publications[publication.name] = publication
@@ -288,12 +295,22 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
             continue
         where = f"served {shown_name(command.decide)}"
         if command.aggregate not in aggregates:
-            faults.append(f"{where}: {shown_name(command.aggregate)} is not an aggregate of the app")
+            faults.append(
+                f"{where}: {shown_name(command.aggregate)} is not an aggregate of the app; list it in `aggregates`"
+            )
         elif not is_name(command.name):
             faults.append(f"{where}: its name {command.name!r} is not [a-z][a-z0-9_]*")
         elif (command.aggregate, command.name) in served_names:
-            faults.append(f"{where}: {aggregates[command.aggregate].name} serves two commands called {command.name!r}")
+            faults.append(
+                f"{where}: {aggregates[command.aggregate].name} serves two commands called {command.name!r}; give one "
+                "another `name`"
+            )
         served_names.add((command.aggregate, command.name))
+        faults += [
+            f"{where}: its error {error!r} is not a class of exceptions"
+            for error in command.errors
+            if not (isinstance(error, type) and issubclass(error, Exception))  # pyright: ignore[reportUnnecessaryIsInstance]
+        ]
         try:
             arguments_of(command.decide)
             checked_names(command.decide, command.ignoring)
@@ -319,10 +336,10 @@ def _function_faults(cls: Any, own_events: tuple[type, ...]) -> Iterator[str]:
         function = getattr(cls, name, None)
         if function is None and name == "deadline":
             continue
-        if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
-            yield f"`{name}` takes something else than `self`"
+        if not inspect.isfunction(function) or not is_called_with(function, 1):
+            yield f"`{name}` takes something else than `self`; write `def {name}(self)`"
             continue
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        if not is_plain(function):
             yield f"`{name}` is async or a generator; it only says what follows, so let it return that"
             continue
         try:
@@ -356,13 +373,15 @@ def _listeners(
     method_by_event: dict[type, str] = {}
     for method, handler in listeners_of(cls):
         where = f"process {name!r}: {cls.__name__}.{method}"
-        parameters = list(inspect.signature(handler).parameters)
-        if len(parameters) != _LISTENER_PARAMETERS or inspect.iscoroutinefunction(handler):
+        if not is_called_with(handler, 2) or not is_plain(handler):
             faults.append(f"{where} is not a plain method that takes (self, event)")
             continue
         by = getattr(handler, LISTENS)
+        if not is_called_with(by, 1) or not is_plain(by):
+            faults.append(f"{where}: {shown_name(by)}, which names its process, is not a plain function of one event")
+            continue
         try:
-            events = events_of(handler, parameters[1])
+            events = events_of(handler, list(inspect.signature(handler).parameters)[1])
             named = events if by is same_id else events_of(by, next(iter(inspect.signature(by).parameters), "event"))
         except DefinitionError as error:
             faults += error.faults
@@ -372,7 +391,7 @@ def _listeners(
         for event in events:
             hears = f"{where} hears {shown_name(event)}"
             if event not in catalog:
-                faults.append(f"{hears}, which no aggregate of the app folds")
+                faults.append(f"{hears}, which no aggregate of the app folds; list its aggregate in `aggregates`")
             elif event in own_events:
                 faults.append(f"{hears}, which is its own; let `step` follow from it")
             if (other_method := method_by_event.setdefault(event, method)) != method:

@@ -187,7 +187,7 @@ class StreamSource:
         if previous != origin.made:
             self._origins = {**self._origins, name: origin.made}
             if previous is not None:
-                logs.SOURCE_MADE_AGAIN.tell(_log, name=self._name, position=message.position, source=name)
+                logs.SOURCE_MADE_AGAIN.log(_log, name=self._name, position=message.position, source=name)
 
 
 def _way_out(cursor: Cursor) -> str:

@@ -80,7 +80,7 @@ class Deps:
         await asyncio.wait({self.task}, timeout=late_s)
         if not self.task.done():
             if self._is_open:
-                logs.GIVEN_UP.tell(_log, name=self.task.get_name(), seconds=late_s)
+                logs.GIVEN_UP.log(_log, name=self.task.get_name(), seconds=late_s)
             await end([self.task])
         elif not self.task.cancelled():
             self.task.result()
@@ -110,7 +110,7 @@ class Deps:
                 reason = late if is_late else reason_of(error, private=self._private)
                 self._fault = self._unreachable(f"they could not be opened ({reason})")
                 if self._backoff.failed(reason):
-                    logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
+                    logs.TRYING_AGAIN.log(_log, name="deps", reason=reason_of(self._fault), trace="")
                 self._first_try_ended.set()
                 await self._backoff.wait(self._closing)
 
@@ -483,7 +483,7 @@ class PublicationHandler(EventHandler):
                 if messages:
                     failpoints.reach("publication.before")
                     await self._stream.publish(messages, event.position)
-                    failpoints.reach("publication.told")
+                    failpoints.reach("publication.stored")
 
         return (publication.name, ""), publish
 

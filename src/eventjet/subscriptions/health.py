@@ -144,14 +144,14 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
         return [
             (metrics.FOLLOWER_POSITION, follower, status.position),
             (metrics.FOLLOWER_LAG, follower, status.lag_events),
-            (metrics.FOLLOWER_QUARANTINED, follower, status.parked),
+            (metrics.FOLLOWER_QUARANTINED, follower, status.quarantined),
             (metrics.HAS_CURSOR, follower, int(status.owner == owner)),
         ]
     labels = (status.name, str(status.revision))
     gauges: list[Sample] = [
         (metrics.POSITION, labels, status.position),
         (metrics.LAG_EVENTS, labels, status.lag_events),
-        (metrics.QUARANTINED, labels, status.parked),
+        (metrics.QUARANTINED, labels, status.quarantined),
         (metrics.HAS_LEASE, labels, int(status.owner == owner)),
         *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]
@@ -231,7 +231,7 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     try:
         bound_host, bound_port = server.server_address[:2]
         display_host = f"[{bound_host!s}]" if server.address_family == socket.AF_INET6 else str(bound_host)
-        logs.HTTP.tell(_log, address=f"{display_host}:{bound_port}")
+        logs.HTTP.log(_log, address=f"{display_host}:{bound_port}")
         yield str(bound_host), bound_port
     finally:
         await asyncio.to_thread(server.shutdown)
@@ -269,7 +269,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as it is called
-        logs.REQUEST_BROKE_OFF.tell(_log, client=client_address)
+        logs.REQUEST_BROKE_OFF.log(_log, client=client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

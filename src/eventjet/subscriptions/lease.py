@@ -104,7 +104,7 @@ class Lease:
         checkpoint = await session.write(take)
         if checkpoint is None:
             return None
-        logs.TOOK_LEASE.tell(_log, name=checkpoint.name, position=checkpoint.position, epoch=checkpoint.epoch)
+        logs.TOOK_LEASE.log(_log, name=checkpoint.name, position=checkpoint.position, epoch=checkpoint.epoch)
         return cls(session, resolved, ttl_s, checkpoint)
 
     async def check_unused(self) -> None:
@@ -209,18 +209,18 @@ class Promotion:
         try:
             promoted = await self._promote(step)
         except NotNow as reason:
-            logs.TAKE_OVER_WAITS.tell(_log, name=self._display_name, reason=reason)
+            logs.TAKE_OVER_WAITS.log(_log, name=self._display_name, reason=reason)
             self._postpone(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
         except PromotionRefused as error:
-            logs.TAKE_OVER_REFUSED.tell(_log, name=self._display_name, reason=error)
+            logs.TAKE_OVER_REFUSED.log(_log, name=self._display_name, reason=error)
             await self._lease.note_state(None, str(error))
             self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
         previous = ", ".join(map(str, promoted.previous_revisions)) if promoted else ""
-        logs.TOOK_OVER.tell(_log, name=self._display_name, before=previous or "none")
+        logs.TOOK_OVER.log(_log, name=self._display_name, before=previous or "none")
         return True
 
     async def _promote(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:

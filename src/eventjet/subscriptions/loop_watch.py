@@ -128,7 +128,7 @@ class LoopWatch:
                     has_failed = False
                 except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
                     if not has_failed:
-                        logs.TRYING_AGAIN.tell(_log, name="The leases of a blocked event loop", reason=error, trace="")
+                        logs.TRYING_AGAIN.log(_log, name="The leases of a blocked event loop", reason=error, trace="")
                     has_failed = True
         finally:
             self._log_blocked(standstill)
@@ -164,7 +164,7 @@ class LoopWatch:
         task, running = standstill.task, standstill.running
         label = "A callback" if task is None else getattr(task.get_coro(), "__qualname__", task.get_name())
         name = label if running is None else running.label
-        logs.LOOP_BLOCKED.tell(_log, name=name, seconds=round(standstill.seconds, 1))
+        logs.LOOP_BLOCKED.log(_log, name=name, seconds=round(standstill.seconds, 1))
 
     async def _keep_leases(self, cursors: Cursors, standstill: _Standstill) -> None:
         """Renew the cursors of the tries whose leases are not given up yet."""

@@ -61,7 +61,7 @@ class PartitionAssignment:
                 try:
                     self.divide(await called(cursors.beat(name, owner, self._partitions, lease_s), "A worker"))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the next beat is tried
-                    logs.SHARES_UNKNOWN.tell(_log, name=name, reason=error)
+                    logs.SHARES_UNKNOWN.log(_log, name=name, reason=error)
                 await pause(stop, lease_s / 3)
         finally:
             with suppress(EventjetError, OSError, TimeoutError):

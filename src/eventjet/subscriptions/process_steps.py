@@ -19,7 +19,17 @@ from eventjet.commands.execute import Conflict, Decision, Executor, Planned, app
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
-from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of, heard_prefix
+from eventjet.domain.process import (
+    Call,
+    Deadline,
+    Listener,
+    Outcome,
+    ProcessInfo,
+    Step,
+    deadlines_of,
+    heard_prefix,
+    step_of,
+)
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotUnique, UsageError
@@ -71,7 +81,7 @@ class ProcessRunner:
         """
         for _ in range(STEPS_MAX):
             folded = await self._own_executor.reaching(process_id, position=position)
-            step: Step[Any, Any] | None = own_copy(folded.state).step()
+            step = step_of(folded.state)
             if step is None:
                 return folded
             position = max(position, await self._take(process_id, folded, step))

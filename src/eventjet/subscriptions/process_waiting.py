@@ -14,7 +14,7 @@ from eventjet.commands.execute import Executor
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.domain.position import FAILED, PAUSED
-from eventjet.domain.process import Step, deadlines_of
+from eventjet.domain.process import deadlines_of, step_of
 from eventjet.domain.quarantined import QUARANTINED
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotSettled
@@ -70,14 +70,14 @@ def is_settled(folded: FoldedState[Any], until: Callable[[Any], bool] | None) ->
     """Return whether an instance has begun and `until` holds; by default, that no step and no deadline follow."""
     if until is not None:
         return folded.version > 0 and until(own_copy(folded.state))
-    return folded.version > 0 and own_copy(folded.state).step() is None and not deadlines_of(folded.state)
+    return folded.version > 0 and step_of(folded.state) is None and not deadlines_of(folded.state)
 
 
 def waits_for(folded: FoldedState[Any], record: RawRecord | None) -> str:
     """Return in words what an instance waits for by its own functions."""
     if record is None:
         return "it has no events"
-    step: Step[Any, Any] | None = own_copy(folded.state).step()
+    step = step_of(folded.state)
     if step is not None:
         return f"its next step is not taken yet: {step.request}"
     last = recorded_at(record)
@@ -117,12 +117,12 @@ async def _obstacle(
     name = info.name
     try:
         stored = await cursors.find(name)
-        entries = await cursors.parked(name)
+        entries = await cursors.quarantined(name)
     except EventjetError:
         return None
     if stored is None:
         return "it has no cursor: run `eventjet init`"
-    blocking = next((entry.parked for entry in entries if entry.key == (name, process_id)), None)
+    blocking = next((entry.event for entry in entries if entry.key == (name, process_id)), None)
     if blocking is not None and blocking.resolution == QUARANTINED:
         reason = " ".join(blocking.reason.split()).rstrip(".")
         return f"its event at position {blocking.position} is quarantined ({reason}): `eventjet quarantine show {name}`"

@@ -67,7 +67,7 @@ class InstanceWaker:
             await asyncio.sleep(pause_s)
             began = loop.time()
             if count := await self._handler.set_late_again():
-                logs.TIMERS_LATE.tell(_log, name=self._name, count=count)
+                logs.TIMERS_LATE.log(_log, name=self._name, count=count)
             pause_s = max(_LATE_LOOK_S, (loop.time() - began) / _LATE_SHARE)
 
     async def look_again(self) -> None:
@@ -79,7 +79,7 @@ class InstanceWaker:
             await self._look_at_all(*self.waking)
             self.waking = None
             self._executor.changed.set()
-            logs.LOOKED_AGAIN.tell(_log, name=self._name, revision=self._handler.declaration.revision)
+            logs.LOOKED_AGAIN.log(_log, name=self._name, revision=self._handler.declaration.revision)
         await asyncio.Event().wait()  # a task that ends would end the session
 
     async def _look_at_all(self, after: int, until: int) -> None:

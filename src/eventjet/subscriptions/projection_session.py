@@ -33,7 +33,7 @@ from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.database import is_about_data
 from eventjet.subscriptions.context import Session, WorkerContext, WorkerOptions
 from eventjet.subscriptions.lease import Lease, Promotion
-from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
+from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_quarantined
 from eventjet.subscriptions.reader import EventReader, Source
 from eventjet.subscriptions.retry import Backoff, OwnerWatch, end, opened, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
@@ -100,13 +100,13 @@ class ProjectionSubscription(Subscription):
         checkpoint = lease.checkpoint
         if not self._has_warned and checkpoint.has_rows_of_other_code(self.resolved.code):
             self._has_warned = True
-            logs.CODE_CHANGED.tell(
+            logs.CODE_CHANGED.log(
                 _log, name=checkpoint.name, revision=checkpoint.revision, newer=checkpoint.revision + 1
             )
         if checkpoint.location and not self._is_location_logged:
             self._is_location_logged = True
             log_event = logs.BESIDE if checkpoint.takes_over else logs.BESIDE_FOR_GOOD
-            log_event.tell(_log, name=f"{checkpoint.name} revision {checkpoint.revision}", projection=checkpoint.name)
+            log_event.log(_log, name=f"{checkpoint.name} revision {checkpoint.revision}", projection=checkpoint.name)
         failpoints.reach("worker.lease_taken")
         return ProjectionSession(self, session, lease)
 
@@ -211,7 +211,7 @@ class ProjectionSession:
             previous_pause, pause = pause, self._pause_reason
             if pause is not None and previous_pause is None:
                 reason = waiting_since(time_text(), pause)
-                logs.WAITS.tell(_log, name=self._resolved.name, reason=reason)
+                logs.WAITS.log(_log, name=self._resolved.name, reason=reason)
                 await self.note(reason)
             wrote = await self._step(self._context.options.lease_s / 3, stop)
             # That no batch came in time does not mean the end of the log.
@@ -275,7 +275,7 @@ class ProjectionSession:
                 failpoints.reach("worker.after_commit")
                 self._position = part.last
                 self._subscription.meter.committed(count, took_s)
-                context.notices.tell(resolved.name, resolved.revision, part.last)
+                context.notices.publish(resolved.name, resolved.revision, part.last)
 
 
 # Both committers write a part of a batch in one transaction and return the seconds that took. They raise
@@ -325,7 +325,7 @@ class _FoldCommitter:
         else:
             await writing
         took_s = time.perf_counter() - began
-        log_parked(self._checkpoint.name, prepared.changes.quarantine)
+        log_quarantined(self._checkpoint.name, prepared.changes.quarantine)
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:
@@ -337,7 +337,7 @@ class _FoldCommitter:
             self._folded_ahead = self._writer.prepare_next(batch)
         except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
             reason = reason_of(error, private=self._is_private)
-            logs.NOT_FOLDED_AHEAD.tell(_log, position=after, reason=reason)
+            logs.NOT_FOLDED_AHEAD.log(_log, position=after, reason=reason)
 
 
 class _SqlCommitter:

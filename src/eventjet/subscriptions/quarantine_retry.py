@@ -107,11 +107,11 @@ class _Retries:
 
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
         outcome = await self._session.read(self._writer.sort, offers)
-        failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
+        failed = {(event.aggregate, event.aggregate_id): event for event in reversed(outcome.quarantined)}
         changes = changes_of(outcome.changed, _changes_after_retry(waiting, len(offers), failed))
         prepared = Prepared(self._unmoved_batch(), changes, outcome.changed)
         await self._session.write(self._writer.commit, self._checkpoint, prepared)
-        log_parked(self._resolved.name, changes.quarantine, "is quarantined again")
+        log_quarantined(self._resolved.name, changes.quarantine, "is quarantined again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read the events from the log that the rows were made from; fewer when they are large. Blocks."""
@@ -173,10 +173,10 @@ def _changes_after_retry(
     )
 
 
-def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is quarantined") -> None:
+def log_quarantined(name: str, quarantine: QuarantineChanges | None, how: str = "is quarantined") -> None:
     """Log the events that were just quarantined, one line for each batch."""
     heads = [event for event in quarantine.upserts if event.resolution == QUARANTINED] if quarantine is not None else []
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        logs.QUARANTINED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
+        logs.QUARANTINED.log(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)

@@ -265,7 +265,7 @@ class EventReader:
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
-                logs.THREAD_LEFT.tell(_log, thread=self._thread.name, seconds=_JOIN_S)
+                logs.THREAD_LEFT.log(_log, thread=self._thread.name, seconds=_JOIN_S)
 
     def _read(self) -> None:
         """Run the thread; whatever ends it is passed to the task that takes."""

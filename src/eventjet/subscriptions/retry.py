@@ -112,7 +112,7 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
         task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
     _, late = await asyncio.wait(tasks, timeout=END_S)
     for task in late:
-        logs.GIVEN_UP.tell(_log, name=task.get_name(), seconds=END_S)
+        logs.GIVEN_UP.log(_log, name=task.get_name(), seconds=END_S)
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

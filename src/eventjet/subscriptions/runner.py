@@ -130,14 +130,14 @@ class Subscription:
                 await called(self._run_session(stop))
             except _FENCED as error:
                 self._ends["fenced"] += 1
-                logs.FENCED.tell(_log, name=self.name, reason=error)
+                logs.FENCED.log(_log, name=self.name, reason=error)
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
                 self._ends["fault"] += 1
                 unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
                 trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
                 reason = reason_of(error, private=private)
                 if backoff.failed(reason):
-                    logs.TRYING_AGAIN.tell(_log, name=self.name, reason=reason, trace=trace)
+                    logs.TRYING_AGAIN.log(_log, name=self.name, reason=reason, trace=trace)
                 if backoff.is_lasting:
                     self.on_ready()
                 await backoff.wait(stop)
@@ -158,7 +158,7 @@ class Subscription:
                 self._ends["drained"] += 1
             except _STOPS as error:
                 self._failed_at = await session.fail(error)
-                logs.STOPPED.tell(_log, name=self.name, reason=error)
+                logs.STOPPED.log(_log, name=self.name, reason=error)
                 self._ends["failed"] += 1
             finally:
                 await session.end()

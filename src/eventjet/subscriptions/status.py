@@ -174,7 +174,7 @@ def look_at_followers(
             lost_s=snapshot.silent_s if snapshot.has_lost_owner else None,
             reason=_cut(reason),
             declared=cursor.name in declared,
-            parked=progress.parked,
+            quarantined=progress.quarantined,
             kind=cursor.kind,
         )
     return [statuses[name] for name in sorted(statuses)]
@@ -186,7 +186,7 @@ class _Progress:
 
     lag_events: int = 0
     lag_s: float | None = None
-    parked: int = 0
+    quarantined: int = 0
     """Number of quarantined events."""
     fault: EventjetError | str | None = None
     """Why the cursor cannot continue; None when it can."""
@@ -207,24 +207,24 @@ def _progress(
     except NoResponders as error:
         # Where the settings may not be read, the failed listing is all that is known.
         standstill, entries = standstill or error, []
-    parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
+    quarantined = sum(entry.event.resolution in (QUARANTINED, RETRY) for entry in entries)
     if declaration is not None and declaration.stream:
         stream = declaration.stream
         try:
             state = connection.ask(stream_info(stream))
         except StreamMissing:
-            return _Progress(parked=parked, fault=standstill or f"the stream {stream!r} does not exist")
+            return _Progress(quarantined=quarantined, fault=standstill or f"the stream {stream!r} does not exist")
         except Forbidden:
-            return _Progress(parked=parked, fault=standstill)
+            return _Progress(quarantined=quarantined, fault=standstill)
         if not cursor.log:
-            return _Progress(parked=parked, fault=standstill or cursor.reason)
+            return _Progress(quarantined=quarantined, fault=standstill or cursor.reason)
         fault = None if state.created == cursor.log else f"the stream {stream!r} is not the one that it began in"
         lag = _lag(connection, stream, cursor, [declaration.subject], state.last)
-        return _Progress(*lag, parked, standstill or fault)
+        return _Progress(*lag, quarantined, standstill or fault)
     filters = [] if declaration is None else filters_of(app, declaration.events)
     lag = _lag(connection, app.name, cursor, filters, log.last)
     fault = standstill or cursor_fault(connection, log, cursor)
-    return _Progress(*lag, parked, fault or _public_fault(connection, app, cursor.name))
+    return _Progress(*lag, quarantined, fault or _public_fault(connection, app, cursor.name))
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
@@ -393,7 +393,7 @@ class CheckpointSnapshot:
 
     It is failed if its tables are lost, and new for a declared projection that has none yet.
     """
-    parked: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    quarantined: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """Number of quarantined events by name and revision."""
     refusal: str = ""
     """Why the database takes no writes, if it says so; else empty."""
@@ -487,7 +487,7 @@ def _status(checkpoint: Checkpoint, remaining_s: float, snapshot: CheckpointSnap
         location=checkpoint.location,
         lost_owner=None if lives else checkpoint.owner,
         lost_s=checkpoint.lease_s - remaining_s if is_silent else None,
-        parked=snapshot.parked.get(key, 0),
+        quarantined=snapshot.quarantined.get(key, 0),
         rebuilding=key in snapshot.rebuilding,
     )
 

@@ -42,7 +42,7 @@ from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.projection_session import ProjectionSubscription
 from eventjet.subscriptions.retry import end
 from eventjet.subscriptions.status import StatusReader
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +69,8 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     all_names = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
     for name in names:
         if name not in all_names and not any(declaration.name == name for declaration in declared):
-            raise UsageError(
-                f"The app {app.name!r} has no {name!r} to work on. {meant(name, all_names)}It has {listed(all_names)}."
-            )
+            near = suggestion(name, all_names)
+            raise UsageError(f"The app {app.name!r} has no {name!r} to work on. {near}It has {listed(all_names)}.")
     chosen = set(names) or set(all_names)
     projection_names = [name for name in app.projections if name in chosen]
     followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & chosen]
@@ -226,7 +225,7 @@ class Workers:
                 raise [_logged_end(task) for task in ended][-1]
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
-                logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
+                logs.CUT_OFF.log(_log, name=task.get_name(), seconds=drain_s)
             # A failure while stopping must not look like a clean end.
             failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
             if errors := [_logged_end(task) for task in failed]:
@@ -240,7 +239,7 @@ def _logged_end(task: asyncio.Task[Any]) -> BaseException:
     error = None if task.cancelled() else task.exception()
     if error is None:
         error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
-    logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
+    logs.TASK_ENDED.log(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
     return error
 
 
@@ -291,12 +290,12 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
         state = connection.run(reading_log_state(app.name))
         identity = identity_of(state)
         for drift in drifts_of(state):
-            logs.LOG_DRIFTED.tell(_log, drift=drift, remedy=drift.remedy)
+            logs.LOG_DRIFTED.log(_log, drift=drift, remedy=drift.remedy)
         aggregates = app.catalog.aggregates
         if state.subjects <= LISTED_MAX:
             unknown = connection.run(unknown_aggregates(app.name, aggregates), LIST_S)
         else:
             unknown = connection.run(noted_unknown(state, aggregates))
         for error in (*unknown, *unknown_events(connection, state, app.catalog)):
-            logs.LOG_UNREADABLE.tell(_log, reason=error)
+            logs.LOG_UNREADABLE.log(_log, reason=error)
     return identity

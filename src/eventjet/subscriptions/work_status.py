@@ -59,7 +59,7 @@ class WorkStatus:
     """The last worker, if it did not release its lease or cursor: it was killed, stopped or cut off."""
     lost_s: float | None = None
     """Seconds since the lost owner was last seen; None where the database's clock has been set back since."""
-    parked: int = 0
+    quarantined: int = 0
     """Number of quarantined events, which wait for a decision or for a worker that tries them again."""
     events_per_s: float | None = None
     """How many positions it advances per second; None when only one snapshot was taken."""
@@ -87,7 +87,7 @@ class WorkStatus:
         if self.owner is None:
             return self._without_worker
         condition = self._with_worker
-        if self.parked and condition.level is Level.OK:
+        if self.quarantined and condition.level is Level.OK:
             return Condition("quarantined", Level.WARNING)
         return condition
 
@@ -120,8 +120,8 @@ class WorkStatus:
 
     def remarks(self) -> Iterator[str]:
         """Yield what has no column in a table, one sentence each, without the name."""
-        if self.parked:
-            yield f"{counted(self.parked, 'event')} quarantined; see `eventjet quarantine list {self.name}`"
+        if self.quarantined:
+            yield f"{counted(self.quarantined, 'event')} quarantined; see `eventjet quarantine list {self.name}`"
         if self.reason:
             yield self.reason
         if self.lost_owner:

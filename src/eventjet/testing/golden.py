@@ -37,10 +37,10 @@ class Golden:
         the two states has is not compared, since snapshots with other fields are not used.
         """
         stored: dict[str, Any] = self._load() if self._file.exists() or not self._write else {"histories": []}
-        is_same = stored.get("revision", revision) == revision
+        is_same = not stored["histories"] or stored.get("revision") == revision
         if not is_same and not self._write:
             raise AssertionError(
-                f"{self._title} is of revision {stored['revision']}, declared is {revision}: {_WRITE}."
+                f"{self._title} is of revision {stored.get('revision')}, declared is {revision}: {_WRITE}."
             )
         stored_histories: list[list[dict[str, Any]]] = [history["events"] for history in stored["histories"]]
         if is_same:
@@ -96,7 +96,10 @@ class Golden:
     def _load(self) -> Any:
         if not self._file.exists():
             raise AssertionError(f"{self._title} is not there yet: {_WRITE}.")
-        return read_json(self._file.read_bytes())
+        try:
+            return read_json(self._file.read_bytes())
+        except ValueError as error:
+            raise AssertionError(f"{self._title} is not JSON: {error}. Restore it as it was committed.") from None
 
     def _save(self, entries: Sequence[Any], head: str = "") -> None:
         """Write the file as JSON with one entry on each line, so that a diff shows what changed."""

@@ -18,7 +18,7 @@ from eventjet.projections.row_table import TableSource, table_from
 from eventjet.projections.sql_projection import ResolvedSql, SqlProjection
 from eventjet.testing.read_model import TableRows, read_model_case, resolved_alone
 from eventjet.testing.scenarios import as_read, as_stored
-from eventjet.text import listed, meant
+from eventjet.text import listed, suggestion
 
 R = TypeVar("R")
 E = TypeVar("E")
@@ -68,7 +68,7 @@ class ProjectedTables:
         names = list(expected[0]) if expected else []
         if wrong := [each for row in expected for each in row if each not in self._columns[name]]:
             columns = self._columns[name]
-            did_mean = meant(wrong[0], columns)
+            did_mean = suggestion(wrong[0], columns)
             raise UsageError(f"The table {name!r} has no column {wrong[0]!r}. {did_mean}It has {listed(columns)}.")
         rows = self._rows[name]
         Projected([{name: row[name] for name in names} for row in rows]).rows(*map(dict, expected))

@@ -15,7 +15,7 @@ from eventjet.domain.reactor import Reactor
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.subscription import folded_events
 from eventjet.log.memory import MemoryStore
-from eventjet.testing.scenarios import as_stored
+from eventjet.testing.scenarios import as_stored, check_taken
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -93,7 +93,8 @@ async def reacted(
 ) -> Handled:
     """Call a reactor's handler once with an event, without a server; raises what the handler raises.
 
-    The commands that it executes are decided in memory, on aggregates that start empty.
+    The commands that it executes are decided in memory, on aggregates that start empty. Raises `UsageError` for an
+    event that the handler's annotation does not name.
 
     ```python
     @reactor("bonus")
@@ -104,6 +105,7 @@ async def reacted(
     handled.executed(Account, "a-1", Account.deposit, Decimal(5)).nothing_more()
     ```
     """
+    check_taken(reactor.handle, 0, data)
     event = Recorded(as_stored([data])[0], aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
     reaction = TestedReaction(deps, f"{reactor.name}/{event.event_id}", attempt)
     handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle

@@ -6,6 +6,7 @@ arguments.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy, state_faults
-from eventjet.domain.subscription import folded_events
+from eventjet.domain.subscription import events_of, folded_events, shown_name
 from eventjet.errors import DefinitionError, UsageError
+from eventjet.text import listed
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -135,6 +137,16 @@ def as_read(recorded: Recorded[E]) -> Recorded[E]:
     """Return a recorded event, which a test may have made by hand, as readers of a log get it."""
     at = recorded.recorded_at
     return replace(recorded, data=as_stored([recorded.data])[0], recorded_at=at if at.tzinfo is None else in_utc(at))
+
+
+def check_taken(function: Any, parameter: int, event: object) -> None:
+    """Raise `UsageError` unless the annotation of a handler's parameter names the class of an event."""
+    events = events_of(function, list(inspect.signature(function).parameters)[parameter])
+    if type(event) not in events:
+        raise UsageError(
+            f"{shown_name(function)} takes {listed(map(shown_name, events))}, so no worker calls it with a "
+            f"{type(event).__qualname__}. Give an event that it takes, or change its annotation."
+        )
 
 
 @lru_cache(maxsize=1_000)

@@ -13,12 +13,22 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from eventjet.codec.catalog import Catalog
 from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.process import Call, Deadline, Outcome, ProcessType, Request, Step, deadlines_of, is_process
+from eventjet.domain.process import (
+    Call,
+    Deadline,
+    Outcome,
+    ProcessType,
+    Request,
+    Step,
+    deadlines_of,
+    is_process,
+    step_of,
+)
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
-from eventjet.testing.scenarios import as_read, as_stored, check_recorded, checked_catalog, folded
+from eventjet.testing.scenarios import as_read, as_stored, check_recorded, check_taken, checked_catalog, folded
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -50,7 +60,11 @@ class Story(Generic[S, E]):
     def hears(
         self, listener: Callable[[S, Recorded[H]], E | Sequence[E] | None], event: Recorded[H], /
     ) -> Happened[S, E]:
-        """Give an event of another aggregate to one of the process's listeners."""
+        """Give an event of another aggregate to one of the process's listeners.
+
+        Raises `UsageError` for an event that the listener's annotation does not name.
+        """
+        check_taken(listener, 1, event.data)
         return self._happened(listener(own_copy(self.state), own_event(as_read(event))))
 
     def does(
@@ -63,7 +77,7 @@ class Story(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Doing[S, E]:
         """Assert that the process's next step is this decision of another aggregate."""
-        step = self._step()
+        step = step_of(self.state)
         if step is None:
             raise AssertionError(f"it rests in {self.state!r}")
         expected: Request[Any, Any] = Request(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
@@ -73,7 +87,7 @@ class Story(Generic[S, E]):
 
     def rests(self) -> Story[S, E]:
         """Assert that the process has no next step."""
-        if (step := self._step()) is not None:
+        if (step := step_of(self.state)) is not None:
             raise AssertionError(f"it does not rest: it asks {_request_text(step.request)}")
         return self
 
@@ -106,14 +120,11 @@ class Story(Generic[S, E]):
         deadlines = self._deadlines(last_event)
         if not deadlines or deadlines[0][0] > at:
             raise AssertionError(f"nothing is due at {at.isoformat()}: {[deadline for _, deadline in deadlines]!r}")
-        return self._happened(deadlines[0][1].call.on(own_copy(self.state)))
+        return _called(self, deadlines[0][1].call)
 
     def due_after(self, delay: timedelta) -> Happened[S, E]:
         """Let this much time pass after the last event, and make the decision of the earliest deadline."""
         return self.due(_EPOCH + delay, last_event=_EPOCH)
-
-    def _step(self) -> Step[Any, Any] | None:
-        return cast("Any", own_copy(self.state)).step()
 
     def _deadlines(self, last_event: datetime | None) -> list[tuple[datetime, Deadline[Any, Any]]]:
         """Return each deadline with the time at which it is due, the earliest first."""
@@ -139,19 +150,15 @@ class Doing(Generic[S, E]):
         if self._step.takes_outcome and outcome is None:
             raise AssertionError(f"{self._step.done.name} wants to know the outcome; give done(Outcome(state, events))")
         if outcome is None or not self._step.takes_outcome:
-            return self._decided(self._step.done)
-        return self._decided(self._step.done, replace(outcome, events=as_stored(outcome.events)))
+            return _called(self._story, self._step.done)
+        return _called(self._story, self._step.done, replace(outcome, events=as_stored(outcome.events)))
 
     def refused(self, error: Exception) -> Happened[S, E]:
         """Let the other aggregate's decision raise this error."""
         call = self._step.after_refusal(error)
         if call is None:
             raise AssertionError(f"the step does not say what follows {error!r}: it would be retried, then quarantined")
-        return self._decided(call, error)
-
-    def _decided(self, call: Call, *first: Any) -> Happened[S, E]:
-        events = cast("tuple[E, ...]", recorded_events(call.on(own_copy(self._story.state), *first)))
-        return Happened(self._story, as_stored(events))
+        return _called(self._story, call, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,14 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
         raise DefinitionError([f"{shown_name(cls)} is not a process: test an aggregate with `scenario`"])
     catalog = checked_catalog(cls)
     return Story(cast("S", cls()), catalog)
+
+
+def _called(story: Story[S, E], call: Call, *first: Any) -> Happened[S, E]:
+    """Make the decision of a step or a deadline; raises `AssertionError` if it records nothing, as a worker refuses."""
+    events = as_stored(cast("tuple[E, ...]", recorded_events(call.on(own_copy(story.state), *first))))
+    if not events:
+        raise AssertionError(f"{call} recorded nothing, so it would be done for ever: have it return an event")
+    return Happened(story, events)
 
 
 def _request_text(request: Request[Any, Any]) -> str:

@@ -54,18 +54,28 @@ class Values:
 
 
 _ITEMS_MAX = 4
+_BYTES_MAX = 20
 _TEXT = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 _PLAIN: dict[Any, SearchStrategy[Any]] = {
     bool: st.booleans(),
     Blob: st.binary(max_size=20).map(Blob.of),
-    bytes: st.binary(max_size=20),
-    date: st.dates(date(1970, 1, 1), date(2199, 12, 31)),
-    datetime: st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC)),  # noqa: DTZ001
     time: st.times(),
-    timedelta: st.integers(-(10**6), 10**6).map(lambda seconds: timedelta(seconds=seconds)),
     UUID: st.uuids(),
     types.NoneType: st.none(),
 }
+
+
+def _instants(low: datetime, high: datetime) -> SearchStrategy[datetime]:
+    first, last = (at.astimezone(UTC).replace(tzinfo=None) for at in (low, high))
+    return st.datetimes(first, last, timezones=st.just(UTC))
+
+
+_SPANS: dict[Any, tuple[Any, Any, Callable[[Any, Any], SearchStrategy[Any]]]] = {
+    date: (date(1970, 1, 1), date(2199, 12, 31), st.dates),
+    datetime: (datetime(1970, 1, 1, tzinfo=UTC), datetime(2199, 12, 31, tzinfo=UTC), _instants),
+    timedelta: (timedelta(seconds=-(10**6)), timedelta(seconds=10**6), st.timedeltas),
+}
+"""(the first and the last value without limits in the annotation, the strategy of values between two)."""
 _EACH: dict[Any, Callable[..., Any]] = {
     list: st.lists,
     abc.Sequence: st.lists,
@@ -126,24 +136,25 @@ def _values(hint: Any, limits: Sequence[Any], where: str, options: Values) -> Se
     if origin is Literal:
         return st.sampled_from(parts)
     if origin is not None:
-        return _container(origin, parts, limits, where, options)
+        return _container(hint, parts, limits, where, options)
     return _scalar(hint, limits, where, options)
 
 
 def _container(
-    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, options: Values
+    hint: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, options: Values
 ) -> SearchStrategy[Any]:
+    origin = typing.get_origin(hint)
     min_size, max_size = _sizes(limits, _ITEMS_MAX)
     if origin is tuple and parts[-1:] != (Ellipsis,):
         return st.tuples(*(_values(part, [], where, options) for part in parts))
+    if origin is not tuple and origin not in (*_EACH, dict, abc.Mapping):
+        raise _unknown(hint, where)
     items = _values(parts[0], [], where, options)
     if origin is tuple:
         return st.lists(items, min_size=min_size, max_size=max_size).map(tuple)
     if origin in _EACH:
         return cast("SearchStrategy[Any]", _EACH[origin](items, min_size=min_size, max_size=max_size))
-    if origin in (dict, abc.Mapping):
-        return st.dictionaries(items, _values(parts[1], [], where, options), min_size=min_size, max_size=max_size)
-    raise _unknown(origin, where)
+    return st.dictionaries(items, _values(parts[1], [], where, options), min_size=min_size, max_size=max_size)
 
 
 def _scalar(hint: Any, limits: Sequence[Any], where: str, options: Values) -> SearchStrategy[Any]:
@@ -151,6 +162,13 @@ def _scalar(hint: Any, limits: Sequence[Any], where: str, options: Values) -> Se
         return plain
     if hint is str:
         return _texts(limits, options.text_max)
+    if hint is bytes:
+        min_size, max_size = _sizes(limits, _BYTES_MAX)
+        return st.binary(min_size=min_size, max_size=max_size)
+    if hint in _SPANS:
+        first, last, between = _SPANS[hint]
+        low, high, is_inside = _range(limits, first, last)
+        return between(low, high).filter(is_inside)
     if hint in (int, float, Decimal):
         return _numbers(hint, limits, options)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -170,21 +188,48 @@ def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
 
 def _numbers(kind: Any, limits: Sequence[Any], options: Values) -> SearchStrategy[Any]:
     """Return numbers within the annotation's limits; without limits, amounts such as those of money."""
-    bounds = {name: getattr(limit, name) for limit in limits for name in ("gt", "ge", "lt", "le") if _has(limit, name)}
-    lower, upper = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    far = options.number_max
-    low = lower if lower is not None else min(-far, upper if upper is not None else 0)
-    high = upper if upper is not None else max(far, lower if lower is not None else 0)
+    far: Any = options.number_max
+    places: Any = _limit(limits, "decimal_places")
+    if kind is Decimal:
+        if places is None:
+            places = max([options.places, *(_places(Decimal(bound)) for bound in _bounds(limits).values())])
+        if (digits := _limit(limits, "max_digits")) is not None:
+            far = min(far, 10 ** max(digits - places, 0) - Decimal(1).scaleb(-places))
+    low, high, is_inside = _range(limits, -far, far)
+    step = _limit(limits, "multiple_of")
+    if step is not None and kind is not float:
+        return st.integers(-(-low // step), high // step).map(lambda count: kind(count * step)).filter(is_inside)
+    if kind is int:
+        return st.integers(int(low), int(high)).filter(is_inside)
+    if kind is float:
+        return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(is_inside)
+    return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(is_inside)
 
-    def inside(value: Any) -> bool:
+
+def _bounds(limits: Sequence[Any]) -> dict[str, Any]:
+    return {name: bound for name in ("gt", "ge", "lt", "le") if (bound := _limit(limits, name)) is not None}
+
+
+def _range(limits: Sequence[Any], first: Any, last: Any) -> tuple[Any, Any, Callable[[Any], bool]]:
+    """Return the least and the largest value within the limits, and whether a value between them is inside.
+
+    `first` and `last` count where there is no limit.
+    """
+    bounds = _bounds(limits)
+    lower, upper = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    low = lower if lower is not None else min(first, upper) if upper is not None else first
+    high = upper if upper is not None else max(last, lower) if lower is not None else last
+
+    def is_inside(value: Any) -> bool:
         return ("gt" not in bounds or value > bounds["gt"]) and ("lt" not in bounds or value < bounds["lt"])
 
-    if kind is int:
-        return st.integers(int(low), int(high)).filter(inside)
-    if kind is float:
-        return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(inside)
-    places = next((limit.decimal_places for limit in limits if _has(limit, "decimal_places")), options.places)
-    return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(inside)
+    return low, high, is_inside
+
+
+def _places(number: Decimal) -> int:
+    """Return the decimal places of a number."""
+    exponent = number.as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _sizes(limits: Sequence[Any], most: int) -> tuple[int, int]:
@@ -197,9 +242,20 @@ def _has(limit: object, name: str) -> bool:
     return getattr(limit, name, None) is not None
 
 
+def _limit(limits: Sequence[Any], name: str) -> Any:
+    return next((getattr(limit, name) for limit in limits if _has(limit, name)), None)
+
+
 def _unknown(hint: Any, where: str) -> UsageError:
-    type_name = getattr(hint, "__qualname__", str(hint))
+    type_name = _hint_text(hint)
     return UsageError(
         f"{where} is of the type {type_name}, of which no values can be made up. "
         f"Say how: `strategies = {{{type_name}: …}}` with a strategy of Hypothesis, in the class of laws."
     )
+
+
+def _hint_text(hint: Any) -> str:
+    """Return an annotation as the application's code names it, such as `Box[int]`."""
+    name = str(getattr(typing.get_origin(hint) or hint, "__qualname__", hint))
+    parts = typing.get_args(hint)
+    return f"{name}[{', '.join(map(_hint_text, parts))}]" if parts else name

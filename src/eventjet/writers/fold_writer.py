@@ -21,7 +21,7 @@ from eventjet import failpoints
 from eventjet.domain.quarantined import AggregateKey
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.by_state import StateRow
-from eventjet.projections.fold import BlockedAggregates, Fold, Offered, ParkingFold, RowKey, Rows, Sorted
+from eventjet.projections.fold import BlockedAggregates, Fold, Offered, QuarantiningFold, RowKey, Rows, Sorted
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.state_fold import Cell, Joining, StateId
@@ -121,7 +121,7 @@ class FoldWriter:
         self._resolved = resolved
         self._lease_s = lease_s
         self._fold = Fold(resolved, codec)
-        self._parking = ParkingFold(resolved, codec) if resolved.quarantines else None
+        self._quarantining = QuarantiningFold(resolved, codec) if resolved.quarantines else None
         table, *state_tables = located_tables(resolved, DECLARED, dialect) if tables is None else tables
         self._state_statements: Statements | None = None
         if resolved.joins is not None:
@@ -189,7 +189,7 @@ class FoldWriter:
         Returns None when they must be read and `read` is None.
         """
         events: Sequence[Any] = batch.events
-        if self._parking is None and not self._resolved.reads:
+        if self._quarantining is None and not self._resolved.reads:
             prepared = Prepared(batch, Changes(inserts=list(self._fold({}, events).values())), {})
         else:
             assert len(self._pending) < 2, "its rows are those of one batch"
@@ -200,16 +200,16 @@ class FoldWriter:
                 if joining is None:
                     return None
                 events, keys = joining.events, joining.keys
-            elif self._parking is None:
+            elif self._quarantining is None:
                 events, keys = self._fold.keyed(events)
             else:
-                keys = self._parking.keys(events)
+                keys = self._quarantining.keys(events)
             rows, missing = self._recent.find(dict.fromkeys(keys), {} if pending is None else pending.rows)
             if missing or self._is_heavy:
                 if read is None:
                     return None
                 rows.update(read(self._statements, missing) if missing else {})
-            if self._parking is None:
+            if self._quarantining is None:
                 changed = self._fold(rows, events, keys)
                 if joining is None:
                     prepared = Prepared(batch, changes_of(changed), changed)
@@ -220,8 +220,8 @@ class FoldWriter:
                 blocked = self._blocked
                 if pending is not None and pending.blocked:
                     blocked = replace(blocked, aggregates=blocked.aggregates.union(pending.blocked))
-                result = self._parking(rows, events, blocked)
-                quarantine = QuarantineChanges(result.parked) if result.parked else None
+                result = self._quarantining(rows, events, blocked)
+                quarantine = QuarantineChanges(result.quarantined) if result.quarantined else None
                 prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._pending.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
@@ -243,9 +243,9 @@ class FoldWriter:
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
-        assert self._parking is not None
-        keys = self._parking.keys(offers)
-        return self._parking(self._statements.read(connection, keys) if keys else {}, offers, BlockedAggregates())
+        assert self._quarantining is not None
+        keys = self._quarantining.keys(offers)
+        return self._quarantining(self._statements.read(connection, keys) if keys else {}, offers, BlockedAggregates())
 
     def commit(self, connection: Connection, checkpoint: Checkpoint, prepared: Prepared) -> None:
         """Write the rows and advance the checkpoint together, or raise `CheckpointFenced` and do neither."""

@@ -124,7 +124,7 @@ class SqlWriter:
             for handler, handler_events in calls:
                 await self._call(connection, driver, handler, handler_events)
         except _CallFailed as error:
-            logs.EVENT_BY_EVENT.tell(
+            logs.EVENT_BY_EVENT.log(
                 _log, name=self._resolved.name, handler=error.handler.name, count=len(events), reason=error.reason
             )
             await _undo(connection)

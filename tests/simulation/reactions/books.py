@@ -73,10 +73,10 @@ class Books:
         known = self.by_name[name]
         entry = known.entries.get(position)
         is_open = entry is not None and entry.is_open
-        waits = is_open and self._head(known, position).parked.resolution == QUARANTINED
+        waits = is_open and self._head(known, position).event.resolution == QUARANTINED
         if not waits and (is_open or not known.cursor.is_done(position)):
             return
-        fault = "is tried while it is parked" if waits else "is tried again below the cursor"
+        fault = "is tried while it is quarantined" if waits else "is tried again below the cursor"
         if known.writer == process:
             raise Broken(f"{name}: position {position} {fault} by {process}, whose cursor it is")
         since = now - known.sent.get(process, -1e9)
@@ -104,7 +104,7 @@ class Books:
                 if entry is None:
                     raise Broken(f"position {position} of {key} was never handled")
                 if not entry.is_open:
-                    raise Broken(f"position {position} of {key} is {entry.parked.resolution} and was never handled")
+                    raise Broken(f"position {position} of {key} is {entry.event.resolution} and was never handled")
                 blocked.setdefault(key, position)
                 continue
             if key in blocked and not (entry is not None and entry.is_open):
@@ -121,8 +121,8 @@ class Books:
         for _, entry in sorted(known.entries.items()):
             if entry.is_open and entry.key not in heads:
                 heads.add(entry.key)
-                if entry.parked.resolution != QUARANTINED:
-                    raise Broken(f"position {entry.position} is {entry.parked.resolution}, and nothing is before it")
+                if entry.event.resolution != QUARANTINED:
+                    raise Broken(f"position {entry.position} is {entry.event.resolution}, and nothing is before it")
 
     def _entry(self, known: Ledgers, position: int, entry: QuarantinedEntry | None) -> None:
         if entry is None:
@@ -130,7 +130,7 @@ class Books:
                 raise Broken(f"position {position} left the quarantine and was never handled")
             known.entries.pop(position, None)
             return
-        resolution = entry.parked.resolution
+        resolution = entry.event.resolution
         self._count(resolution)
         if resolution == RETRIED and position not in self.first:
             raise Broken(f"position {position} is called retried and was never handled")

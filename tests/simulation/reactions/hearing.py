@@ -86,7 +86,7 @@ class Hearing:
             return f"tally is {known.cursor.owner}'s, who is gone"
         heads = {entry.key: entry for _, entry in sorted(known.entries.items(), reverse=True) if entry.is_open}
         for entry in heads.values():
-            if entry.parked.resolution == BLOCKED:
+            if entry.event.resolution == BLOCKED:
                 return f"position {entry.position} is blocked"
         for position in books.relevant:
             if not known.cursor.is_done(position):

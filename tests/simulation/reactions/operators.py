@@ -69,9 +69,9 @@ class Operator:
 
     async def _drop(self, name: str) -> None:
         known = self._world.books.by_name[name]
-        parked = [position for position, entry in known.entries.items() if entry.parked.resolution == "parked"]
-        if parked:
-            await self._try("dropped", name, cursor_control.drop(self._cursors, name, parked[:1]))
+        quarantined = [position for position, entry in known.entries.items() if entry.event.resolution == "quarantined"]
+        if quarantined:
+            await self._try("dropped", name, cursor_control.drop(self._cursors, name, quarantined[:1]))
 
     async def _set(self, name: str, *, forwards: bool) -> None:
         world = self._world

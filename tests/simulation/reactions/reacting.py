@@ -119,8 +119,8 @@ class Reacting:
             for position, entry in sorted(known.entries.items()):
                 if entry.is_open and entry.key not in heads:
                     heads.add(entry.key)
-                    if entry.parked.resolution != QUARANTINED:
-                        return f"position {position} is {entry.parked.resolution}"
+                    if entry.event.resolution != QUARANTINED:
+                        return f"position {position} is {entry.event.resolution}"
         for position, key in books.relevant.items():
             name = cursor_name("echo", partition_of(key, self.partitions), self.partitions)
             if not books.by_name[name].cursor.is_done(position):

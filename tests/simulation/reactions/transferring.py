@@ -106,7 +106,7 @@ class Transferring:
             return f"transfer is {known.cursor.owner}'s, who is gone"
         for position, entry in known.entries.items():
             if entry.is_open:
-                return f"position {position} is {entry.parked.resolution}: {entry.parked.reason}"
+                return f"position {position} is {entry.event.resolution}: {entry.event.reason}"
         for position in world.books.relevant:
             if not known.cursor.is_done(position):
                 return f"it has not come to position {position}"

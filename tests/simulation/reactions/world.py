@@ -286,6 +286,6 @@ def text_of(body: bytes) -> str:
     values: Any = orjson.loads(body or b"{}")
     if isinstance(values, int):
         return str(values)
-    if "parked" in values:
-        return f"{values['parked']['resolution']} {values['parked']['aggregate_id']}"
+    if "quarantined" in values:
+        return f"{values['quarantined']['resolution']} {values['quarantined']['aggregate_id']}"
     return " ".join(f"{values.get(name)}" for name in ("position", "done", "owner", "state"))

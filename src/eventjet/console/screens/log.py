@@ -270,11 +270,11 @@ class Tail:
     def _take(self, rows: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             self.rows.appendleft(row)
-            if row["aggregate"] == "void":
+            if row["aggregate"] == "skip":
                 body = cast("dict[str, Any]", row["data"]) if isinstance(row["data"], dict) else {}
                 for shown_row in self.rows:
                     if str(shown_row.get("position")) == row["aggregate_id"]:
-                        shown_row["void"] = str(body.get("reason", ""))
+                        shown_row["skipped"] = str(body.get("reason", ""))
 
 
 _BODIES_MAX = 100

@@ -18,7 +18,7 @@ from eventjet.errors import Unreachable
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import dialect_of, unusable
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision; a constant, so that checking whether a database is current does not import Alembic."""
 VERSION_TABLE = "eventjet_alembic_version"
 

@@ -47,7 +47,7 @@ class Log(MemoryStore):
         self._last[f"tower.{subject}"] = position
         return position
 
-    def void(self, position: int, reason: str = "no event") -> int:
+    def skip(self, position: int, reason: str = "no event") -> int:
         subject = skip_subject("tower", position).removeprefix("tower.")
         return self.publish(subject, block("eventjet.voided", version=1), skip_body(position, reason))
 
@@ -71,14 +71,14 @@ async def test_an_aggregate_continues_after_a_skipped_record(
     if bad is BAD_BODY and not before:
         bad = (block("bell.rung", version=1), b"{")
         versions = [2, 3, 4]
-    voided = log.publish("bell.a", *bad)
+    skipped = log.publish("bell.a", *bad)
     for reader in (bells, repository(log)):
         with pytest.raises((CodecError, HistoryBroken)):
             await reader.load("a")
-    log.void(voided)
+    log.skip(skipped)
     for reader in (bells, repository(log)):
         assert await reader.load("a") == Bell(times=1 if before else 0)
-        assert (await reader.execute("a", Bell.rest)).position == voided
+        assert (await reader.execute("a", Bell.rest)).position == skipped
     for times in (10, 100) if before else (1, 10, 100):
         execution = await bells.execute("a", Bell.ring, times)
     assert execution is not None
@@ -97,8 +97,8 @@ async def test_an_aggregate_continues_after_a_skipped_record(
 
 async def test_a_repeated_command_is_recognised_after_a_skipped_record() -> None:
     log = Log("tower")
-    voided = log.publish("bell.a", *GARBAGE)
-    log.void(voided)
+    skipped = log.publish("bell.a", *GARBAGE)
+    log.skip(skipped)
     first = await repository(log).command("c-1").execute("a", Bell.ring, 5)
     repeated = await repository(log).command("c-1").execute("a", Bell.ring, 5)
     assert (first.position, first.version) == (repeated.position, repeated.version) == (3, 1)
@@ -107,22 +107,22 @@ async def test_a_repeated_command_is_recognised_after_a_skipped_record() -> None
 async def test_a_skip_marker_covers_only_its_own_position() -> None:
     log = Log("tower")
     log.publish("bell.a", *GARBAGE)
-    log.void(log.publish("bell.a", *GARBAGE))
+    log.skip(log.publish("bell.a", *GARBAGE))
     with pytest.raises(CodecError):
         await repository(log).load("a")
 
 
 async def test_a_reader_in_log_order_learns_of_skip_markers_as_it_reads() -> None:
     log = Log("tower")
-    voided = log.publish("bell.a", *GARBAGE)
-    log.void(voided, "a stray answer")
+    skipped = log.publish("bell.a", *GARBAGE)
+    log.skip(skipped, "a stray answer")
     await repository(log).execute("a", Bell.ring, 5)
     for only in (None, (Rung,)):
         known = Decoder(APP.catalog.of_log(await log.skip_markers()), only)
         assert [event if event is None else event.version for event in map(known, log.records_now)] == [None, None, 1]
     catalog = APP.catalog.of_log()
     assert Decoder(catalog)(log.records_now[1]) is None
-    assert catalog.skipped == {voided: "a stray answer"}
+    assert catalog.skipped == {skipped: "a stray answer"}
     assert APP.catalog.skipped == {}
     assert Decoder(catalog)(log.records_now[0]) is None
 
@@ -132,7 +132,7 @@ async def test_an_audit_counts_skipped_records_and_finds_no_other_fault() -> Non
     bells = repository(log)
     await bells.execute("a", Bell.ring, 1)
     for bad in (GARBAGE, BAD_BODY):
-        log.void(log.publish("bell.a", *bad))
+        log.skip(log.publish("bell.a", *bad))
     await bells.execute("a", Bell.ring, 1)
     audit = LogAudit(APP, last=len(log.records_now), skipped=await log.skip_markers())
     for record in log.records_now:

@@ -63,7 +63,7 @@ async def test_a_projection_stopped_by_garbage_continues_after_a_skip_marker(boo
     assert book.rows() == rows
     assert (await verify(book.ref, "balances", book.settings, engine="local")).differences == 0
     report = await audit(book.ref, book.settings)
-    assert {finding.kind.value: finding.positions for finding in report.findings}["void"] == 2
+    assert {finding.kind.value: finding.positions for finding in report.findings}["skipped"] == 2
 
 
 async def test_the_reason_of_a_skip_marker_is_a_single_line(book: Book) -> None:
