@@ -194,3 +194,11 @@ def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path) -> None:
         database.sync_engine().begin() as connection,
     ):
         connection.execute(text("select * from begun"))
+
+
+def test_an_error_of_the_disk_sends_people_to_the_disk() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert str(Database("sqlite:///read.db").unreachable(error)).endswith(
+        "read.db: disk I/O error. Look at its disk, which may be full or broken, and try again."
+    )

@@ -87,6 +87,10 @@ logger.task.name = org.apache.spark.executor.Executor
 logger.task.level = off
 logger.taskset.name = org.apache.spark.scheduler.TaskSetManager
 logger.taskset.level = off
+logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
+logger.writer.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
 """
 
 

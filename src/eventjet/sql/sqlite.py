@@ -254,6 +254,8 @@ class Sqlite(Dialect):
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             return "Make room on its disk, and try again."
+        if code == sqlite3.SQLITE_IOERR:
+            return "Look at its disk, which may be full or broken, and try again."
         if code == sqlite3.SQLITE_NOTADB:
             return "Name the file that has the read models with --database or EVENTJET_DATABASE."
         if code == sqlite3.SQLITE_CORRUPT:
