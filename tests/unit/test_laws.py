@@ -151,9 +151,6 @@ class Unkept:
         return replace(self, seen=(*self.seen, event.by))
 
 
-HELD: list[int] = []
-
-
 @aggregate("tally")
 class Changing:
     total: int = 0

@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
@@ -37,6 +37,7 @@ from eventjet.codec.shape import shape_of
 from eventjet.codec.unions import union_faults
 from eventjet.domain.blob import blobs_in, holds_blobs, source_of
 from eventjet.domain.moment import in_utc
+from eventjet.domain.state import field_names
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.text import listed
@@ -332,13 +333,9 @@ def canonical(value: Any) -> Any:
 
 def _fields(value: Any) -> Any:
     kind = cast("Any", type(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-    elif isinstance(getattr(kind, "model_fields", None), dict):
-        names = list(cast("dict[str, Any]", kind.model_fields))
-    else:
+    if not (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "model_fields")):
         raise TypeError(kind)
-    form = [kind.__name__, {name: canonical(getattr(value, name)) for name in names}]
+    form = [kind.__name__, {name: canonical(getattr(value, name)) for name in field_names(kind)}]
     undeclared = getattr(value, "__pydantic_extra__", None)
     return _Undeclared([*form, canonical(undeclared)]) if undeclared else form
 
