@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -20,7 +21,9 @@ from dataclasses import fields
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from itertools import combinations, islice, product
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
@@ -315,7 +318,7 @@ def canonical(value: Any) -> Any:
             return value.isoformat()
         case timedelta():
             return [value.days, value.seconds, value.microseconds]
-        case UUID() | PurePath():
+        case UUID() | PurePath() | Fraction() | IPv4Address() | IPv6Address() | IPv4Network() | IPv6Network():
             return str(value)
         case bytes() | bytearray():
             return b64encode(value).decode()
@@ -325,7 +328,7 @@ def canonical(value: Any) -> Any:
             )
         case AbstractSet():
             return _in_order(map(canonical, cast("AbstractSet[Any]", value)))
-        case list() | tuple():
+        case list() | tuple() | deque():
             return [canonical(item) for item in cast("list[Any]", value)]
         case _:
             return _fields(value)
