@@ -8,6 +8,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +335,8 @@ def test_spark_connect_shows_the_same(app: App, settings: Settings, tmp_path: Pa
         "[(2, Decimal('0.10')), (3, Decimal('0.25')), (4, Decimal('1.50'))]",
         "8 pyspark.sql.connect.dataframe",
     ]
+
+
+def test_workers_import_the_installed_pyspark_which_has_byte_code(spark: Started) -> None:
+    (origin,) = spark.spark.sparkContext.parallelize(["pyspark"], 1).map(find_spec).map(attrgetter("origin")).collect()
+    assert Path(origin).is_file()
