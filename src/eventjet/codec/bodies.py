@@ -142,10 +142,6 @@ class BodyCodec:
                 )
         return faults
 
-    def text(self, value: Any) -> str:
-        """Return a value as JSON in the profile, without checking that it can be read back."""
-        return self._serializer.to_json(value, warnings=False).decode()
-
 
 def reading_schema(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
     """Return the core schema of a class, or `core`, changed to ignore unknown fields of events.
