@@ -28,8 +28,12 @@ settings.load_profile("eventjet")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the programs they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A JVM of a test lives for seconds, in which an optimizing compiler takes more time than it saves.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# A JVM of a test lives for seconds, in which an optimizing compiler takes more time than it saves; and the byte code of
+# Spark's classes, which compilers made, need not be verified.
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 FAULTS = Path(__file__).parent / "faults"
 

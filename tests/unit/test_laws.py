@@ -15,9 +15,10 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import BaseModel, Field
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Numeric, String, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import TypeAliasType
 
 from eventjet import App, Recorded, SqlProjection, aggregate, event, projection
 from eventjet.codec.catalog import Catalog
@@ -40,6 +41,18 @@ class Line:
 
 
 Sku = NewType("Sku", str)
+Place = TypeAliasType("Place", Annotated[str, Field(max_length=3)])
+
+
+class Parcel(BaseModel):
+    """A model that names a class which is declared after it."""
+
+    label: Label
+    pieces: Annotated[int, Field(gt=0)] = 1
+
+
+class Label(BaseModel):
+    text: str
 
 
 @event("order.filled")
@@ -58,6 +71,8 @@ class Filled:
     id: UUID
     share: float
     sku: Sku
+    place: Place
+    parcel: Parcel
     maybe: int | None
     counts: Mapping[str, int]
     key: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -149,9 +164,6 @@ class Unkept:
 
     def evolve(self, event: Counted) -> Unkept:
         return replace(self, seen=(*self.seen, event.by))
-
-
-HELD: list[int] = []
 
 
 @aggregate("tally")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import partial
+from ipaddress import ip_address, ip_network
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -116,6 +119,15 @@ def test_equal_arguments_are_the_same_request(first: Any, second: Any) -> None:
             time(9, tzinfo=UTC),
             time(9, tzinfo=ZoneInfo("Europe/Berlin")),
             time(9, tzinfo=ZoneInfo("Asia/Tokyo")),
+        ),
+        (
+            ip_address("10.0.0.1"),
+            ip_address("10.0.0.2"),
+            ip_address("::1"),
+            ip_network("10.0.0.0/8"),
+            Fraction(1, 3),
+            deque([1]),
+            deque([2]),
         ),
     ],
 )

@@ -69,14 +69,6 @@ class EventType:
     aggregate: str | None = None
     """The aggregate that folds the event; None if that is not known."""
 
-    def encode(self, event: Any) -> EncodedEvent:
-        """Encode an event and check it by reading it back; raises `UnencodableEvent`."""
-        return EncodedEvent(self.info.name, self.info.schema, *self.codec.read_back(event))
-
-    def encode_unchecked(self, event: Any) -> EncodedEvent:
-        """Encode an event that is compared and not stored, without reading it back; raises `UnencodableEvent`."""
-        return EncodedEvent(self.info.name, self.info.schema, self.codec.written(event))
-
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
@@ -135,12 +127,17 @@ class Catalog:
                 self._names.setdefault(name, kind)
 
     def encode(self, event: Any) -> EncodedEvent:
-        """Encode an event; raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
-        return self._types[type(event)].encode(event)
+        """Encode an event and check it by reading it back.
+
+        Raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds.
+        """
+        kind = self._types[type(event)]
+        return EncodedEvent(kind.info.name, kind.info.schema, *kind.codec.read_back(event))
 
     def encode_unchecked(self, event: Any) -> EncodedEvent:
         """Encode an event that is compared and not stored: its `event` is None. Raises as `encode`."""
-        return self._types[type(event)].encode_unchecked(event)
+        kind = self._types[type(event)]
+        return EncodedEvent(kind.info.name, kind.info.schema, kind.codec.written(event))
 
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types

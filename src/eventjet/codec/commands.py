@@ -13,14 +13,17 @@ import hashlib
 import inspect
 import json
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from itertools import combinations, islice, product
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
@@ -37,6 +40,7 @@ from eventjet.codec.shape import shape_of
 from eventjet.codec.unions import union_faults
 from eventjet.domain.blob import blobs_in, holds_blobs, source_of
 from eventjet.domain.moment import in_utc
+from eventjet.domain.state import field_names
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.text import listed
@@ -314,7 +318,7 @@ def canonical(value: Any) -> Any:
             return value.isoformat()
         case timedelta():
             return [value.days, value.seconds, value.microseconds]
-        case UUID() | PurePath():
+        case UUID() | PurePath() | Fraction() | IPv4Address() | IPv6Address() | IPv4Network() | IPv6Network():
             return str(value)
         case bytes() | bytearray():
             return b64encode(value).decode()
@@ -324,7 +328,7 @@ def canonical(value: Any) -> Any:
             )
         case AbstractSet():
             return _in_order(map(canonical, cast("AbstractSet[Any]", value)))
-        case list() | tuple():
+        case list() | tuple() | deque():
             return [canonical(item) for item in cast("list[Any]", value)]
         case _:
             return _fields(value)
@@ -332,13 +336,9 @@ def canonical(value: Any) -> Any:
 
 def _fields(value: Any) -> Any:
     kind = cast("Any", type(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-    elif isinstance(getattr(kind, "model_fields", None), dict):
-        names = list(cast("dict[str, Any]", kind.model_fields))
-    else:
+    if not (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "model_fields")):
         raise TypeError(kind)
-    form = [kind.__name__, {name: canonical(getattr(value, name)) for name in names}]
+    form = [kind.__name__, {name: canonical(getattr(value, name)) for name in field_names(kind)}]
     undeclared = getattr(value, "__pydantic_extra__", None)
     return _Undeclared([*form, canonical(undeclared)]) if undeclared else form
 

@@ -112,7 +112,8 @@ class PostgresServer(EmbeddedServer):
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
-        self._execute("CREATE DATABASE {}", name)
+        # Copied files take half of the time, unless they have to reach the disk first.
+        self._execute("CREATE DATABASE {}" if self._durable else "CREATE DATABASE {} STRATEGY FILE_COPY", name)
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:

@@ -276,7 +276,7 @@ class _Forms:
         """Return the form of a node for which Spark has no type: JSON text."""
         schema: Any = {"type": "definitions", "schema": node, "definitions": list(self._definitions.values())}
         codec = BodyCodec(object, schema if self._definitions else cast("Any", node))
-        return Form("string", pyarrow().string(), codec.text)
+        return Form("string", pyarrow().string(), lambda value: codec.written(value).decode())
 
 
 class _EndlessError(Exception):

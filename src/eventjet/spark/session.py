@@ -63,6 +63,8 @@ _UNLOCKED_S = 3_600.0
 """The age from which a folder without that file counts as left by a process that was killed before it made the file."""
 
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
+_CLUSTER = re.compile(r"^\s*spark\.(master|remote)\b", re.MULTILINE)
+"""A setting that may name a cluster."""
 _LEFTOVER_VARIABLES = (
     "SPARK_AUTH_SOCKET_TIMEOUT",
     "SPARK_BUFFER_SIZE",
@@ -213,7 +215,16 @@ def program_environment(conf: Path) -> Generator[tuple[Path, dict[str, str]]]:
         environ = {**defaults, "SPARK_CONF_DIR": str(conf), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
         environ["JAVA_HOME"] = str(make_java_home(java, scratch / "java"))
-        yield _installed_spark() / "bin", environ
+        if "SPARK_HOME" not in environ and _stays_here(environ):
+            environ["SPARK_HOME"] = str(_make_spark_home(scratch / "spark"))
+        yield Path(environ.get("SPARK_HOME") or _installed_spark()) / "bin", environ
+
+
+def _stays_here(environ: Mapping[str, str]) -> bool:
+    """Return whether the settings of one of Spark's programs name no cluster."""
+    settings = Path(environ["SPARK_CONF_DIR"], "spark-defaults.conf")
+    text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
+    return "MASTER" not in environ and _CLUSTER.search(text) is None
 
 
 def java_version(program: Path) -> int | None:

@@ -110,10 +110,12 @@ def instances_of(cls: Any, options: Values) -> SearchStrategy[Any]:
 def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
     """Return (name, annotation, limits, whether it is required) of each argument of the constructor."""
     model_fields: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
-    if model_fields:
+    if model_fields and cls.__pydantic_complete__:
         init_fields = {name: info for name, info in model_fields.items() if info.init is not False}
         return [(name, info.annotation, list(info.metadata), info.is_required()) for name, info in init_fields.items()]
     hints = typing.get_type_hints(cls, include_extras=True)
+    if model_fields:  # a model that names a class which is declared after it
+        return [(name, hints[name], [], info.is_required()) for name, info in model_fields.items()]
     return [
         (info.name, hints[info.name], [], info.default is MISSING and info.default_factory is MISSING)
         for info in fields(cls)
@@ -131,6 +133,8 @@ def _values(hint: Any, limits: Sequence[Any], where: str, options: Values) -> Se
         return options.strategies[hint]
     if isinstance(hint, typing.NewType):
         return _values(hint.__supertype__, limits, where, options)
+    if type(hint).__name__ == "TypeAliasType":
+        return _values(hint.__value__, limits, where, options)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([_values(part, limits, where, options) for part in parts])
     if origin is Literal:

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select
 
 from eventjet.errors import Unreachable
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import dialect_of, unusable
+
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
 
 HEAD = "0003"
 """The newest revision; a constant, so that checking whether a database is current does not import Alembic."""
@@ -52,10 +57,9 @@ def upgrade(connection: Connection) -> Upgraded:
     # Imported before the lock is taken: on a busy machine that takes longer than others may wait for the lock.
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
     from alembic.script.revision import RevisionError
 
-    scripts = ScriptDirectory(str(Path(__file__).parent))
+    scripts = _scripts()
     dialect_of(connection).lock_migrations(connection)
     before = version(connection)
     if before == HEAD:
@@ -82,6 +86,14 @@ def upgrade(connection: Connection) -> Upgraded:
             for column in sorted(shape_after[table] - shape_before[table])
         ),
     )
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """Return the revisions, which are read once."""
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory(str(Path(__file__).parent))
 
 
 def newer(connection: Connection, revision: str | None) -> Unreachable:
@@ -116,8 +128,6 @@ def _unversioned(connection: Connection, tables: Iterable[str]) -> Unreachable:
 def _shape(connection: Connection) -> dict[str, set[str]]:
     """Return the tables of eventjet that exist, with the names of their columns."""
     inspector = inspect(connection)
-    return {
-        name: {column["name"] for column in inspector.get_columns(name)}
-        for name in inspector.get_table_names()
-        if name.startswith("eventjet_")
-    }
+    names = [name for name in inspector.get_table_names() if name.startswith("eventjet_")]
+    columns_of = inspector.get_multi_columns(filter_names=names) if names else {}
+    return {name: {column["name"] for column in columns} for (_, name), columns in columns_of.items()}
