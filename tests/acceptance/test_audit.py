@@ -43,4 +43,4 @@ def test_audit_of_a_missing_archive(bank: Program) -> None:
     ended = bank("audit", "--archive", str(bank.folder / "nowhere"))
     assert (ended.status, ended.out) == (1, "")
     assert ended.is_one_paragraph()
-    assert "nothing is in it" in ended.message()
+    assert "there is no such folder. Name what `eventjet archive` made" in ended.message()

@@ -54,6 +54,9 @@ def test_a_revision_is_built_promoted_rolled_back_and_dropped(bank: Program) -> 
     missing = bank("worker", **newer)
     assert missing.status == 3
     assert "revision 1 holds 'balances'. Run `eventjet init`" in missing.message()
+    early = bank("db", "promote", "balances", **newer)
+    assert (early.status, early.is_one_paragraph()) == (1, True)
+    assert "it has no tables yet; `eventjet init` makes them" in early.message()
     assert "created  table balances__r2" in bank("init", **newer).out
     rebuilt = bank("rebuild", "balances", "--engine", "local", **newer)
     assert "eventjet db promote balances" in " ".join(rebuilt.out.split())
@@ -74,6 +77,10 @@ def test_a_revision_is_built_promoted_rolled_back_and_dropped(bank: Program) -> 
     assert 'dropped  balances:1: "balances__r1"' in bank("db", "unused", "--drop", "balances:1", **newer).out
     assert "balances__r1" not in tables(bank)
     assert bank("db", "unused", **newer).out == "There is nothing unused.\n"
+    gone = bank("db", "promote", "balances")
+    assert gone.status == 1
+    assert "its tables were dropped; `eventjet init` makes them" in gone.message()
+    assert "its tables were dropped; `eventjet init` makes them anew, empty" in " ".join(bank("status").out.split())
     for argument in ("balances", "balances:x", "balances:1"):
         ended = bank("db", "unused", "--drop", argument, **newer)
         assert (ended.status, ended.is_one_paragraph()) == (2, True)
@@ -90,7 +97,24 @@ def test_a_dropped_table_is_reported_by_status_and_init_and_reset_when_asked(ban
     refused = bank("init")
     assert (refused.status, refused.is_one_paragraph()) == (1, True)
     assert "has lost its rows: 'balances' is not in the database" in refused.message()
+    verified = bank("verify", "balances", "--engine", "local")
+    assert verified.status == 1
+    assert "has lost its rows: 'balances' is not in the database. Run `eventjet rebuild" in verified.message()
     assert bank("init", "--reset", "nothing").status == 2
     assert "created  table balances" in bank("init", "--reset", "balances").out
     (status,) = (status for status in json.loads(bank("status", "--json").out) if status["name"] == "balances")
     assert (status["state"], status["position"], status["reason"]) == ("new", 0, None)
+
+
+def test_a_file_that_is_no_database_is_named_by_every_command(bank: Program) -> None:
+    bank("init")
+    notes = bank.folder / "notes.txt"
+    notes.write_text("no database at all\n" * 100)
+    for command in (("status",), ("init",), ("rebuild", "balances"), ("verify", "balances"), ("db", "upgrade")):
+        refused = bank(*command, EVENTJET_DATABASE=f"sqlite:///{notes}")
+        assert refused.status == 3, command
+        assert "notes.txt: file is not a database. Name the file that has the read models" in refused.message()
+    checked = bank("doctor", EVENTJET_DATABASE=f"sqlite:///{notes}")
+    assert checked.status == 3
+    assert "file is not a database" in " ".join(checked.out.split())
+    assert "journal mode" not in checked.out

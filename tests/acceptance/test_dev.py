@@ -82,9 +82,12 @@ def test_a_second_dev_in_the_same_folder_is_refused(app: Program, ended_processe
     process = app.start("dev")
     ended_processes(process)
     _exports(process, app.folder)
+    folder = app.folder / ".eventjet"
+    folder.chmod(0o711)  # as for a PostgreSQL that root starts, which would lose its files
     second = app("dev")
     assert (second.status, second.is_one_paragraph()) == (2, True)
     assert "--temporary" in second.message()
+    assert folder.stat().st_mode & 0o777 == 0o711
     _stopped(process)
 
 

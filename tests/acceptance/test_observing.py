@@ -89,6 +89,27 @@ def test_status_measures_the_rate_of_a_lagging_projection(bank: Program, ready: 
     assert all(len(line.rstrip()) <= 80 for line in lines)
 
 
+@pytest.mark.parametrize("command", [("status", "--watch", "--json", "--interval", "0.5"), ("tail", "--follow")])
+def test_a_reader_that_closes_the_pipe_ends_the_command_without_a_word(
+    bank: Program, ready: Bank, ended_processes: Keep, command: tuple[str, ...]
+) -> None:
+    ready.deposit("a-1", 5)
+    process = bank.start(*command)
+    ended_processes(process)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    for amount in range(1, 100):  # until the command writes again
+        ready.deposit("a-1", amount)
+        try:
+            process.wait(1)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    assert process.stderr is not None
+    assert (process.wait(100), process.stderr.read()) == (0, "")
+
+
 def test_watching_an_app_that_declares_nothing_says_so_and_ends(bank: Program) -> None:
     assert bank("init").status == 0
     declared = f'bare = App("{name_of(bank)}", aggregates=[Account])'

@@ -176,6 +176,8 @@ def test_init_is_not_ready_for_a_release_that_renamed_an_aggregate(bank: Program
     assert "has events of 1 'account'" in text
     assert "`retired_aggregates`" in text
     assert "created table" not in text
+    assert result.err == ""  # the answer says it once
+    assert json.loads(bank("init", "--json").out)["undeclared"] == []
     assert [
         finding["check"]
         for finding in json.loads(bank("doctor", "--json").out)["found"]

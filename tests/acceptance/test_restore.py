@@ -146,7 +146,7 @@ def test_a_restored_log_has_its_original_times_and_other_archives_are_refused(
     assert "holds 300 events at positions 1 to 300, and the archive 1 to 200" in refused.message()
     nothing = bank("restore", str(tmp_path / "nowhere"), **at)
     assert nothing.status == 1
-    assert "nothing is in it" in nothing.message()
+    assert "there is no such folder. Name what `eventjet archive` made" in nothing.message()
     away = bank("restore", url, EVENTJET_SERVERS="nats://127.0.0.1:1")
     assert away.status == 3
     for ended in (refused, nothing, away):

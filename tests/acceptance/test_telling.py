@@ -278,6 +278,19 @@ def test_an_undeclared_cursor_is_reported_and_dropped(office: Office) -> None:
     assert office.json("quarantine", "list", "letters", "--all") == []
 
 
+def test_what_init_has_not_made_is_named_and_no_empty_answer_is_given(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    for command in (("process", "list", "trip"), ("cursor", "drop", "letters", "--yes")):
+        refused = office(*command)
+        assert (refused.status, refused.out) == (3, "")
+        assert f"The stream {office.name!r}: it does not exist. Run `eventjet init` once" in refused.message()
+    refused = office("deadlines", "list")
+    assert (refused.status, refused.out) == (3, "")
+    assert "it is not known which deadlines wait. Run `eventjet init`" in refused.message()
+    office("init")
+    assert office("deadlines", "list").out == "No process waits for a deadline.\n"
+
+
 def test_instances_are_counted_and_listed_by_stage_and_age(office: Office) -> None:
     office.declare("processes=[Trip]")
     office("init")
@@ -293,4 +306,11 @@ def test_instances_are_counted_and_listed_by_stage_and_age(office: Office) -> No
     first = flat(office("process", "list", "trip", "--stage", "trip.begun", "--limit", "1").out)
     assert "The 1 that are longest in their stage are listed, of 2." in first
     assert office.json("process", "list", "trip", "--all", "--older-than", "1h")["instances"] == []
+    for options, remark in (
+        (("--stage", "ended"), "None of them is in the stage 'ended'."),
+        (("--older-than", "1h"), "None of them that is open has been in its stage for 1h or longer."),
+        (("--older-than", "1h", "--all"), "None of them has been in its stage for 1h or longer."),
+        (("--older-than", "1h", "--stage", "ended"), "None of them has been in the stage 'ended' for 1h or longer."),
+    ):
+        assert flat(office("process", "list", "trip", *options).out).endswith(remark)
     assert "Looked at 1 to 1 of 2 instances of trip" in flat(office("process", "list", "trip", "--look-at", "1").out)

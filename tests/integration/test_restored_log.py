@@ -244,8 +244,11 @@ async def test_a_changed_or_foreign_archive_is_refused_before_any_write(old: str
     settings = Settings(servers=(new,))
     with pytest.raises(UsageError, match="is of 'bank', and the app is 'shop'"):
         await restore(App("shop", aggregates=[]), url, settings)
-    with pytest.raises(ArchiveBroken, match="nothing is in it"):
+    with pytest.raises(ArchiveBroken, match=r"there is no such folder\. Name what"):
         await restore(REF, str(tmp_path / "elsewhere"), settings)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArchiveBroken, match=r"nothing is in it\. Name what"):
+        await restore(REF, str(tmp_path / "empty"), settings)
     part = max((tmp_path / "archive" / "events").glob("*/*"))
     content = bytearray(part.read_bytes())
     content[40] ^= 1

@@ -161,7 +161,7 @@ async def test_a_deleted_file_is_reported_until_there_is_another(
             return "was replaced or deleted while it was open" in caplog.text
 
         await eventually(is_logged, "the worker to notice")
-        with pytest.raises(Unreachable, match="eventjet's tables are not in it"):
+        with pytest.raises(Unreachable, match="there is no such file"):
             await ledger.status()
         await asyncio.to_thread(backup.replace, path)
         last = ledger.append(history(100, seed=8))

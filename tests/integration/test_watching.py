@@ -57,4 +57,7 @@ def test_remarks_on_several_revisions_name_each_and_its_inactive_tables() -> Non
     assert "stock revision 1: its tables were dropped, and nothing is left of it but this line" in remarks_on(
         [dropped, second]
     )
+    assert remarks_on([replace(dropped, declared=True)]) == [
+        "stock: its tables were dropped; `eventjet init` makes them anew, empty"
+    ]
     assert remarks_on([replace(second, location="")]) == ["stock: it waits"]

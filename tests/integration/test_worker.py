@@ -349,12 +349,12 @@ async def test_missing_projections_tables_and_servers_are_named(ledger: Ledger, 
         async with ledger.working("nope"):
             pass
     uninitialised = Ledger(replace(ledger.settings, database=f"sqlite:///{tmp_path}/empty.db"), name=ledger.name)
-    with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
+    with pytest.raises(Unreachable, match=r"empty.db: there is no such file. Name .*, or run `eventjet init`"):
         async with uninitialised.working():
             pass
-    with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
+    with pytest.raises(Unreachable, match=r"empty.db: there is no such file. Name .*, or run `eventjet init`"):
         await uninitialised.caught_up(1)
-    with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
+    with pytest.raises(Unreachable, match=r"empty.db: there is no such file. Name .*, or run `eventjet init`"):
         await status(uninitialised, uninitialised.settings)
     with pytest.raises(Unreachable, match=r"it does not exist. Run `eventjet init`"):
         async with Ledger(ledger.settings).working():

@@ -394,6 +394,16 @@ class Box(Generic[T]):
 
 
 @pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Literal[1, "x"], "true"), (Literal[1, "x"], "1.0"), (Literal[True], "1"), (Literal[0] | None, "false")],
+)
+def test_a_number_that_only_equals_the_value_of_a_literal_is_not_read_as_it(kind: Any, text: str) -> None:
+    codec = BodyCodec(event("bill.sorted")(type("Sorted", (), {"__annotations__": {"kind": kind}})))
+    with pytest.raises(ValueError, match="a member of an enum or of a literal travels as its value, of the same type"):
+        codec.decode(b'{"kind":%b}' % text.encode())
+
+
+@pytest.mark.parametrize(
     ("kind", "value", "reason"),
     [
         (float, 0, "it is int, and would be read back as float"),

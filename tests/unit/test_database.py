@@ -164,3 +164,41 @@ def test_a_sqlite_file_that_was_opened_to_read_is_named_by_its_path(tmp_path: Pa
     assert read_only is not None
     for opened in (engine, read_only):
         assert str(unusable(opened, "it is old", "Upgrade it.")).startswith(f"The database sqlite:///{file}: it is old")
+
+
+def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no database at all\n" * 100)
+    database = Database(f"sqlite:///{path}")
+    with (
+        pytest.raises(Unreachable, match=r"notes.txt: file is not a database. Name the file that has the read models"),
+        database.reaching_sync(),
+        database.sync_engine().begin() as connection,
+    ):
+        connection.execute(text("select * from eventjet_projection"))
+
+
+def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "read.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table begun (n text)")
+        connection.executemany("insert into begun values (?)", [("x" * 1_000,)] * 100)
+        connection.commit()
+    content = bytearray(path.read_bytes())
+    content[4_096:] = b"\xff" * (len(content) - 4_096)
+    path.write_bytes(content)
+    database = Database(f"sqlite:///{path}")
+    with (
+        pytest.raises(Unreachable, match=r"malformed. Put a backup of it in its place; or move it away"),
+        database.reaching_sync(),
+        database.sync_engine().begin() as connection,
+    ):
+        connection.execute(text("select * from begun"))
+
+
+def test_an_error_of_the_disk_sends_people_to_the_disk() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert str(Database("sqlite:///read.db").unreachable(error)).endswith(
+        "read.db: disk I/O error. Look at its disk, which may be full or broken, and try again."
+    )

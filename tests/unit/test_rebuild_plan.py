@@ -150,9 +150,9 @@ def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) 
 @pytest.mark.parametrize(
     ("events", "options", "engine", "says"),
     [
-        (1, {}, "local", "local: 1 event; from 5,000,000 on"),
+        (1, {}, "local", "local, for 1 event; from 5,000,000 on"),
         (SPARK_EVENTS - 1, {}, "local", "4,999,999 events; .* or as `--engine` says"),
-        (SPARK_EVENTS, {}, "spark", "Spark on this machine: 5,000,000 events"),
+        (SPARK_EVENTS, {}, "spark", "Spark on this machine, for 5,000,000 events; below 5,000,000 it is local"),
         (SPARK_EVENTS, {"installed": False}, "local", "pyspark is not installed, though 5,000,000"),
         (1, {"cluster": "spark://head:7077"}, "spark", "Spark on spark://head:7077, which is configured"),
         (1, {"remote_archive": True}, "spark", "no folder of this machine"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
@@ -209,6 +209,14 @@ def test_a_fold_that_assigns_to_its_state_is_told_to_return_another() -> None:
 
     with pytest.raises(DefinitionError, match=r"FrozenInstanceError for Seen.*Return replace\(self, …\)"):
         scenario(Door).given(Seen(place="here"))
+
+
+def test_an_assignment_to_what_is_no_field_is_named() -> None:
+    for changed in (Parcel(), Seen(place="here")):
+        with pytest.raises(FrozenInstanceError, match=r"cannot assign to 'hint', which is no field of (Parcel|Seen)"):
+            changed.hint = 5  # type: ignore[union-attr]  # pyright: ignore  the mistake
+    with pytest.raises(FrozenInstanceError, match=r"cannot assign to field 'place' of Seen, which never changes"):
+        Seen(place="here").place = "there"  # type: ignore[misc]  # pyright: ignore  the mistake
 
 
 def test_a_decision_that_changes_its_state_fails_in_a_scenario_even_if_it_raises() -> None:

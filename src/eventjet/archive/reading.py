@@ -238,6 +238,9 @@ class FolderFiles:
             for file in sorted((self._folder / MANIFEST).glob("*/part-*")):
                 self._check_inside(file)
                 lines += filter(None, file.read_text(encoding="utf-8").splitlines())
+        except PermissionError as error:
+            remedy = "Give this user the right to read all files of the archive."
+            raise ArchiveBroken(self.url, f"its manifest cannot be read ({error})", remedy) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ArchiveBroken(self.url, f"its manifest cannot be read ({error})") from error
         return lines
@@ -316,6 +319,14 @@ class ArchiveReader:
                 yield list(zip(*(field.to_pylist() for field in fields), strict=True))
         except (OSError, arrow.ArrowException, KeyError) as error:
             raise ArchiveBroken(self.manifest.url, f"{path} cannot be read ({error})") from error
+
+
+def nothing_in(url: str) -> ArchiveBroken:
+    """Return the error for an archive without events, or whose folder does not exist."""
+    folder = folder_of(url)
+    is_missing = folder is not None and not folder.exists()
+    reason = "there is no such folder" if is_missing else "nothing is in it"
+    return ArchiveBroken(url, reason, "Name what `eventjet archive` made, or a copy of it.")
 
 
 def folder_of(url: str, what: Literal["archive", "lake"] = "archive") -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 from collections.abc import Mapping
+from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,15 +98,16 @@ def tail(
             end = log.last if until is None else min(until, log.last)
             first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
             printed = 0
-            async for record in reader.records(start=first, until=until, follow=follow):
-                event = event_view(jet, record, skipped, personal=personal)
-                if json:
-                    print_json(event, indent=None)
-                else:
-                    print(line(event, with_aggregate=True), flush=True)
-                printed += 1
-                if printed == limit:
-                    return
+            async with aclosing(reader.records(start=first, until=until, follow=follow)) as records:
+                async for record in records:
+                    event = event_view(jet, record, skipped, personal=personal)
+                    if json:
+                        print_json(event, indent=None)
+                    else:
+                        print(line(event, with_aggregate=True), flush=True)
+                    printed += 1
+                    if printed == limit:
+                        return
             if not printed:
                 note(f"There is nothing to show: the log ends at position {log.last}.")
 

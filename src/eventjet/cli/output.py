@@ -286,6 +286,13 @@ class _Notes(logging.Handler):
             note(text)
 
 
+def leave_out_of_notes(*events: logs.LogEvent) -> None:
+    """Print no notes of these kinds: the answer of the command says the same."""
+    names = {event.name for event in events}
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(lambda record: getattr(record, "event", None) not in names)
+
+
 def warn_in_notes() -> None:
     """Print warnings as notes where no log is set up. `logging` itself would print each as one long line."""
     logging.lastResort = _Notes(logging.WARNING)

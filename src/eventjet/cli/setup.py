@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.output import Answer, Block, Table, note
+from eventjet.cli.output import Answer, Block, Table, leave_out_of_notes, note
 from eventjet.cli.subscriptions import undeclared_cursors
 from eventjet.cli.target import (
     AppTarget,
@@ -24,6 +24,7 @@ from eventjet.cli.target import (
 )
 from eventjet.cli.unique import unbuilt
 from eventjet.errors import EventjetError, LogIncomplete, LogUnusable, UsageError
+from eventjet.observability import logs
 from eventjet.runtime import run_async
 from eventjet.text import cut
 
@@ -67,6 +68,7 @@ def init(
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
     if log is not None and not _IDENTITY.fullmatch(log):
         raise UsageError(f"--log is {cut(log, 60)!r}, and a log's identity is a UUID, in full. Copy all of it.")
+    leave_out_of_notes(logs.AGGREGATES_UNKNOWN, logs.LOG_DRIFTED)
     with at.connection() as link:
         link.await_leader()
     _refuse_lost_log(at, reset or [])
@@ -76,7 +78,8 @@ def init(
     faults = [*map(str, (*topology.unknown, *topology.unusable)), *_faults(at)]
     if not topology.unknown:
         faults += run_async(unbuilt(at))
-    undeclared = undeclared_cursors(at)
+    # The cursors of a log that another app may have are not offered to be dropped.
+    undeclared = [] if topology.unknown else undeclared_cursors(at)
     database = f", {at.settings.shown()['database']}" if at.app().projections else ""
     lines = [f"repaired {change}" for change in repaired]
     lines += [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
@@ -118,14 +118,15 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
 
     statuses: Sequence[WorkStatus] = ()
     with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as update:
-        async for answer in watched(at.app(), at.settings, interval_s):
-            if isinstance(answer, EventjetError):
-                update(statuses, str(answer))
-            else:
-                statuses = answer
-                update(statuses, "")
-                if not statuses:
-                    break  # nothing that could change
+        async with aclosing(watched(at.app(), at.settings, interval_s)) as answers:
+            async for answer in answers:
+                if isinstance(answer, EventjetError):
+                    update(statuses, str(answer))
+                else:
+                    statuses = answer
+                    update(statuses, "")
+                    if not statuses:
+                        break  # nothing that could change
     if not statuses:
         Answer([], status_blocks(at.app().name, ())).give(as_json=as_json)
 

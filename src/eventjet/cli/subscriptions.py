@@ -114,7 +114,16 @@ def list_processes(
             )
 
     listing = run_async(read())
-    return Answer(instances.instances_value(listing), instance_blocks(listing))
+    blocks = [*instance_blocks(listing)]
+    if listing.total and not listing.matching and (stage is not None or older_than is not None):
+        which = "" if stage is not None or everything else " that is open"
+        where = "its stage" if stage is None else f"the stage {stage!r}"
+        blocks.append(
+            f"None of them{which} is in {where}."
+            if older_than is None
+            else f"None of them{which} has been in {where} for {older_than} or longer."
+        )
+    return Answer(instances.instances_value(listing), blocks)
 
 
 def instance_blocks(listing: Instances) -> Iterator[Block]:

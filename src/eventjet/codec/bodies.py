@@ -47,6 +47,7 @@ from eventjet.codec.leaves import (
     in_utc,
     of_datetime,
     of_enum,
+    of_literal,
     of_time,
 )
 from eventjet.codec.reasons import faults_of
@@ -446,5 +447,11 @@ def _in_order(value: Any, serialize: Callable[[Any], Any]) -> Any:
     return sorted(listed, key=None if set(map(type, listed)) in ({str}, {int}) else dump_json)
 
 
-_WIRES: Mapping[str, Callable[[Node], Any]] = {"enum": of_enum, "any": _anything, "set": _set, "frozenset": _set}
+_WIRES: Mapping[str, Callable[[Node], Any]] = {
+    "enum": of_enum,
+    "literal": of_literal,
+    "any": _anything,
+    "set": _set,
+    "frozenset": _set,
+}
 """Wire schemas of parts that are not leaves."""

@@ -18,10 +18,11 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from types import NoneType
 from typing import Any, TypeAlias, cast
 from uuid import UUID
@@ -141,12 +142,22 @@ def in_utc(value: datetime) -> datetime:
 
 def of_enum(schema: Node) -> Any:
     """Return the wire schema of an enum, which refuses `true` and `1.0` for a member with the equal value 1."""
-    kinds = {next((kind for kind in _ALIKE if isinstance(member.value, kind)), None) for member in schema["members"]}
+    return _of_choice(schema, [member.value for member in schema["members"]])
+
+
+def of_literal(schema: Node) -> Any:
+    """Return the wire schema of a literal, which refuses `true` and `1.0` for 1 as an enum does."""
+    values = [value.value if isinstance(value, Enum) else value for value in schema["expected"]]
+    return schema if all(isinstance(value, str) for value in values) else _of_choice(schema, values)
+
+
+def _of_choice(schema: Node, values: Sequence[Any]) -> Any:
+    kinds = {next((kind for kind in _ALIKE if isinstance(value, kind)), None) for value in values}
     refused = tuple(kind for kind, alike in _ALIKE.items() if not kinds & alike)
 
     def check(value: Any) -> Any:
         if type(value) in refused:
-            raise ValueError("a member of an enum travels as its value, of the same type")
+            raise ValueError("a member of an enum or of a literal travels as its value, of the same type")
         return value
 
     return core_schema.no_info_before_validator_function(check, cast("core_schema.AnySchema", schema))
@@ -189,7 +200,7 @@ def _formed(form: re.Pattern[str], reason: str, kind: core_schema.CoreSchema) ->
 
     def check(value: Any) -> Any:
         if not isinstance(value, str):
-            return value  # pydantic refuses it
+            return value  # a strict class refuses it
         if form.fullmatch(value) is None:
             raise ValueError(reason)
         return read(value)

@@ -93,8 +93,10 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
     check_platform("`eventjet dev`")
     with ExitStack() as ending:
         if folder is not None:
-            _make_private(folder, passable=postgres and os.geteuid() == 0)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Locked first: another stack may run a PostgreSQL there, which needs the modes that it has given.
             ending.enter_context(sole_user(folder))
+            _make_private(folder, passable=postgres and os.geteuid() == 0)
         ports = Ports(None if folder is None else folder / _PORTS)
         data = None if folder is None else folder / "nats"
         nats = ending.enter_context(closing(NatsServer(data, port=ports.of("nats")))).start()
@@ -118,28 +120,38 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
 
 
 def _make_private(folder: Path, *, passable: bool) -> None:
-    """Make a new or existing folder accessible to its owner alone; raises `UsageError` if another user owns it.
+    """Make an existing folder accessible to its owner alone; raises `UsageError` if another user owns it.
 
     A PostgreSQL that root starts runs as another user, who must get to its own folder: with `passable`, others may pass
     through the folder and see nothing.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         folder.chmod(0o711 if passable else 0o700)
         for entry in folder.iterdir():
             if entry.name != "postgres" and not entry.is_symlink():
                 entry.chmod(0o700 if entry.is_dir() else 0o600)
     except PermissionError as error:
-        raise UsageError(
-            f"{folder} is not this user's own, and what `eventjet dev` keeps there is for its owner only "
-            f"({error.strerror}). Remove it, or run in another folder."
-        ) from None
+        raise _foreign(folder, error) from None
+
+
+def _foreign(folder: Path, error: PermissionError) -> UsageError:
+    return UsageError(
+        f"{folder} is not this user's own, and what `eventjet dev` keeps there is for its owner only "
+        f"({error.strerror}). Remove it, or run in another folder."
+    )
 
 
 @contextmanager
 def sole_user(folder: Path) -> Generator[None]:
-    """Lock a folder for one stack or server, and have Git ignore it; raises `UsageError` while another uses it."""
-    with (folder / "lock").open("wb") as lock:
+    """Lock a folder for one stack or server, and have Git ignore it.
+
+    Raises `UsageError` while another uses it, and where it belongs to another user.
+    """
+    try:
+        file = (folder / "lock").open("wb")
+    except PermissionError as error:
+        raise _foreign(folder, error) from None
+    with file as lock:
         if not try_lock(lock):
             raise UsageError(
                 f"Another `eventjet dev` or `server` runs on {folder}. Use that one, stop it, or run this one "

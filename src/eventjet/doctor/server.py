@@ -210,9 +210,12 @@ def check_monitoring(
             varz = _fetch_varz(url, installation)
             after = installation.clock()
         except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            if reason.startswith("INFO {"):  # how a NATS server greets its clients
+                reason = "a NATS server listens there for clients, which is not its monitoring port"
             report.unreachable(
                 "monitoring",
-                f"{url} gave no answer: {str(error) or type(error).__name__}",
+                f"{url} gave no answer: {reason}",
                 "whether that server syncs what it acknowledges is not known",
                 "http: HOST:8222  in its configuration, or another --monitoring",
             )
@@ -243,7 +246,7 @@ def check_monitoring(
 def _report_unknown_syncing(report: Report, whose: str, servers: str) -> None:
     report.unknown(
         "sync_interval",
-        f"whether {whose} what they acknowledge cannot be known over NATS",
+        f"whether {whose} what is acknowledged cannot be known over NATS",
         "with the server's own default of two minutes a power cut takes back acknowledged events",
         f"`eventjet doctor --monitoring http://HOST:8222` for each of {servers} servers; {_ALWAYS}",
     )
@@ -290,7 +293,8 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], monitored: set[st
         )
     unseen = [peer for server, peer in peers.items() if server not in monitored]
     if unseen or not has_monitoring:
-        _report_unknown_syncing(report, f"{listed(unseen) if unseen else 'the servers'} sync", "the")
+        whose = f"{listed(unseen)} {'syncs' if len(unseen) == 1 else 'sync'}" if unseen else "the servers sync"
+        _report_unknown_syncing(report, whose, "the")
 
 
 def _duration_text(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from eventjet.domain.subscription import raw_annotations
@@ -77,6 +77,7 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
         # `tuple` would split a str into its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
         setattr(event_class, _MARK, EventInfo(name, schema, names))
+        event_class.__setattr__ = _refuse_assignment
         event_class.__init__ = _constructor(event_class)
         return cast("type[T]", event_class)
 
@@ -145,11 +146,19 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     def declare(cls: type[T]) -> type[T]:
         _check_not_generic(cls, "aggregate")
         _check_not_a_dataclass(cls, "aggregate")
-        aggregate_class = dataclass(frozen=True, kw_only=True, slots=True)(cls)
+        aggregate_class: Any = dataclass(frozen=True, kw_only=True, slots=True)(cls)
+        aggregate_class.__setattr__ = _refuse_assignment
         setattr(aggregate_class, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(aggregate_class)))
-        return aggregate_class
+        return cast("type[T]", aggregate_class)
 
     return declare
+
+
+def _refuse_assignment(instance: object, name: str, value: object) -> None:  # noqa: ARG001
+    """Raise `FrozenInstanceError`. A slotted dataclass raises an unclear `TypeError` for a name that is no field."""
+    cls = type(instance)
+    what = f"field {name!r}" if name in cast("Any", cls).__dataclass_fields__ else f"{name!r}, which is no field"
+    raise FrozenInstanceError(f"cannot assign to {what} of {cls.__qualname__}, which never changes: use `replace`")
 
 
 def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:

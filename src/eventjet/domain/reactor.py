@@ -188,7 +188,7 @@ def _handler_faults(declared: Any, argument: str) -> list[str]:
             f"{shown_name(handle)} is not an `async def`; call code that blocks in it with `asyncio.to_thread`"
         )
     if not is_called_with(handle, 2):
-        faults.append(f"{shown_name(handle)} does not take ({argument}, reaction)")
+        faults.append(f"{shown_name(handle)} does not take ({argument}, reaction); take these two, by position")
     return faults
 
 
@@ -381,7 +381,7 @@ class Inbox(Generic[T_contra, D_contra]):
         """Return the faults of this declaration in the app of this name, each as a sentence."""
         faults = _handler_faults(self, "message")
         if not _is_match(_STREAM, self.stream):
-            faults.append(f"its stream {self.stream!r} is not a stream's name")
+            faults.append(f"its stream {self.stream!r} is not a stream's name; use letters, digits, - and _")
         if app in (self.stream, *(source.stream for source in self.sources if not source.prefix)):
             faults.append(f"the stream {app!r} is the app's own log, whose events a reactor takes; name another stream")
         if not _is_match(_SUBJECT, self.subject):
@@ -403,7 +403,7 @@ def _source_faults(stream: str, sources: Sequence[Source]) -> list[str]:
     faults: list[str] = []
     for source in sources:
         if not _is_match(_STREAM, source.stream):
-            faults.append(f"its source {source.stream!r} is not a stream's name")
+            faults.append(f"its source {source.stream!r} is not a stream's name; use letters, digits, - and _")
         if source.domain and source.api:
             faults.append(f"its source {source.stream!r} has a domain and an api; give one of them")
         if source.stream == stream and not source.prefix:
@@ -492,7 +492,7 @@ class Publication(Generic[E_contra]):
         if not is_plain(translate):
             faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
         if not _is_match(_STREAM, self.stream):
-            faults.append(f"its stream {self.stream!r} is not a stream's name")
+            faults.append(f"its stream {self.stream!r} is not a stream's name; use letters, digits, - and _")
         if self.stream == app:
             faults.append(
                 f"the stream {app!r} is the app's own log, which public events are not for; name another stream"

@@ -14,10 +14,11 @@ from eventjet.codec.headers import TYPE, RawRecord, header, recorded_at
 from eventjet.codec.subjects import due_subject, entity_of, timer_stream, timer_subject, type_subjects
 from eventjet.domain.identity import encode_id
 from eventjet.domain.quarantined import BLOCKED
-from eventjet.errors import UsageError
+from eventjet.errors import StreamMissing, UsageError
 from eventjet.jetstream.api import reading_last_records, subjects_of
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import process_of, timer_time
+from eventjet.log.topology import missing_stream
 from eventjet.operations.processes import event_names, process_class
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
@@ -119,7 +120,8 @@ async def instances_of(
 
     The stage is the type of an instance's last event, as a stored name or its last part (`debited`). Without a stage,
     only open instances are listed, unless `everything` is true. One request reads the last events of 500 instances.
-    Raises `UsageError` for a process or a stage that the app lacks, `StoreUnavailable` and `Forbidden`.
+    Raises `UsageError` for a process or a stage that the app lacks, `LogUnusable` before `eventjet init`,
+    `StoreUnavailable` and `Forbidden`.
     """
     _, info = process_class(app, name)
     types = event_names(app, info.events)
@@ -138,7 +140,10 @@ async def instances_of(
     oldest: list[Instance] = []
     looked_at = matching = 0
     now = datetime.now(UTC)
-    subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset))
+    try:
+        subjects, total = await client.ask(subjects_of(app.name, type_subjects(app.name, name), offset))
+    except StreamMissing:
+        raise missing_stream(app.name) from None
     while subjects and looked_at < looked_max:
         subjects = subjects[: looked_max - looked_at]
         for first in range(0, len(subjects), _AT_ONCE):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from eventjet.app import App
 from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
-from eventjet.codec.subjects import entity_shown, subject_of
+from eventjet.codec.subjects import entity_shown, subject_of, timer_stream
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
@@ -25,6 +25,7 @@ from eventjet.errors import (
     CodecError,
     DefinitionError,
     Forbidden,
+    LogUnusable,
     StoreUnavailable,
     UnexpectedExit,
     Unreachable,
@@ -34,6 +35,7 @@ from eventjet.jet import Jet
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import JetStreamTimers, TimerSet, timers_due, timers_set
+from eventjet.log.topology import finding_stream
 from eventjet.operations.events import event_view, plain_json
 from eventjet.operations.log import page_of_log
 from eventjet.runtime import called
@@ -292,7 +294,7 @@ async def deadlines_waiting(
     """Return (process, timer) of the timers that are set or are due and wait for a worker, earliest first.
 
     At most `limit` of either kind are read for each process, those that were set or fired first; by default all. Raises
-    `UsageError` for a process without deadlines.
+    `UsageError` for a process without deadlines, and `LogUnusable` where the stream of timers does not exist.
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
@@ -307,6 +309,12 @@ async def deadlines_waiting(
         fired = {(timer.process_id, timer.at) for timer in due}
         waiting += [(process, timer) for timer in still_set if (timer.process_id, timer.at) not in fired]
         waiting += [(process, timer) for timer in due]
+    if names and not waiting and await client.run(finding_stream(timer_stream(app.name))) is None:
+        raise LogUnusable(
+            f"The stream {timer_stream(app.name)!r}",
+            "it does not exist, so it is not known which deadlines wait",
+            "Run `eventjet init`, which makes it. `eventjet process sync NAME` then sets timers that were lost again.",
+        )
     return sorted(waiting, key=lambda entry: (entry[1].at, entry[0], entry[1].process_id))
 
 
@@ -324,7 +332,7 @@ class Deadlines:
 
 
 async def deadlines_by_process(client: Client, app: App) -> dict[str, Deadlines]:
-    """Return the timers of every process type with deadlines. Raises `StoreUnavailable` and `Forbidden`."""
+    """Return the timers of every process type with deadlines. Raises as `deadlines_waiting`, and `Forbidden`."""
     entries = await deadlines_waiting(client, app, limit=_TIMERS_MAX)
     deadlines: dict[str, Deadlines] = {}
     for info in app.processes.values():

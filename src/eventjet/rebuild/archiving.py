@@ -13,7 +13,7 @@ from functools import partial
 
 from eventjet.archive import republish
 from eventjet.archive.bodies import NO_BODIES, ArchivedBodies, CopiedBodies, archive_bodies, restore_bodies
-from eventjet.archive.reading import Archive, ArchiveReader, Segment, folder_of, segment_ranges
+from eventjet.archive.reading import Archive, ArchiveReader, Segment, folder_of, nothing_in, segment_ranges
 from eventjet.archive.republish import Restored
 from eventjet.codec.headers import BATCH_ID, event_id_of, header, save_of, unfinished_save
 from eventjet.errors import ArchiveBroken, UsageError
@@ -222,7 +222,7 @@ def _check(stream: str, archive: ArchiveReader, watch: Watch) -> int:
     """
     manifest = archive.manifest
     if not manifest.segments:
-        raise ArchiveBroken(manifest.url, "nothing is in it")
+        raise nothing_in(manifest.url)
     if manifest.stream != stream:
         raise UsageError(
             f"The archive {manifest.url} is of {manifest.stream!r}, and the app is {stream!r}. Name the app it is of."

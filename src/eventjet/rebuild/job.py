@@ -41,6 +41,7 @@ from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
+from eventjet.sql.dialect import Fault
 from eventjet.urls import shown_master
 
 T = TypeVar("T")
@@ -301,6 +302,8 @@ def _translated(database: Database) -> Generator[None]:
     except (OperationalError, InterfaceError, psycopg.OperationalError, sqlite3.OperationalError) as error:
         raise database.unreachable(error) from error
     except (SQLAlchemyError, psycopg.Error, sqlite3.Error) as error:
+        if Fault.DAMAGED in database.dialect.faults(error):
+            raise database.unreachable(error) from error
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = next(iter(str(cause).splitlines()), type(error).__name__)
         raise RebuildError(

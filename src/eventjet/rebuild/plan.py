@@ -93,11 +93,11 @@ def choose_engine(
     if remote_archive:
         return "spark", f"Engine: Spark, since the archive is no folder of this machine; {size}."
     if events < SPARK_EVENTS:
-        return "local", f"Engine: local: {size}; from {SPARK_EVENTS:,} on it is Spark, or as `--engine` says."
+        return "local", f"Engine: local, for {size}; from {SPARK_EVENTS:,} on it is Spark, or as `--engine` says."
     if installed:
         return (
             "spark",
-            f"Engine: Spark on this machine: {size}, from {SPARK_EVENTS:,} on. `--engine local` is quicker to start.",
+            f"Engine: Spark on this machine, for {size}; below {SPARK_EVENTS:,} it is local, or as `--engine` says.",
         )
     return "local", f"Engine: local, since pyspark is not installed, though {size} are many for one process."
 

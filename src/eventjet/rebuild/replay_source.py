@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader
+from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader, nothing_in
 from eventjet.codec.headers import RawRecord, event_id_of
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at, stream_info
@@ -134,7 +134,7 @@ def check_same_past(log: Log, archive: Archive) -> None:
 def check_archive_is_of(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive has events and names this log; the events themselves may differ."""
     if not archive.segments:
-        raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
+        raise nothing_in(archive.url)
     fault = succession_fault(log.state, archive.log, archive.last)
     if archive.stream != log.stream or fault:
         this_log = f"the stream {log.stream!r} is the log {log.identity}"

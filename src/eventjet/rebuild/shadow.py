@@ -23,7 +23,15 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.dialect import TableName, TableRef, qualified, verbatim
-from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
+from eventjet.sql.locations import (
+    check_identity,
+    check_owner,
+    create_tables,
+    identities,
+    located_tables,
+    making,
+    recorded,
+)
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.quarantine import of
 from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
@@ -138,13 +146,18 @@ class Shadow(Generic[R_co]):
             self._resolutions, self._decisions = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows and resolutions in one snapshot, and return its live checkpoint; None without any."""
+        """Copy the live rows and resolutions in one snapshot, and return its live checkpoint; None without any.
+
+        Raises `TableLost` where the checkpoint has a table that is not in the database.
+        """
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
             if live is None or not live.log:
                 return None
             live_tables = dialect_of(connection).find_tables(connection, self._names, live.location)
             if len(live_tables) < len(self._names):
+                if live.state != RETIRED:
+                    check_identity(connection, live)
                 return None
             for name, (live_copy, shadow_table) in zip(self._names, self.pairs(), strict=True):
                 columns = ", ".join(qualified(None, column.name) for column in shadow_table.columns)

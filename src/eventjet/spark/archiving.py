@@ -73,7 +73,8 @@ class SparkFiles:
         except Exception as error:
             if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
                 return []
-            raise ArchiveBroken(self.url, f"its manifest cannot be read ({first_line(error)})") from error
+            remedy = "Check the URL, and that Spark has the connector and the credentials of its file system."
+            raise ArchiveBroken(self.url, f"its manifest cannot be read ({first_line(error)})", remedy) from error
 
     def digests(self, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
         if not paths:

@@ -29,6 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _POLL_S = 0.25
 _EVENTJET_ERROR = re.compile(r"^eventjet\.[\w.]+: (?P<message>.+)$", re.MULTILINE)
 _PYTHON_ERROR = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
+_CAUSE = re.compile(r"^[ \t]*Caused by: (?P<message>\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def following(
         except Exception as error:
             # If the job was interrupted, `check` raises `Stopped`, because Spark's error has no meaning then.
             watch.check()
-            raise RebuildError(f"Spark could not finish: {_reason_of(error)}") from error
+            raise RebuildError(f"Spark could not finish: {reason_of(error)}") from error
         finally:
             ended.set()
             thread.join()
@@ -218,7 +219,10 @@ class _Stages:
         self._totals |= {stage.stage_id: (stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()}
 
 
-def _reason_of(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return the innermost error message of a task from the many lines of Spark's error."""
-    sentences = _EVENTJET_ERROR.findall(str(error)) or _PYTHON_ERROR.findall(str(error))
-    return sentences[-1] if sentences else first_line(error)
+    text = str(error)
+    sentences = _EVENTJET_ERROR.findall(text) or _PYTHON_ERROR.findall(text)
+    reason = sentences[-1] if sentences else first_line(error)
+    causes = _CAUSE.findall(text) if reason.startswith(("org.apache.", "java.")) else []
+    return causes[-1] if causes else reason

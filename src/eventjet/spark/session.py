@@ -89,6 +89,10 @@ logger.task.name = org.apache.spark.executor.Executor
 logger.task.level = off
 logger.taskset.name = org.apache.spark.scheduler.TaskSetManager
 logger.taskset.level = off
+logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
+logger.writer.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
 """
 
 
@@ -155,12 +159,14 @@ def is_remote(spark: Any) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, up to 300 characters."""
+    """Return the first line of an error's message, up to 300 characters; of py4j's, the line of the JVM's own error."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
         text = "its JVM ended"
-    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+    lines = [line.strip(" :\t") for line in text.splitlines()]
+    said = (line for line in lines if line and not line.startswith("An error occurred while calling "))
+    return next(said, type(error).__name__)[:300]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from eventjet.settings import dev_hint
 from eventjet.sql.dialect import Dialect, Fault, SessionLimits, qualified
 from eventjet.sql.postgres import POSTGRES
 from eventjet.sql.sqlite import SQLITE
+from eventjet.sql.sqlite_connections import FileMissing
 from eventjet.urls import database_url, shown_database
 
 _DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (POSTGRES, SQLITE)}
@@ -114,7 +115,7 @@ class Database:
     def unreachable(self, error: BaseException) -> Unreachable:
         """Return the error for a database that cannot be used, in one paragraph and without the password."""
         cause = getattr(error, "orig", None) or error
-        if Fault.NO_TABLE in self.dialect.faults(error):
+        if Fault.NO_TABLE in self.dialect.faults(error) and not isinstance(cause, FileMissing):
             return _unreachable(self.url, "eventjet's tables are not in it", "Run `eventjet init`.")
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
@@ -122,7 +123,7 @@ class Database:
 
     @asynccontextmanager
     async def reaching(self) -> AsyncGenerator[None]:
-        """Turn errors of connecting, missing tables of eventjet and missing rights into `Unreachable`."""
+        """Turn errors of connecting, missing tables of eventjet, missing rights and damage into `Unreachable`."""
         with self.reaching_sync():
             yield
 
@@ -135,7 +136,7 @@ class Database:
             raise self.unreachable(error) from None
         except DBAPIError as error:
             # To SQLAlchemy it is no operational error when PostgreSQL ends a session that was idle too long.
-            of_database = self.dialect.faults(error) & (Fault.NO_TABLE | Fault.FORBIDDEN)
+            of_database = self.dialect.faults(error) & (Fault.NO_TABLE | Fault.FORBIDDEN | Fault.DAMAGED)
             if not (error.connection_invalidated or of_database):
                 raise
             raise self.unreachable(error) from None

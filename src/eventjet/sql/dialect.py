@@ -63,6 +63,8 @@ class Fault(Flag):
     """A table is missing."""
     FORBIDDEN = auto()
     """The session lacks a right."""
+    DAMAGED = auto()
+    """The file is damaged, or is no database."""
 
 
 class TypeMatch(Enum):

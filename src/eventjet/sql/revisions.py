@@ -125,6 +125,7 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
 
     def try_once() -> Promoted | None:
         with engine.begin() as connection:
+            _check_has_tables(connection, resolved)
             if database.dialect.is_concurrent:
                 _await_worker(connection, resolved, min(TAIL_S, patience_s))
             return attempt(connection, resolved)
@@ -133,6 +134,15 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
         return retried(try_once, patience_s)
     except NotNow as error:
         raise PromotionRefused(resolved, str(error)) from None
+
+
+def _check_has_tables(connection: Connection, resolved: AnyResolved) -> None:
+    """Raise `PromotionRefused` for a revision that `eventjet init` has not made, or whose tables were dropped."""
+    check_owner(connection, resolved.name, resolved.app)
+    (row,) = [row for row in revisions(connection, resolved.name) if row.revision == resolved.revision] or [None]
+    if row is None or row.state == RETIRED:
+        reason = "it has no tables yet" if row is None else "its tables were dropped"
+        raise PromotionRefused(resolved, f"{reason}; `eventjet init` makes them, and a worker or a rebuild fills them")
 
 
 def lag(connection: Connection, resolved: AnyResolved) -> int:

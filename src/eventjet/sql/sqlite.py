@@ -93,6 +93,7 @@ _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 """Primary codes of faults that may be gone at the next try: busy, locked, out of memory, read-only, interrupted, I/O …
 """
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def _float(value: Any) -> float:
@@ -221,6 +222,7 @@ class Sqlite(Dialect):
     def examine(self, connection: Connection) -> tuple[str, list[Finding]]:
         """Examine the SQLite library that this process uses, and the journal mode of the file."""
         file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
+        connection.execute(text("select 1 from sqlite_master limit 1"))  # raises for a file that is no database
         # From the file's header: on a connection that opened it as immutable, `pragma journal_mode` says `delete`.
         with Path(file).open("rb") as database_file:
             is_wal = database_file.read(20)[18:] == b"\x02\x02"
@@ -232,24 +234,37 @@ class Sqlite(Dialect):
 
     def faults(self, error: DBAPIError | BaseException) -> Fault:
         cause = getattr(error, "orig", None) or error
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         no_table = isinstance(cause, FileMissing) or "no such table" in str(cause)
         faults = Fault.NO_TABLE if no_table else Fault.UNKNOWN
+        if code in _DAMAGED:
+            faults |= Fault.DAMAGED
         if not isinstance(error, DBAPIError):
             return faults
         is_refused = isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
         if is_refused or is_of_driver(error):
             faults |= Fault.DATA
-        code = getattr(cause, "sqlite_errorcode", None)
-        is_transient = isinstance(code, int) and code & 0xFF in _TRANSIENT
-        return faults | Fault.TRANSIENT if is_transient else faults
+        return faults | Fault.TRANSIENT if code in _TRANSIENT else faults
 
     def remedy(self, cause: object) -> str:
         if isinstance(cause, FileReplaced):
             return "The next connection opens the file that is there then: try again."
         if is_busy(cause):
             return f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
-        if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
             return "Make room on its disk, and try again."
+        if code == sqlite3.SQLITE_IOERR:
+            return "Look at its disk, which may be full or broken, and try again."
+        if code == sqlite3.SQLITE_NOTADB:
+            return "Name the file that has the read models with --database or EVENTJET_DATABASE."
+        if code == sqlite3.SQLITE_CORRUPT:
+            return (
+                "Put a backup of it in its place; or move it away, and let `eventjet init` and `eventjet rebuild` make "
+                "the read models again from the log."
+            )
+        if isinstance(cause, FileMissing):
+            return "Name the right file with --database or EVENTJET_DATABASE, or run `eventjet init`, which makes it."
         return "Check that its folder exists and may be written to."
 
     def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:

@@ -51,8 +51,8 @@ class FileReplaced(sqlite3.OperationalError):
 class FileMissing(sqlite3.OperationalError):
     """There is no file at the path of the database, and this connection must not make one."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"there is no file {path}")
+    def __init__(self) -> None:
+        super().__init__("there is no such file")
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ def require_file(_dialect: Any, _record: Any, arguments: Any, _options: Any) -> 
     path = str(arguments[0])
     # A missing folder is another fault, of which SQLite itself tells.
     if not Path(path).exists() and Path(path).parent.is_dir():
-        raise FileMissing(path)
+        raise FileMissing
 
 
 def enforce_foreign_keys(connection: Any, _record: Any) -> None:

@@ -33,7 +33,7 @@ from eventjet.jetstream.api import StreamState, last_message, next_message, read
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import log_fault, succession_fault
 from eventjet.log.public_stream import check_public
-from eventjet.log.topology import cursors_config, identity_of, reading_log_state, timer_config
+from eventjet.log.topology import cursors_config, identity_of, missing_stream, reading_log_state, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
@@ -77,8 +77,12 @@ def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSee
 
     This machine's clock is not used: the current time is that of the log's leader, or that of the newest cursor if it
     is later. A cursor that cannot be read is returned as failed, with an empty `log`.
+    Raises `LogUnusable` before `eventjet init`.
     """
-    now = connection.ask(server_time(app.name))
+    try:
+        now = connection.ask(server_time(app.name))
+    except StreamMissing:
+        raise missing_stream(app.name) from None
     records = _cursor_records(connection, app)
     now = max([now, *(record[1] / 1e9 for record in records)])
     cursors: list[CursorSeen] = []

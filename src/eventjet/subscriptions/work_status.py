@@ -131,7 +131,9 @@ class WorkStatus:
             yield "a rebuild or a verification of it is running"
         if self.location:
             yield f"its tables are inactive, {in_location(self.location)}, and not what readers see"
-        if self.state == RETIRED:
+        if self.state == RETIRED and self.declared:
+            yield "its tables were dropped; `eventjet init` makes them anew, empty"
+        elif self.state == RETIRED:
             yield "its tables were dropped, and nothing is left of it but this line"
         elif not self.declared and self.owner is not None:
             yield "the app does not declare it, and a worker with other code advances it now; leave it to that"

@@ -97,7 +97,10 @@ class AggregateLaws(Laws):
         full_state, before = self._fold(history), self._fold([])
         for cut in range(len(history) + 1):
             value = codec.encode(FoldedState(before, cut, cut, "id"))
-            assert value is not None, f"the state {before!r} would not come back equal from a snapshot"
+            assert value is not None, (
+                f"the state {before!r} would not come back equal from a snapshot; give its fields types that JSON "
+                "keeps, or leave out snapshot_every"
+            )
             decoded = codec.decode(value)
             assert decoded is not None
             after = self._fold(history[cut:], decoded.state)

@@ -77,7 +77,10 @@ class World:
                     await self._handle(event)
             if not records and not await self._come_due():
                 return
-        raise AssertionError(f"it does not come to rest within {_ROUNDS_MAX:,} rounds")
+        raise AssertionError(
+            f"it does not come to rest within {_ROUNDS_MAX:,} rounds; look for a reactor, a process or a deadline that "
+            "causes its own next event"
+        )
 
     async def pass_time(self, by: timedelta) -> None:
         """Move the clock forward and settle; each deadline on the way comes due at its own time."""
