@@ -34,11 +34,11 @@ def faulty_console() -> Iterator[tuple[str, int]]:
 def test_every_screen_is_accessible(browser: Browser, faulty_console: tuple[str, int]) -> None:
     url, poison = faulty_console
     problems: list[object] = []
-    for name, path in SCREENS.items():
-        for width, scheme in ((400, "light"), (1600, "dark")):
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-            context.set_default_timeout(PATIENCE_MS)
-            page = context.new_page()
+    for width, scheme in ((400, "light"), (1600, "dark")):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        for name, path in SCREENS.items():
             answer = page.goto(url + path.replace("{poison}", str(poison)))
             assert answer is not None
             if answer.status != 200:
@@ -50,5 +50,5 @@ def test_every_screen_is_accessible(browser: Browser, faulty_console: tuple[str,
             problems += [(name, width, scheme, *violation) for violation in violations]
             if page.evaluate(_WIDER):
                 problems.append((name, width, "wider than the window"))
-            context.close()
+        context.close()
     assert problems == []

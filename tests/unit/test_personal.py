@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, RootModel, computed_field, model_serializer
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Later = Any
 
 T = TypeVar("T")
+U = TypeVar("U")
+P = ParamSpec("P")
 SECRET = "ada@example.org"
 
 
@@ -172,6 +174,21 @@ class ChangedEmail(Changed[Personal[str]]):
     """A class whose base has a personal type argument."""
 
 
+@dataclass(frozen=True)
+class Other(Generic[T]):
+    other: T
+
+
+@dataclass(frozen=True)
+class ChangedBoth(Changed[list[U]], Other[int], Generic[U]):
+    """A class whose type variable is part of an argument of one of its bases."""
+
+
+@dataclass(frozen=True)
+class Called(Generic[T, P]):
+    result: T
+
+
 class ModelOf(BaseModel, Generic[T]):
     value: T
     count: int = 0
@@ -200,6 +217,9 @@ JOINED = Annotated[tuple[Personal[str], ...], PlainSerializer(",".join)]
             {"before": HOME, "after": [HOME], "count": 2},
             {"before": HIDDEN, "after": [HIDDEN], "count": 2},
         ),
+        (ChangedBoth[Personal[str]], {"before": [SECRET], "after": [[SECRET]]}, {"before": [MASK], "after": [[MASK]]}),
+        (ChangedBoth[str], {"before": ["free"], "other": 3}, {"before": ["free"], "other": 3}),
+        (Called[Personal[str], [int]], {"result": SECRET}, {"result": MASK}),
         (ChangedEmail, {"before": SECRET, "after": [SECRET]}, {"before": MASK, "after": [MASK]}),
         (Changed[int], {"before": 1, "after": [2], "count": 3}, {"before": 1, "after": [2], "count": 3}),
         (Emails, [SECRET], [MASK]),

@@ -16,7 +16,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 from typing_extensions import is_typeddict
@@ -26,6 +26,8 @@ from eventjet.domain.subscription import annotation, raw_annotations
 
 T = TypeVar("T")
 
+_VARIABLES = (Generic, typing.Protocol)
+"""Bases of a class that only list its type variables."""
 _SCALARS = frozenset({str, int, float, bool, bytes, Decimal, date, datetime, time, timedelta, UUID, types.NoneType})
 
 MASK = "<personal>"
@@ -286,7 +288,7 @@ def _hints(cls: type) -> Mapping[str, Any]:
     declared: Any = getattr(cls, "__pydantic_fields__", None)
     field_infos = cast("dict[str, Any]", declared if isinstance(declared, dict) else {})
     if field_infos and cast("Any", cls).__pydantic_complete__:
-        by_name: Mapping[str, Any] = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
+        by_name = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
     else:  # the annotations of an incomplete class name classes that were declared after it
         try:
             by_name = typing.get_type_hints(cls, include_extras=True)
@@ -294,7 +296,9 @@ def _hints(cls: type) -> Mapping[str, Any]:
             names = [name for base in cls.__mro__ for name in raw_annotations(base)]
             by_name = dict.fromkeys(names, Personal[Any])  # better hidden than shown
         by_name = {name: by_name[name] for name in field_infos} or by_name
-    return {**by_name, **{alias: by_name[name] for name in field_infos for alias in _aliases(field_infos[name])}}
+    by_name |= {alias: by_name[name] for name in field_infos for alias in _aliases(field_infos[name])}
+    bases = (parent.__dict__.get("__orig_bases__", ()) for parent in cls.__mro__)
+    return _with_arguments(by_name, chain.from_iterable(bases))
 
 
 def _aliases(field_info: Any) -> Iterator[str]:
@@ -315,14 +319,16 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a class's fields by name; empty for a class without fields."""
     if not _has_fields(kind):
         return {}
-    cls: Any = typing.get_origin(kind) or kind
-    hints = _hints(cls)
-    bases = [parent.__dict__.get("__orig_bases__", ()) for parent in cls.__mro__]
+    return _with_arguments(_hints(typing.get_origin(kind) or kind), [kind])
+
+
+def _with_arguments(hints: Mapping[str, Any], generics: Iterable[Any]) -> Mapping[str, Any]:
+    """Return the annotations of fields with the type arguments of these generic classes for their type variables."""
     arguments = [
         argument
-        for generic in (kind, *chain.from_iterable(bases))
-        for argument in typing.get_args(generic)
-        if not isinstance(argument, TypeVar | list | tuple | types.EllipsisType)
+        for generic in generics
+        for argument in (() if typing.get_origin(generic) in _VARIABLES else typing.get_args(generic))
+        if not isinstance(argument, list | tuple | types.EllipsisType | typing.ParamSpec)
     ]
     return {name: _without_variables(hint, arguments) for name, hint in hints.items()} if arguments else hints
 
