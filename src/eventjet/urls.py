@@ -110,9 +110,10 @@ def server_url(text: str, which: str = "What is given") -> Url:
     """Parse the URL of a NATS server; raises `UsageError`, whose message begins with `which` and hides the text."""
     url = parse(text)
     if url is None or not url.is_server:
+        separated = "Separate several with commas, not with blanks. " if len(text.split()) > 1 else ""
         raise UsageError(
-            f"{which} is not a NATS server. {_port_fault(text)}Write it as nats://host:4222, tls://host:4222 or "
-            f"wss://host. {_ESCAPES} It is not shown here, for it may hold a password."
+            f"{which} is not a NATS server. {separated}{_port_fault(text)}Write it as nats://host:4222, "
+            f"tls://host:4222 or wss://host. {_ESCAPES} It is not shown here, for it may hold a password."
         )
     return url
 

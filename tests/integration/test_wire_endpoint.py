@@ -56,6 +56,11 @@ def test_an_invalid_url_is_refused_without_its_secret(url: str) -> None:
     assert "s3cret" not in str(raised.value)
 
 
+def test_urls_that_are_separated_by_blanks_are_told_to_use_commas() -> None:
+    with pytest.raises(UsageError, match=r"Separate several with commas, not with blanks\. Write"):
+        Endpoint(("nats://a nats://b",))
+
+
 def test_two_users_for_one_cluster_are_refused() -> None:
     with pytest.raises(UsageError, match="more than one user"):
         Endpoint(("nats://a:1@one", "nats://b:1@two"))
