@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from playwright.sync_api import Page
 from sqlalchemy import Engine, text
 
 from eventjet.sql.database import Database
+from tests import forked
 from tests.acceptance.conftest import BANK, Program, clean_environ
 from tests.logs import fresh_name
 from tests.ui.conftest import serving
@@ -52,7 +52,7 @@ class Books:
         file.write_text(file.read_text().replace(POISON, ""))
 
     @contextmanager
-    def working(self) -> Iterator[subprocess.Popen[str]]:
+    def working(self) -> Generator[subprocess.Popen[str]]:
         """Run a worker process for the block."""
         process = self.program.start("worker")
         try:
@@ -81,12 +81,12 @@ class Books:
         return json.loads(details)
 
     @contextmanager
-    def console(self, *options: str) -> Iterator[str]:
+    def console(self, *options: str) -> Generator[str]:
         with serving(self.program.folder, self.program.environ, *options) as url:
             yield url
 
     @contextmanager
-    def read_meanwhile(self) -> Iterator[None]:
+    def read_meanwhile(self) -> Generator[None]:
         """Keep a reader's transaction open: on PostgreSQL no table is swapped as long."""
         with self._engine().connect() as connection:
             connection.execute(text("select * from balances")).all()
@@ -106,7 +106,9 @@ def books_in(folder: Path, servers: str, database: str) -> Books:
     environ = {**clean_environ(), "EVENTJET_APP": "bank:bank"}
     program = Program(folder, {**environ, "EVENTJET_SERVERS": servers, "EVENTJET_DATABASE": database})
     assert program("init").status == 0
-    subprocess.run([sys.executable, "fill.py"], cwd=folder, env=dict(program.environ), check=True, timeout=100)
+    importable = {**program.environ, "PYTHONPATH": str(folder)}
+    filled = forked.run("fill", (), folder=folder, environ=importable, timeout_s=100)
+    assert filled.returncode == 0, filled.stderr
     return Books(program)
 
 
@@ -116,7 +118,7 @@ def confirm(page: Page, button: str) -> None:
 
 
 @contextmanager
-def leaving(page: Page) -> Iterator[None]:
+def leaving(page: Page) -> Generator[None]:
     """Leave the page at the end, before its console ends: a live page would complain."""
     try:
         yield
