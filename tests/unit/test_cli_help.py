@@ -58,6 +58,7 @@ def test_every_command_has_examples_of_its_own() -> None:
         ("quarantine lits", "No such command 'lits'. Did you mean 'list'? See `eventjet quarantine --help`."),
         ("status --jsno", "There is no option --jsno here. Did you mean '--json'? See `eventjet status --help`."),
         ("--app x status", "There is no option --app here. It follows the command, as in `eventjet dev --app`."),
+        ("verify x --position 9", "There is no option --position here. See `eventjet verify --help`."),
         ("status --zzz", "There is no option --zzz here. See `eventjet status --help`."),
         ("rebuild", "Missing argument 'PROJECTION'. See `eventjet rebuild --help`."),
         ("history account", "Missing argument 'ID'. See `eventjet history --help`."),

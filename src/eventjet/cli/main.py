@@ -362,9 +362,10 @@ def _unknown_option(option: str, context: Any) -> str:
     text = f"There is no option {option} here."
     if context is None:
         return text
-    near = suggestion(option, _options(context.command))
+    # Without their dashes, which make all options similar.
+    near = suggestion(option.lstrip("-"), [name.lstrip("-") for name in _options(context.command)])
     if near:
-        return f"{text} {near.rstrip()}"
+        return f"{text} {near.rstrip()}".replace("mean '", "mean '--")
     # Some people put the option of a command before the command.
     holders = [
         name for name, command in getattr(context.command, "commands", {}).items() if option in _options(command)
