@@ -112,7 +112,8 @@ def test_an_unreachable_database_is_named_without_its_password(bank: Program) ->
 def test_commands_that_make_no_read_models_make_no_database_file(bank: Program, tmp_path: Path, line: str) -> None:
     assert bank("init").status == 0
     file = tmp_path / "elsewhere.db"
-    _unreachable(bank(*line.split(), EVENTJET_DATABASE=f"sqlite:///{file}"), str(file), "Run `eventjet init`.")
+    ended = bank(*line.split(), EVENTJET_DATABASE=f"sqlite:///{file}")
+    _unreachable(ended, f"{file}: there is no such file", "or run `eventjet init`, which makes it")
     assert not list(tmp_path.glob("elsewhere.db*"))
 
 

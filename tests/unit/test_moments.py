@@ -44,7 +44,7 @@ def test_a_zone_without_an_offset_is_refused() -> None:
         def utcoffset(self, _: datetime | None) -> None:
             return None
 
-    with pytest.raises(ValueError, match="no time zone"):
+    with pytest.raises(ValueError, match="no datetime with a time zone"):
         at(datetime(2030, 1, 1, tzinfo=Nowhere()), lapse)
 
 
