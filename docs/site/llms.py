@@ -57,20 +57,20 @@ def _summary(text: str) -> str:
 
 
 def _expanded(text: str) -> str:
-    return reference.NOTE.sub(lambda found: _told(next(iter(reference.entries(found[0])))), text)
+    return reference.NOTE.sub(lambda found: _text_of(next(iter(reference.entries(found[0])))), text)
 
 
-def _told(entry: reference.Entry) -> str:
+def _text_of(entry: reference.Entry) -> str:
     """An entry of the reference as text: signatures and docstrings of a name and its members."""
     value = entry.value
-    told = [f"### {entry.name}{entry.signature or _signature(value)}", inspect.getdoc(value) or ""]
+    parts = [f"### {entry.name}{entry.signature or _signature(value)}", inspect.getdoc(value) or ""]
     if inspect.isclass(value):
         for name, member in vars(value).items():
             if name.startswith("_") or (entry.only and name not in entry.only) or not inspect.getdoc(member):
                 continue
             if inspect.isfunction(member) or isinstance(member, property | classmethod):
-                told += [f"#### {name}{_signature(member)}", inspect.getdoc(member) or ""]
-    return "\n\n".join(told)
+                parts += [f"#### {name}{_signature(member)}", inspect.getdoc(member) or ""]
+    return "\n\n".join(parts)
 
 
 def _signature(value: object) -> str:

@@ -58,8 +58,10 @@ def sign(_app: object, _what: str, _name: str, obj: Any, _options: object, signa
         return None
     own = inspect.signature(obj)
     shown = own.replace(parameters=[one for one in own.parameters.values() if one.name != "self"])
-    told, _, returned = str(shown.replace(return_annotation=own.return_annotation)).replace("'", "").partition(" -> ")
-    return told, returned
+    parameters, _, returned = (
+        str(shown.replace(return_annotation=own.return_annotation)).replace("'", "").partition(" -> ")
+    )
+    return parameters, returned
 
 
 def _entry(found: re.Match[str]) -> Entry:
@@ -79,11 +81,11 @@ def _directive(entry: Entry) -> str:
 
 def _translated(text: str) -> str:
     parts = re.split(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    told = [_with_code(parts[0])]
+    texts = [_with_code(parts[0])]
     for language, block, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         indented = "\n".join(f"   {line}" if line else "" for line in block.splitlines())
-        told += [f".. code-block:: {language}\n\n{indented}\n", _with_code(after)]
-    return "\n".join(told)
+        texts += [f".. code-block:: {language}\n\n{indented}\n", _with_code(after)]
+    return "\n".join(texts)
 
 
 def _with_code(text: str) -> str:

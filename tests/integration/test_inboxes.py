@@ -338,6 +338,14 @@ async def test_a_missing_stream_is_reported(settings: Settings, desk: Desk) -> N
         assert "of the inbox 'payments': it does not exist" in str(unusable)
 
 
+@pytest.mark.parametrize("stream", ["$MQTT_msgs", "PAY:EU", "orders+v1", "o" * 255])
+def test_an_inbox_takes_every_stream_name_that_the_server_takes(stream: str) -> None:
+    @inbox("payments", stream=stream, subject="payments.>")
+    async def pay(message: Incoming[Paid], to: Reaction) -> None: ...
+
+    App("orders", aggregates=[Order], reactors=[pay])
+
+
 def test_all_faults_of_inboxes_are_reported_together() -> None:
     @inbox("Bad", stream="", subject="a b", retry=Retry(tries=0))
     def bad(message: Paid) -> None:  # type: ignore[arg-type,misc]
@@ -356,7 +364,7 @@ def test_all_faults_of_inboxes_are_reported_together() -> None:
         "does not take (message, reaction)",
         "inbox 'Bad': its stream '' is not a stream's name",
         "inbox 'Bad': its subject 'a b' is not one; write it as in payments.captured.*",
-        "inbox 'own': the stream 'orders' is the app's own log, whose events a reactor takes; name another stream",
+        "inbox 'own': the stream 'orders' is the app's own log; declare a reactor for its events, or name another",
         "inbox 'own': its subject 'orders..>' is not one",
         "inbox 'gathered': the stream 'orders' is the app's own log",
         "inbox 'gathered': its stream 'all.' is not a stream's name",

@@ -82,9 +82,6 @@ class Purse:
     def pay(self, amount: Decimal, /) -> None:
         return None
 
-    def tip(self, amount: Decimal = 0) -> None:  # type: ignore[assignment]
-        return None
-
     def strange(self, what: object) -> None:
         return None
 
@@ -503,7 +500,6 @@ def test_all_faults_of_served_commands_are_reported_together() -> None:
     declarations = [
         served(Purse, Purse.many),
         served(Purse, Purse.pay, Overdrawn("x")),  # type: ignore[arg-type]
-        served(Purse, Purse.tip),
         served(Purse, Purse.fill, ignoring=("when",)),
         served(Purse, Purse.take, name="fill"),
         served(Purse, Purse.look, name="Bad Name"),
@@ -516,7 +512,6 @@ def test_all_faults_of_served_commands_are_reported_together() -> None:
         "Purse.many takes *amounts, which cannot be served, since arguments travel by name: take a parameter",
         "served Purse.pay: its error Overdrawn('x') is not a class of exceptions",
         "Purse.pay takes amount, /, which cannot be served",
-        "Purse.tip.amount has the default 0, which could not be stored: a Decimal travels as a string",
         "Purse.fill has no argument 'when' that could be ignored",
         "purse serves two commands called 'fill'",
         "its name 'Bad Name' is not",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -82,20 +81,6 @@ class Opaque:
 def test_a_state_that_cannot_be_a_snapshot_is_refused_at_once() -> None:
     with pytest.raises(DefinitionError, match="snapshot"):
         App("x", aggregates=[Opaque])
-
-
-def test_a_default_that_no_snapshot_could_keep_is_refused() -> None:
-    @aggregate("kept", snapshot_every=10)
-    class Kept:
-        total: Decimal = 0  # type: ignore[assignment]
-
-        def evolve(self, event: Opened) -> Kept:
-            return self
-
-    with pytest.raises(
-        DefinitionError, match=r"Kept\.total has the default 0.*a Decimal .*; or leave out snapshot_every"
-    ):
-        App("x", aggregates=[Kept])
 
 
 def test_an_unresolvable_annotation_is_refused_with_a_fix() -> None:

@@ -162,6 +162,13 @@ def test_a_quarantine_entry_of_a_later_release_can_be_read() -> None:
     )
 
 
+def test_a_parked_event_of_an_older_eventjet_is_quarantined() -> None:
+    entry = QuarantinedEntry(Quarantined(7, "account", "ada", "e", "account.opened", QUARANTINED, "why"), 1.5)
+    older = orjson.loads(entry.encoded())
+    older |= {"parked": older.pop("event") | {"resolution": "parked"}, "parked_at": older.pop("quarantined_at")}
+    assert QuarantinedEntry.decoded(orjson.dumps(older)) == entry
+
+
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"event": 1}', b'{"event": "position"}', b"\xff"])
 def test_a_damaged_quarantine_entry_is_refused(body: bytes) -> None:
     with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):

@@ -82,6 +82,8 @@ class Filled:
     rate: Annotated[Decimal, Field(ge=Decimal("0.001"), le=Decimal("0.004"))]
     fee: Annotated[Decimal, Field(max_digits=3, decimal_places=2, multiple_of=Decimal("0.05"))]
     dozens: Annotated[int, Field(multiple_of=12_000)]
+    evens: Annotated[Decimal, Field(ge=Decimal(7), le=Decimal(9), multiple_of=Decimal(2))]
+    debts: Annotated[Decimal, Field(ge=Decimal(-9), le=Decimal("-7.5"), multiple_of=Decimal(2))]
     pair: tuple[int, str]
     flag: bool = False
 
@@ -133,6 +135,10 @@ class Tally:
 
     def count(self, by: int) -> Counted:
         return Counted(by=by)
+
+    @staticmethod
+    def parse(text: str) -> Counted:
+        return Counted(by=int(text))
 
     def evolve(self, event: Counted) -> Tally:
         return replace(self, total=self.total + event.by)

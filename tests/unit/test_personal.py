@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -563,3 +563,11 @@ def test_a_long_value_is_cut_and_shows_its_length() -> None:
     assert len(shown(list(range(800_000)))) < 400
     assert cut_values({"a": [long, 1], "b": {"c": long}})["a"][0].endswith("… (800,000 characters)")
     assert len(reason_of(ValueError(long))) < 600
+
+
+def test_a_generic_class_with_a_parameter_specification_may_be_personal() -> None:
+    @dataclass
+    class Handler(Generic[P, T]):
+        function: Callable[P, T]
+
+    assert is_private(Handler[[int], str])

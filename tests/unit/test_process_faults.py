@@ -152,8 +152,8 @@ def test_all_faults_of_processes_are_reported_at_once() -> None:
     text = refusal_of(processes=[Loan, Strange, Plain, Unplain])
     for part in (
         "process 'unplain': `step` is async or a generator",
-        "Unplain.on_opened: named_late, which names its process, is not a plain function of one event",
-        "Unplain.on_deposited: named_by_keyword, which names its process, is not a plain function of one event",
+        "Unplain.on_opened: named_late names the process, so it has to be a plain function of one event",
+        "Unplain.on_deposited: named_by_keyword names the process, so it has to be a plain function of one event",
         "Unplain.on_withdrawn is not a plain method that takes (self, event)",
         "process 'loan': `step` may record Elsewhere, which its `evolve` does not take",
         "process 'loan': `deadline` returns what is of Account; write Deadline[Loan, …]",

@@ -254,7 +254,7 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
         done = migrate(connection)
     was = "was there already" if done.before == done.after else f"before: {done.before or 'none'}"
     lines = [f"created  table {name}" for name in done.tables]
-    lines += [f"added    column {name}" for name in done.columns]
+    lines += [f"added or renamed column {name}" for name in done.columns]
     lines.append(f"eventjet's tables in {where.shown} are at revision {done.after} ({was})")
     Answer({"database": where.shown, **asdict(done)}, lines).give(as_json=json)
 

@@ -37,7 +37,6 @@ from pydantic_core import (
     to_jsonable_python,
 )
 
-from eventjet.codec.aliases import fields_of
 from eventjet.codec.json import check_numbers, dump_json
 from eventjet.codec.leaves import (
     LEAVES,
@@ -122,26 +121,6 @@ class BodyCodec:
             except PydanticSerializationError:
                 return name
         return ""
-
-    def default_faults(self, name: str) -> list[str]:
-        """Return, as sentences about the class `name`, the defaults of its fields that could not be stored."""
-        definitions = self.schema.get("definitions", [])
-        cls_schema = self.schema["schema"] if self.schema["type"] == "definitions" else self.schema
-        faults: list[str] = []
-        for field_name, field in fields_of(cls_schema["schema"]):
-            node = field["schema"]
-            if node["type"] != "default" or "default" not in node:
-                continue
-            value, schema = node["default"], core_schema.definitions_schema(node["schema"], definitions)
-            try:
-                BodyCodec(object, schema).read_back(value)
-            except UnencodableEvent as error:
-                reason = error.reason.removeprefix("it: ")
-                faults.append(
-                    f"{name}.{field_name} has the default {shown(value)}, which could not be stored: {reason}; give "
-                    "another"
-                )
-        return faults
 
 
 def reading_schema(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
@@ -255,7 +234,7 @@ def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], e
     if len(value) != len(read_value):
         return "", "", read_value
     if isinstance(value, defaultdict) and value.default_factory is not cast("Any", read_value).default_factory:
-        return "", "its default_factory would be another; give a dict", read_value
+        return "", "it would be read back with the default_factory of its annotation; give that one", read_value
     difference = _first_difference(value, read_value, exact) or _first_difference(
         value.values(), read_value.values(), exact
     )

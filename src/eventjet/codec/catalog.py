@@ -213,7 +213,6 @@ class Catalog:
         for cls, kind in self._types.items():
             schema = kind.codec.schema
             faults += [*field_faults(cls), *union_faults(schema, cls.__qualname__), *alias_faults(schema)]
-            faults += kind.codec.default_faults(cls.__qualname__)
             if not _NAME.fullmatch(kind.info.name):
                 faults.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if not is_count(kind.info.schema):

@@ -86,8 +86,7 @@ class Arguments:
         except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
-        name = shown_name(decide)
-        if faults := [*union_faults(self._codec.schema, name), *self._codec.default_faults(name)]:
+        if faults := union_faults(self._codec.schema, shown_name(decide)):
             raise DefinitionError(faults)
         self._has_blobs = holds_blobs(self._codec.schema)
 

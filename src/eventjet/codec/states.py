@@ -51,9 +51,8 @@ class StateCodec(Generic[S]):
         return digest(dump_json([self.info.name, self.info.revision, self.wire_shape], orjson.OPT_SORT_KEYS))
 
     def faults(self) -> list[str]:
-        """Return an error text for each field whose type, or whose default, would not be read back as it was."""
-        faults = [*union_faults(self._codec.schema, self._name), *self._codec.default_faults(self._name)]
-        return [f"{fault}; or {self._remedy}" for fault in faults]
+        """Return an error text for each field whose type would not be read back as it was."""
+        return [f"{fault}; or {self._remedy}" for fault in union_faults(self._codec.schema, self._name)]
 
     def encode(self, state: S) -> bytes:
         """Return the state as JSON; raises `UnencodableEvent` for one that `decode` would not restore exactly."""

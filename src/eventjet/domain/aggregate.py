@@ -157,8 +157,9 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
 def _refuse_assignment(instance: object, name: str, value: object) -> None:  # noqa: ARG001
     """Raise `FrozenInstanceError`. A slotted dataclass raises an unclear `TypeError` for a name that is no field."""
     cls = type(instance)
-    what = f"field {name!r}" if name in cast("Any", cls).__dataclass_fields__ else f"{name!r}, which is no field"
-    raise FrozenInstanceError(f"cannot assign to {what} of {cls.__qualname__}, which never changes: use `replace`")
+    is_field = name in cast("Any", cls).__dataclass_fields__
+    fault = f"cannot assign to field {name!r} of" if is_field else f"there is no field {name!r} to assign to in"
+    raise FrozenInstanceError(f"{fault} {cls.__qualname__}, which never changes: use `replace`")
 
 
 def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:

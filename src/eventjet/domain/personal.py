@@ -339,7 +339,12 @@ def _without_variables(hint: Any, arguments: Sequence[Any]) -> Any:
     if isinstance(hint, TypeVar):
         return any_argument
     variables = getattr(hint, "__parameters__", ())
-    return hint[(any_argument,) * len(variables)] if variables and not isinstance(hint, type) else hint
+    if not variables or isinstance(hint, type):
+        return hint
+    try:
+        return hint[(any_argument,) * len(variables)]
+    except TypeError:  # a ParamSpec takes a list of types
+        return Personal[Any]  # better hidden than shown
 
 
 def _has_fields(kind: Any) -> bool:

@@ -49,6 +49,8 @@ Start: TypeAlias = Literal["new", "beginning"] | int
 PARTITIONS_MAX = 64
 """Limit of a reactor's partitions: each partition reads all events of the reactor and skips those of the others."""
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_FOREIGN_STREAM = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+"""What nats-server accepts as the name of a stream."""
 _SUBJECT = re.compile(r"(?:(?!>\.)[^\s.]+\.)*[^\s.]+")
 """A subject to listen to: no blank, no empty token, and `>` only as the last one."""
 _LISTS = (list, tuple, Sequence)
@@ -380,10 +382,12 @@ class Inbox(Generic[T_contra, D_contra]):
     def faults(self, app: str) -> list[str]:
         """Return the faults of this declaration in the app of this name, each as a sentence."""
         faults = _handler_faults(self, "message")
-        if not _is_match(_STREAM, self.stream):
-            faults.append(f"its stream {self.stream!r} is not a stream's name; use letters, digits, - and _")
+        if not _is_match(_FOREIGN_STREAM, self.stream):
+            faults.append(f"its stream {self.stream!r} is not a stream's name")
         if app in (self.stream, *(source.stream for source in self.sources if not source.prefix)):
-            faults.append(f"the stream {app!r} is the app's own log, whose events a reactor takes; name another stream")
+            faults.append(
+                f"the stream {app!r} is the app's own log; declare a reactor for its events, or name another stream"
+            )
         if not _is_match(_SUBJECT, self.subject):
             faults.append(f"its subject {self.subject!r} is not one; write it as in payments.captured.*")
         faults += _source_faults(self.stream, self.sources)
@@ -402,8 +406,8 @@ def _source_faults(stream: str, sources: Sequence[Source]) -> list[str]:
     """Return the faults of the sources of an inbox's stream."""
     faults: list[str] = []
     for source in sources:
-        if not _is_match(_STREAM, source.stream):
-            faults.append(f"its source {source.stream!r} is not a stream's name; use letters, digits, - and _")
+        if not _is_match(_FOREIGN_STREAM, source.stream):
+            faults.append(f"its source {source.stream!r} is not a stream's name")
         if source.domain and source.api:
             faults.append(f"its source {source.stream!r} has a domain and an api; give one of them")
         if source.stream == stream and not source.prefix:

@@ -19,6 +19,7 @@ from eventjet.codec.headers import (
     COMMAND,
     MSG_ID,
     SCHEMA,
+    SKIP_NAME,
     TYPE,
     VERSION,
     RawRecord,
@@ -85,7 +86,7 @@ def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[
     fault: str | None = None
     skipped_position = skipped_by(subject)
     try:
-        aggregate, aggregate_id = entity_of(subject) if skipped_position is None else ("skip", str(skipped_position))
+        aggregate, aggregate_id = entity_of(subject) if skipped_position is None else (SKIP_NAME, str(skipped_position))
     except ValueError as error:
         aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
         fault = f"the subject {aggregate_id!r} names no entity: {error}"

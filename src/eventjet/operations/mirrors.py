@@ -6,7 +6,7 @@ The log is where `Settings.servers` lead, the mirror where `Settings.read_from` 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -141,11 +141,9 @@ class MirrorLink:
                 "EVENTJET_SERVERS, also if they do not answer. Nothing was changed."
             )
 
-    def unmirrored(self, log: NatsConnection) -> Generator[str]:
-        """Say in words how cursors and large bodies that the log has lack a mirror."""
-        for name in _bucket_streams(self.app):
-            if log.run(finding_stream(name)) is None:
-                continue
+    def unmirrored(self, names: Iterable[str]) -> Generator[str]:
+        """Say in words which of the log's streams of cursors and large bodies lack a mirror, and why."""
+        for name in names:
             mirror = self.find(name)
             if mirror is None:
                 yield f"the log has {name!r}, of which there is no mirror: `eventjet mirror create` makes it"
@@ -213,6 +211,11 @@ def denials(app: str) -> str:
     """Return in words which subjects must not cross the link between the servers of the log and of its mirror."""
     buckets = f"$KV.{cursor_bucket(app)}.>, $KV.{snapshot_bucket(app)}.>, $O.{object_bucket(app)}.>"
     return f"Deny {app}.>, _EJ.{app}.>, {buckets} on the leaf node's remote (deny_imports and deny_exports)"
+
+
+def bucket_streams(app: str, log: NatsConnection) -> list[str]:
+    """Return which streams of cursors and large bodies the log has."""
+    return [name for name in _bucket_streams(app) if log.run(finding_stream(name)) is not None]
 
 
 def _bucket_streams(app: str) -> list[str]:
@@ -320,7 +323,7 @@ def status(app: str, settings: Settings) -> MirrorStatus:
                 if fault is None and mirror is not None:
                     differs = log_connection.run(comparing(mirror, link.connection))
                     reasons = [differs or "", lag_reason(mirror, log) or ""]
-                    reasons += [*link.unmirrored(log_connection), *link.silent_buckets()]
+                    reasons += [*link.unmirrored(bucket_streams(app, log_connection)), *link.silent_buckets()]
         except (StoreError, Unreachable) as error:
             unreachable = str(error)
             fault = mirror_fault(mirror, None, link.where, app)

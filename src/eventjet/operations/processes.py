@@ -313,7 +313,7 @@ async def deadlines_waiting(
         raise LogUnusable(
             f"The stream {timer_stream(app.name)!r}",
             "it does not exist, so it is not known which deadlines wait",
-            "Run `eventjet init`, which makes it. `eventjet process sync NAME` then sets timers that were lost again.",
+            "Run `eventjet init`, which makes it. `eventjet process sync NAME` then sets lost timers again.",
         )
     return sorted(waiting, key=lambda entry: (entry[1].at, entry[0], entry[1].process_id))
 

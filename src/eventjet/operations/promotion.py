@@ -31,7 +31,7 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import earlier_logs, missing_range
 from eventjet.log.mirror import mirror_fault, mirrored_configs, silence, silent_s
 from eventjet.log.topology import CONTINUES, IDENTITY, finding_stream, identity_of, not_created, reading_log_state
-from eventjet.operations.mirrors import POLL_S, MirrorLink, after_election, denials, mirror_link
+from eventjet.operations.mirrors import POLL_S, MirrorLink, after_election, bucket_streams, denials, mirror_link
 from eventjet.projections.app_ref import Application
 from eventjet.runtime import run_async
 from eventjet.settings import Settings
@@ -215,24 +215,24 @@ def _reached_log(link: MirrorLink, mirror: StreamState, election_s: float) -> tu
     """
     try:
         with link.open_log() as connection:
-            log, unmirrored = after_election(lambda: _look_at_log(link, connection, mirror), election_s)
+            log, names = after_election(lambda: _look_at_log(link, connection), election_s)
     except Forbidden:
         raise
     except Unreachable as error:  # not its remedy, which is to start the log
         return None, f"{error.component}: {error.reason}."
     except StoreError as error:
         return None, str(error)
+    link.check_apart(log, mirror)
+    unmirrored = next(link.unmirrored(names), None) if mirror.mirror is not None else None
     if unmirrored is not None:
         remedy = "To go on without it, end the log's servers before you promote. Nothing was changed."
         raise link.unfit(link.app, unmirrored, remedy)
     return log, ""
 
 
-def _look_at_log(link: MirrorLink, log: NatsConnection, mirror: StreamState) -> tuple[StreamState, str | None]:
-    """Return the state of the log, and in words what of it has no mirror; None if all has, or the mirror is the log."""
-    state = log.run(reading_log_state(link.app))
-    link.check_apart(state, mirror)
-    return state, None if mirror.mirror is None else next(link.unmirrored(log), None)
+def _look_at_log(link: MirrorLink, log: NatsConnection) -> tuple[StreamState, list[str]]:
+    """Return the state of the log, and which streams of cursors and large bodies it has."""
+    return log.run(reading_log_state(link.app)), bucket_streams(link.app, log)
 
 
 def _joint(link: MirrorLink, mirror: StreamState, log: StreamState | None) -> tuple[str, int]:

@@ -104,7 +104,7 @@ def roles_of(
         return role(name, (*uses.read, *read_snapshots, *uses.write_bodies, *subjects), notices, [skipped])
 
     list_consumers = _requests(("CONSUMER.LIST",), [app])
-    tell = [notice_subject(app, name) for name in _projections(durables)]
+    published_notices = [notice_subject(app, name) for name in _projections(durables)]
     acting = (*uses.act, *read_snapshots, *uses.write_bodies, f"{app}.*.*", f"$KV.{snapshots}.*.>")
     # Of any JetStream domain: that of the log is not known here. The server sends what a mirror gets below $JS.M.
     copy = [f"$JS.*.API.CONSUMER.CREATE.{name}" for name in uses.mirrored]
@@ -112,7 +112,7 @@ def roles_of(
     other_streams = _requests(("STREAM.INFO",), uses.other_streams)
     return (
         role(ADMIN, list(dict.fromkeys((*uses.read, *uses.manage, *list_consumers, *uses.read_log, skipped))), notices),
-        role(WORKER, (f"{_API}.INFO", *uses.look, *uses.projection_consumers, *tell)),
+        role(WORKER, (f"{_API}.INFO", *uses.look, *uses.projection_consumers, *published_notices)),
         role(READER, (*uses.read, *uses.read_cursors, *other_streams), notices),
         role(REBUILD, (*uses.look, *uses.read_bodies, *uses.read_log), (), uses.working_consumers),
         role(SNAPSHOTS, (*uses.look, *write_snapshots, *uses.read_log), (), uses.working_consumers),

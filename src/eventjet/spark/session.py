@@ -215,7 +215,7 @@ def program_environment(conf: Path) -> Generator[tuple[Path, dict[str, str]]]:
         environ = {**defaults, "SPARK_CONF_DIR": str(conf), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
         environ["JAVA_HOME"] = str(make_java_home(java, scratch / "java"))
-        if "SPARK_HOME" not in environ and _stays_here(environ):
+        if "SPARK_HOME" not in environ and _stays_here(environ) and environ["PYSPARK_PYTHON"] == sys.executable:
             environ["SPARK_HOME"] = str(_make_spark_home(scratch / "spark"))
         yield Path(environ.get("SPARK_HOME") or _installed_spark()) / "bin", environ
 
@@ -465,7 +465,8 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     if _is_local(url):
         defaults |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if not os.environ.get("SPARK_HOME"):
-        if _is_local(url):  # YARN sends the zip file of pyspark to its executors.
+        # YARN sends the zip file of pyspark to its executors, and another Python may have no pyspark of its own.
+        if _is_local(url) and os.environ.get("PYSPARK_PYTHON") in (None, "", sys.executable):
             defaults["SPARK_HOME"] = str(_make_spark_home(scratch / "spark"))
         conf = scratch / "conf"
         conf.mkdir()

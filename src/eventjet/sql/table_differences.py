@@ -92,9 +92,9 @@ def _of_type(
     existing_text = _type_text(existing_type, dialect)
     if existing_text == _type_text(stored(column.type, dialect), dialect):
         return
-    fit = dialect_of(connection).type_match(existing_type, column.type)
-    if fit is not TypeMatch.SAME:
-        loses = fit is TypeMatch.LOSES
+    match = dialect_of(connection).type_match(existing_type, column.type)
+    if match is not TypeMatch.SAME:
+        loses = match is TypeMatch.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
         what = f"{subject} is {existing_text}, declared is {_type_text(column.type, dialect)}"
         labels = [

@@ -21,7 +21,7 @@ import orjson
 from eventjet.codec.headers import EXPECTED, RawRecord, batch_blocks, header_lines
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
-from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
+from eventjet.domain.quarantined import BLOCKING, QUARANTINED, AggregateKey, Quarantined
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, reading_values
 from eventjet.jetstream.client import Client
@@ -82,10 +82,19 @@ class QuarantinedEntry:
         """Return the entry in a stored value, without fields of a later release; raises `CursorDamaged`."""
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
+            _rename_parked(values)
             values |= {"event": Quarantined(**declared_fields(Quarantined, values["event"])), "sequence": sequence}
             return cls(**declared_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
+
+
+def _rename_parked(values: dict[str, Any]) -> None:
+    """Give the entry of an older eventjet today's words, as migration 0003 does for the tables."""
+    if "parked" in values:
+        values |= {"event": values["parked"], "quarantined_at": values["parked_at"]}
+        if values["event"]["resolution"] == "parked":
+            values["event"]["resolution"] = QUARANTINED
 
 
 class StoredCursor:

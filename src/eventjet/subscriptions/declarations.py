@@ -378,7 +378,7 @@ def _listeners(
             continue
         by = getattr(handler, LISTENS)
         if not is_called_with(by, 1) or not is_plain(by):
-            faults.append(f"{where}: {shown_name(by)}, which names its process, is not a plain function of one event")
+            faults.append(f"{where}: {shown_name(by)} names the process, so it has to be a plain function of one event")
             continue
         try:
             events = events_of(handler, list(inspect.signature(handler).parameters)[1])

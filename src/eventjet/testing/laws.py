@@ -179,7 +179,8 @@ class AggregateLaws(Laws):
         events = set(folded_events(self.aggregate))
         decisions: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         for name, function in inspect.getmembers(self.aggregate, inspect.isfunction):
-            if name.startswith("_") or name == "evolve":
+            is_static = isinstance(inspect.getattr_static(self.aggregate, name), staticmethod)
+            if name.startswith("_") or name == "evolve" or is_static:
                 continue
             hints = typing.get_type_hints(function, include_extras=True)
             decides = events & set(_classes(hints.pop("return", None)))

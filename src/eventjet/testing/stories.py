@@ -206,7 +206,7 @@ def _called(story: Story[S, E], call: Call, *first: Any) -> Happened[S, E]:
     """Make the decision of a step or a deadline; raises `AssertionError` if it records nothing, as a worker refuses."""
     events = as_stored(cast("tuple[E, ...]", recorded_events(call.on(own_copy(story.state), *first))))
     if not events:
-        raise AssertionError(f"{call} recorded nothing, so it would be done for ever: have it return an event")
+        raise AssertionError(f"{call} recorded nothing, so it would be repeated for ever: have it return an event")
     return Happened(story, events)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections import abc
@@ -10,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -202,7 +204,8 @@ def _numbers(kind: Any, limits: Sequence[Any], options: Values) -> SearchStrateg
     low, high, is_inside = _range(limits, -far, far)
     step = _limit(limits, "multiple_of")
     if step is not None and kind is not float:
-        return st.integers(-(-low // step), high // step).map(lambda count: kind(count * step)).filter(is_inside)
+        first, last = math.ceil(Fraction(low) / Fraction(step)), math.floor(Fraction(high) / Fraction(step))
+        return st.integers(first, last).map(lambda count: kind(count * step)).filter(is_inside)
     if kind is int:
         return st.integers(int(low), int(high)).filter(is_inside)
     if kind is float:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from eventjet.app import App
-from eventjet.codec.headers import RawRecord, metadata_of
+from eventjet.codec.headers import SKIP_NAME, RawRecord, metadata_of
 from eventjet.console.live import LiveResponse
 from eventjet.console.pages import page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Sources
@@ -270,7 +270,7 @@ class Tail:
     def _take(self, rows: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             self.rows.appendleft(row)
-            if row["aggregate"] == "skip":
+            if row["aggregate"] == SKIP_NAME:
                 body = cast("dict[str, Any]", row["data"]) if isinstance(row["data"], dict) else {}
                 for shown_row in self.rows:
                     if str(shown_row.get("position")) == row["aggregate_id"]:
