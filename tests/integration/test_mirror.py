@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -36,7 +37,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from tests.blobs import Document, Filed
 from tests.faults.proxy import NatsProxy
-from tests.integration.reacting import Bell, Town, app_of, until, working
+from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.two_regions import Regions, crossing, stored, two_regions
 
 APP = bank.name
@@ -141,6 +142,17 @@ async def cut_off(settings: Settings) -> None:
         link.api(f"STREAM.CREATE.{APP}", copy)
 
 
+async def until_not_caught_up(jet: Jet, position: int, reason: str) -> None:
+    """Wait until whoever waits for a position gets a reason, which the worker notes when it has looked."""
+
+    async def is_noted() -> bool:
+        with pytest.raises(NotCaughtUp) as caught:
+            await jet.caught_up(balances, position=position, timeout_s=1.0)
+        return re.search(reason, str(caught.value)) is not None
+
+    await eventually(is_noted)
+
+
 async def test_workers_wait_for_a_disconnected_mirror_and_report_it(settings: Settings) -> None:
     await create_mirrored_log(settings)
     await cut_off(settings)
@@ -151,8 +163,7 @@ async def test_workers_wait_for_a_disconnected_mirror_and_report_it(settings: Se
     async with bank.connect(settings) as jet, working(bank, settings):
         # The message depends on whether the worker has read the mirror's state yet.
         problem = "mirror that workers read ends at position 0, and the log at 11|nothing yet from the log, and is 11"
-        with pytest.raises(NotCaughtUp, match=problem):
-            await jet.caught_up(balances, position=11, timeout_s=1.0)
+        await until_not_caught_up(jet, 11, problem)
 
 
 async def test_a_mirror_of_another_log_is_neither_read_nor_replaced(settings: Settings) -> None:
@@ -218,8 +229,7 @@ async def test_a_worker_that_is_ahead_of_its_mirror_waits_for_it(settings: Setti
     await cut_off(settings)
     async with bank.connect(settings) as jet, working(bank, settings):
         last = await deposit(jet, 1, "b-2")
-        with pytest.raises(NotCaughtUp, match=r"it has reached position 0, and balances position 11\. This goes"):
-            await jet.caught_up(balances, position=last, timeout_s=3.0)
+        await until_not_caught_up(jet, last, r"it has reached position 0, and balances position 11\. This goes")
 
 
 async def test_a_lake_ahead_of_the_mirror_is_not_reported_as_a_lost_log(settings: Settings, tmp_path: Path) -> None:
@@ -267,8 +277,7 @@ async def test_a_mirror_whose_events_differ_from_the_log_is_not_read(
         with pytest.raises(LogUnusable, match=differs):
             LogOptions.parse({"stream": APP}).open()
         async with working(bank, settings):
-            with pytest.raises(NotCaughtUp, match=f"at position {last} it has the event"):
-                await jet.caught_up(balances, position=last + 1, timeout_s=5.0)
+            await until_not_caught_up(jet, last + 1, f"at position {last} it has the event")
 
 
 def test_compared_positions_double_their_distance_from_the_end() -> None:

@@ -159,7 +159,7 @@ def test_a_step_or_a_deadline_that_records_nothing_fails_its_test() -> None:
 
     asked = story(Idle).does(Visit, "v", Visit.book, LATE)
     for decide in (asked.done, lambda: asked.refused(ValueError()), lambda: story(Idle).due_after(timedelta(2))):
-        with pytest.raises(AssertionError, match="nothing recorded nothing, so it would be done for ever"):
+        with pytest.raises(AssertionError, match="nothing recorded nothing, so it would be repeated for ever"):
             decide()
     story(Idle).when(Idle.nothing).then_nothing()
 
