@@ -21,7 +21,7 @@ from tests.integration.ledger_log import Ledger
 CHUNK = 10
 PAUSE_MAX_S = 0.5
 ACKS_S = 3.0
-OUTAGE_S = 60.0
+OUTAGE_S = 300.0
 
 
 class Feed:

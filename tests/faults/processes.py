@@ -13,8 +13,8 @@ from typing import Self
 from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 
-FIRES_S = 45.0
-ENDS_S = 30.0
+FIRES_S = 300.0
+ENDS_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def summed(name: str, ends: Counter[int]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150 + 60 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 async def test_a_rebuild_outlives_a_killed_nats_server_or_leaves_the_live_table_whole(
     kind: str, tmp_path: Path
@@ -77,7 +77,7 @@ async def test_a_rebuild_outlives_a_killed_nats_server_or_leaves_the_live_table_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200 + 120 * KILLS)
+@pytest.mark.timeout(600 + 120 * KILLS)
 async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_else(tmp_path: Path) -> None:
     ends: dict[str, Counter[int]] = {"terminated": Counter(), "killed": Counter(), "server": Counter()}
     with own_stage("postgresql", tmp_path) as (scene, _, postgres):

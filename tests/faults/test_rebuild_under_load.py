@@ -22,7 +22,7 @@ RATE = float(os.environ.get("EVENTJET_TEST_REBUILD_RATE", "150"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300 + 60 * REBUILDS)
+@pytest.mark.timeout(600 + 60 * REBUILDS)
 async def test_readers_see_no_swap_while_commands_keep_arriving(
     eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:

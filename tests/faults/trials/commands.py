@@ -27,8 +27,8 @@ STORED, UNKNOWN, REFUSED, LOOKED, STRANGE = "stored", "unknown", "refused", "loo
 """The answers to a command. `strange`: an error that is none of eventjet's."""
 OF_ONE_CONNECTION = 3
 """Writers of a connection."""
-STARTS_S = 60.0
-ENDS_S = 60.0
+STARTS_S = 300.0
+ENDS_S = 300.0
 BACKOFF_S = 0.05
 
 

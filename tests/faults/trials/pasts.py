@@ -37,7 +37,7 @@ from tests.faults.trials.verdict import log_of
 ENTITIES = 10
 NOTICES_S = 20.0
 STARTS_S = 90.0
-GROWS_S = 60.0
+GROWS_S = 300.0
 EVENTS = 120
 
 
