@@ -152,7 +152,7 @@ class MirrorLink:
 
     def silent_buckets(self) -> Generator[str]:
         """Say in words which mirrors of cursors and large bodies hear nothing from the log."""
-        for name in _bucket_streams(self.app):
+        for name in _bucket_names(self.app):
             mirror = self.find(name)
             if mirror is not None and (reason := silence(mirror)):
                 yield f"the mirror of {name!r} {reason}"
@@ -215,10 +215,10 @@ def denials(app: str) -> str:
 
 def bucket_streams(app: str, log: NatsConnection) -> list[str]:
     """Return which streams of cursors and large bodies the log has."""
-    return [name for name in _bucket_streams(app) if log.run(finding_stream(name)) is not None]
+    return [name for name in _bucket_names(app) if log.run(finding_stream(name)) is not None]
 
 
-def _bucket_streams(app: str) -> list[str]:
+def _bucket_names(app: str) -> list[str]:
     return [config["name"] for config in mirrored_configs(app, 1)[:-1]]
 
 
@@ -244,7 +244,7 @@ def create(app: str, settings: Settings, replicas: int, api_prefix: str | None =
             raise LogUnusable(f"The log {app!r}", missing, "Restore it first: a mirror would lack the same events.")
         prefix = api_prefix or _api_prefix(log_connection, link)
         states = {app: log}
-        for name in _bucket_streams(app):
+        for name in _bucket_names(app):
             if (state := log_connection.run(finding_stream(name))) is not None:
                 states[name] = state
         for config in mirror_configs(app, replicas, prefix, states):
